@@ -4,13 +4,13 @@ PYTHON ?= python3
 PIP = .venv/bin/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 RUN = PATH="$(CURDIR)/.venv/bin:$$PATH"
 
-.PHONY: help demo quick test test-all check lint format bench bench-peers study-heat study-lorenz study-steering campaign failpoints docs tools clean
+.PHONY: help demo quick test test-all check lint format bench bench-peers study-heat study-lorenz study-ks study-steering campaign failpoints docs tools clean
 
 help:
 	@echo "make demo      a whole study on 4 ranks: configs/heat (two minutes; the first time three or four more, for what it installs)"
 	@echo "make quick     the tests without MPI jobs, whole studies and compilers (a minute and a half): after every change"
 	@echo "make test      the tests, in several processes; ARGS=… goes to pytest"
-	@echo "make test-all  the tests, with the full product of ranks, MPIs and buffers"
+	@echo "make test-all  the tests, with all ranks, MPIs, buffers and languages, long trainings and what waits for minutes"
 	@echo "make check     what CI runs: format, lint, types, tests"
 	@echo "make lint      format, lint and types only"
 	@echo "make format    rewrite the code in the project's format"
@@ -18,6 +18,7 @@ help:
 	@echo "make bench-peers  beside files, a queue, Redis, ADIOS2, TorchRL and cpprb: writes benchmarks/peers.json; installs them"
 	@echo "make study-heat  the published heat study beside training from files: 18 runs, two hours; ARGS=\"--seeds 1\""
 	@echo "make study-lorenz  the Lorenz study: which part of a buffer keeps its promise, beside training from files: 24 runs"
+	@echo "make study-ks  a study of trajectories: windows by each buffer policy, beside training from files: 18 runs"
 	@echo "make study-steering  samplers of parameters on the studies of trajectories: 30 runs; ARGS=\"--seeds 2 --studies ks\""
 	@echo "make campaign  the long campaigns; NAME=… runs one: make campaign NAME=chaos KILLS=200 SEED=1 RECORD=1"
 	@echo "make failpoints  one study for each line of docs/internals/failpoints.md, killed there"
@@ -58,6 +59,9 @@ study-heat: .venv/ready
 
 study-lorenz: .venv/ready
 	$(RUN) python -m benchmarks.published lorenz $(ARGS)
+
+study-ks: .venv/ready
+	$(RUN) python -m benchmarks.published ks $(ARGS)
 
 study-steering: .venv/ready
 	$(RUN) python -m benchmarks.samplers $(ARGS)

@@ -52,7 +52,7 @@ class Ready:
     def release(self) -> None:
         pass
 
-    def settle(self) -> None:
+    def quiesce(self) -> None:
         pass
 
 

@@ -2,16 +2,19 @@
 
 Both evaluate the heat study's network at its published small scale, in eval mode, without gradients and on one thread,
 on held-out samples that lie in memory, in batches of 10, and count batches per second of CPU time. Ours is the whole
-way: take and transform the rows, agree on each batch, call `validation_step`, take the exact means. The reference
-slices tensors that are ready, and adds up the losses.
+way: take and transform the rows, agree on each batch, call `validation_step`, take the exact means; with `predictions`
+as it is shipped, the error of each sample and a few predictions are kept, too. The reference slices tensors that are
+ready, and adds up the losses.
 
     python -m benchmarks.validation
 """
 
 import os
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,6 +27,7 @@ from stream_server.server.metrics.metrics import Metrics
 from stream_server.server.progress.progress import Progress
 from stream_server.server.ranks.communicator import SoloRanks
 from stream_server.server.training.validation.validation import Validation
+from stream_server.server.training.validation.validation_record import ValidationRecord
 from stream_server.server.user.callbacks import Callbacks
 from stream_server.server.user.framework import framework_of
 from stream_server.server.user.simulation_data import SimulationBatch
@@ -31,17 +35,20 @@ from tests.support.settings import settings
 
 NUM_SAMPLES = 500
 NUM_PAIRS = 21
+NUM_PREDICTIONS = 4
 
 
 def results() -> Iterator[Result]:
-    """validation.overhead."""
+    """validation.overhead and validation.predictions."""
     os.environ["OMP_NUM_THREADS"] = "1"
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
         with ExitStack() as stack:
-            ours, bare = Ours(stack), Bare()
-            yield alternated("validation.overhead", "batches/s", ours.one_round, bare.one_round, num_pairs=NUM_PAIRS)
+            bare = Bare()
+            for name, num in (("overhead", 0), ("predictions", NUM_PREDICTIONS)):
+                ours = Ours(stack, num)
+                yield alternated(f"validation.{name}", "batches/s", ours.one_round, bare.one_round, num_pairs=NUM_PAIRS)
     finally:
         torch.set_num_threads(threads)
 
@@ -68,7 +75,8 @@ class Validated(Server):
 class Ours:
     """A validation of all samples each round."""
 
-    def __init__(self, stack: ExitStack) -> None:
+    def __init__(self, stack: ExitStack, num_predictions: int) -> None:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="benchmark-")))
         ranks, server = SoloRanks(), Validated(settings(precision="32-true"))
         samples = held_out()
         self._validation = Validation(
@@ -80,6 +88,7 @@ class Ours:
             batch_size=BATCH_SIZE,
             progress=Progress(),
             metrics=Metrics(ranks),
+            record=ValidationRecord(folder, server, ranks, num=num_predictions, facts={}),
         )
 
     def one_round(self) -> float:

@@ -24,10 +24,17 @@ StreamServerError
 │   └── Unreachable         the server did not answer in time
 ├── Closed                  the buffer is closed and empty: the stream has ended
 └── ProducerFailed          the buffer was closed by an error, which is the cause
+
+A study that is finished, or was stopped early, exits with 0; the other codes are below. Which error an exception of
+any kind stands for is decided in `server/study/failure.py`, the code of a stop in `server/study/closing.py`, and what
+follows from the code of a server in `launcher/supervision/server_restart.py`.
 """
 
 EXIT_SAVED = 75
 """A study that is saved and not over: the same command continues it."""
+
+EXIT_FORCED = 130
+"""A command that was interrupted, with a second signal or before it could save anything."""
 
 
 class StreamServerError(Exception):
@@ -167,3 +174,22 @@ class Closed(StreamServerError):
 
 class ProducerFailed(StreamServerError):
     """The thread that fills the buffer failed; its exception is the cause."""
+
+
+FINAL_CODES = frozenset(
+    {
+        0,
+        EXIT_SAVED,
+        ConfigError.exit_code,
+        TooManyFailures.exit_code,
+        NotBalanced.exit_code,
+        NoUsableCheckpoint.exit_code,
+    }
+)
+"""A server that ended with one of these is not started again."""
+
+CODES_BY_BATCH = frozenset({UserCodeError.exit_code, RanksDiverged.exit_code, InternalError.exit_code})
+"""A server that ended with one of these twice at the same batch is not: it would happen each time."""
+
+CODES_OF_REFUSAL = frozenset({ConfigError.exit_code, NoUsableCheckpoint.exit_code})
+"""A server may end with one of these before it has set anything up."""

@@ -15,9 +15,8 @@ import pytest
 
 from tests.census import Census, leaks_since
 
-hypothesis.settings.register_profile("project", deadline=None, print_blob=True, max_examples=50)
+hypothesis.settings.register_profile("project", deadline=None, print_blob=True, max_examples=30)
 hypothesis.settings.register_profile("full", deadline=None, print_blob=True)
-hypothesis.settings.register_profile("quick", deadline=None, print_blob=True, max_examples=30)
 hypothesis.settings.load_profile("project")
 # Hypothesis looks for a shorter example for 300 s by itself: by then the deadline of the test would end the process
 # before it has told any example. No setting says so.

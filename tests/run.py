@@ -30,7 +30,7 @@ LOOK_S = 1.0
 MAX_PARTS = 8
 # Folders that `--quick` leaves out: MPI jobs, whole studies, compilers, faults of whole machines.
 NOT_QUICK = ("chaos", "cluster", "configs", "fuzz", "mpi", "native", "network", "resources", "study", "zoo")
-QUICK = ["-m", "not (full or slow or quiet)", "--hypothesis-profile=quick"]
+QUICK = ["-m", "not (full or slow or quiet)"]
 QUICK += [f"--ignore=tests/{folder}" for folder in NOT_QUICK]
 NUM_SLOWEST = 12
 # Studies start hundreds of processes, each of which would compile what it imports where PYTHONDONTWRITEBYTECODE is set.

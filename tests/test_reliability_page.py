@@ -6,11 +6,13 @@ from pathlib import Path
 import pytest
 
 from tests.figures import BEGIN, END, PAGE, recorded, table
+from tests.support.unmarked import unmarked
 
 ROOT = Path(__file__).parent.parent
 TEXT = PAGE.read_text()
 ROWS = {row.split("|")[1].strip(): row for row in TEXT.splitlines() if re.match(r"\| G\d+ ", row)}
-NAMED = sorted(set(re.findall(r"`(tests/[\w/]+(?:\.py)?)(?:::(\w+))?`", TEXT)))
+NAME = re.compile(r"`(tests/[\w/]+(?:\.py)?)(?:::(\w+))?`")
+NAMED = sorted(set(NAME.findall(TEXT)))
 PROMISES = [f"G{number}" for number in range(1, 25)]
 
 
@@ -29,6 +31,17 @@ def test_what_the_page_names_is_there(path: str, test: str) -> None:
         assert f"def {test}(" in (ROOT / path).read_text()
     else:
         assert (ROOT / path).exists()
+
+
+@pytest.mark.parametrize("promise", PROMISES)
+def test_a_row_names_a_test_that_make_test_runs(promise: str) -> None:
+    assert any(is_run_by_make_test(path, test) for path, test in NAME.findall(ROWS[promise]))
+
+
+def is_run_by_make_test(path: str, test: str) -> bool:
+    """Whether the file has this test, or any test if none is named, without the marker `full`."""
+    run = unmarked(ROOT / path)
+    return test in run if test else any(name.startswith("test_") for name in run)
 
 
 def test_the_figures_are_those_that_the_campaigns_have_recorded() -> None:

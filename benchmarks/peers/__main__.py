@@ -1,4 +1,4 @@
-"""python -m benchmarks.peers: every way in turn, several rounds; writes benchmarks/peers.json."""
+"""python -m benchmarks.peers: every way in turn, several rounds; writes benchmarks/peers.json and draws its picture."""
 
 import argparse
 import json
@@ -10,10 +10,21 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from matplotlib.figure import Figure
+
 from benchmarks.peers.round import ADAPTERS, OURS
 from benchmarks.peers.work import Work
 
 RESULTS = Path(__file__).parents[1] / "peers.json"
+PICTURE = Path(__file__).parents[2] / "docs" / "guide" / "pictures" / "peers.png"
+LABELS = {
+    "hdf5": "files, HDF5",
+    "npy": "files, .npy",
+    "queue": "queue of pickles",
+    "redis": "Redis",
+    "sst": "ADIOS2 SST",
+}
+LABELS |= {"stream-server": "Stream Server", "torchrl": "TorchRL"}
 NAMES = (OURS, *sorted(it.stem for it in ADAPTERS.glob("*.py") if it.stem not in ("__init__", "receiving")))
 FIGURES = ("samples_per_s", "batches_per_s", "memory_MB", "cpu_s")
 
@@ -36,6 +47,7 @@ def main() -> int:
                 print(json.dumps({"draws": draws, **rounds[name][-1]}), flush=True)
         results += [summary(name, draws, rounds[name], rounds.get(OURS)) for name in options.names]
     RESULTS.write_text("[\n" + ",\n".join(json.dumps(it) for it in results) + "\n]\n")
+    draw(results).savefig(PICTURE, dpi=150)
     print(table(results))
     return 0
 
@@ -66,6 +78,26 @@ def table(results: list[dict[str, Any]]) -> str:
     names = list(results[0])
     rows = [names, ["---"] * len(names), *([str(it[name]) for name in names] for it in results)]
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
+def draw(results: list[dict[str, Any]]) -> Figure:
+    """How fast each way is, and which part of the samples it leaves out; a panel for each number of draws."""
+    every = sorted({it["draws"] for it in results})
+    figure = Figure(figsize=(9, 3.4), layout="constrained")
+    for panel, draws in zip(figure.subplots(1, len(every), sharey=True, squeeze=False)[0], every, strict=True):
+        shown = sorted((it for it in results if it["draws"] == draws), key=lambda it: it["samples_per_s"])
+        for number, it in enumerate(shown):
+            color = "tab:red" if it["name"] == OURS else "tab:gray"
+            panel.plot(it["samples_per_s"], 100 * it["seen"], "o", color=color)
+            label = LABELS.get(it["name"], it["name"])
+            place = {"ha": "left", "va": "bottom"} if number % 2 else {"ha": "right", "va": "top"}
+            place |= {"xytext": (0, 5 if number % 2 else -5), "textcoords": "offset points", "rotation": 30}
+            panel.annotate(label, (it["samples_per_s"], 100 * it["seen"]), fontsize=8, color=color, **place)
+        panel.set(xscale="log", xlabel="samples/s", title=f"{draws} {'draw' if draws == 1 else 'draws'} of each sample")
+        panel.margins(0.25)
+        panel.grid(alpha=0.3)
+    figure.axes[0].set(ylabel="% of the samples that were trained", ylim=(25, 125), yticks=range(40, 101, 20))
+    return figure
 
 
 if __name__ == "__main__":

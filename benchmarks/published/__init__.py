@@ -1,1 +1,1 @@
-"""Published studies on this software, beside training from files: `python -m benchmarks.published`."""
+"""Studies by several buffers of this software and from files; two of them are published ones."""

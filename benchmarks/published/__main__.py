@@ -1,4 +1,4 @@
-"""python -m benchmarks.published STUDY: run a published study, and write its tables and pictures."""
+"""python -m benchmarks.published STUDY: run a study by several buffers and from files; writes tables and pictures."""
 
 import argparse
 import csv
@@ -7,15 +7,18 @@ from collections.abc import Sequence
 from dataclasses import fields
 from itertools import groupby
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
 
 from benchmarks.published.heat import HeatStudy
+from benchmarks.published.ks import KsStudy
 from benchmarks.published.lorenz import LorenzStudy
 from benchmarks.published.runs import Row
 
-STUDIES: dict[str, type[HeatStudy] | type[LorenzStudy]] = {"heat": HeatStudy, "lorenz": LorenzStudy}
+Study = HeatStudy | LorenzStudy | KsStudy
+STUDIES: dict[str, type[Study]] = {"heat": HeatStudy, "lorenz": LorenzStudy, "ks": KsStudy}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -44,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def write(folder: Path, name: str, study: HeatStudy | LorenzStudy, results: list[Row], courses: list[Row]) -> None:
+def write(folder: Path, name: str, study: Study, results: list[Row], courses: list[Row]) -> None:
     """Tables and pictures of what there is so far."""
     for file_name, rows in (("results", results), ("courses", courses)):
         columns = list(dict.fromkeys(key for row in rows for key in row))
@@ -52,9 +55,9 @@ def write(folder: Path, name: str, study: HeatStudy | LorenzStudy, results: list
             writer = csv.DictWriter(file, columns)
             writer.writeheader()
             writer.writerows(rows)
-    figure = draw(courses, study)
-    for ending in ("png", "svg"):
-        figure.savefig(folder / f"{name}.{ending}", dpi=150)
+    for of, figure in (("", draw(courses, study)), ("-time", draw_over_time(courses, study))):
+        for ending in ("png", "svg"):
+            figure.savefig(folder / f"{name}{of}.{ending}", dpi=150)
 
 
 def table(results: list[Row], unit: str) -> str:
@@ -76,32 +79,40 @@ def table(results: list[Row], unit: str) -> str:
     return "\n".join(lines)
 
 
-def draw(courses: list[Row], study: HeatStudy | LorenzStudy) -> Figure:
+def draw(courses: list[Row], study: Study) -> Figure:
     """The error over batches and over time, the throughput and the population; a line for each run."""
     figure = Figure(figsize=(11, 8), layout="constrained")
     panels = figure.subplots(2, 2)
-    shown = (
-        (panels[0, 0], "batch", "mse", "batches", f"MSE, held out ({study.unit})"),
-        (panels[0, 1], "wall_s", "mse", study.clock, f"MSE, held out ({study.unit})"),
-        (panels[1, 0], "wall_s", "samples_per_s", "s", "samples/s that are trained"),
-        (panels[1, 1], "wall_s", "population", "s", "samples in the buffer"),
-    )
-    kinds = list(dict.fromkeys(row["kind"] for row in courses))
-    colors = {kind: f"C{number}" for number, kind in enumerate(kinds)}
-    for (kind, seed), run in groupby(courses, key=lambda row: (row["kind"], row["seed"])):
-        rows = list(run)
-        for panel, x, y, _, _ in shown:
-            points = [(row[x], row[y]) for row in rows if y in row]
-            if points:
-                panel.plot(*zip(*points, strict=True), color=colors[kind], lw=1, label=kind if seed == 0 else None)
-    for panel, _, y, x_label, y_label in shown:
-        panel.set_xlabel(x_label)
-        panel.set_ylabel(y_label)
-        panel.grid(alpha=0.3)
-        if y == "mse":
-            panel.set_yscale("log")
+    error = f"MSE, held out ({study.unit})"
+    plot(panels[0, 0], courses, ("batch", "batches"), ("mse", error))
+    plot(panels[0, 1], courses, ("wall_s", study.clock), ("mse", error))
+    plot(panels[1, 0], courses, ("wall_s", "s"), ("samples_per_s", "samples/s that are trained"))
+    plot(panels[1, 1], courses, ("wall_s", "s"), ("population", "samples in the buffer"))
     figure.legend(*panels[0, 0].get_legend_handles_labels(), loc="outside upper center", ncols=5)
     return figure
+
+
+def draw_over_time(courses: list[Row], study: Study) -> Figure:
+    """The error over time alone."""
+    figure = Figure(figsize=(8, 3.6), layout="constrained")
+    panel = figure.subplots()
+    plot(panel, courses, ("wall_s", study.clock), ("mse", f"MSE, held out ({study.unit})"))
+    figure.legend(*panel.get_legend_handles_labels(), loc="outside right upper")
+    return figure
+
+
+def plot(panel: Any, courses: list[Row], x: tuple[str, str], y: tuple[str, str]) -> None:
+    """A line for each run, where both columns are known; x and y are columns and labels."""
+    kinds = list(dict.fromkeys(row["kind"] for row in courses))
+    for (kind, seed), run in groupby(courses, key=lambda row: (row["kind"], row["seed"])):
+        points = [(row[x[0]], row[y[0]]) for row in run if y[0] in row]
+        if points:
+            label = kind if seed == 0 else None
+            panel.plot(*zip(*points, strict=True), color=f"C{kinds.index(kind)}", lw=1, label=label)
+    panel.set(xlabel=x[1], ylabel=y[1])
+    panel.grid(alpha=0.3)
+    if y[0] == "mse":
+        panel.set_yscale("log")
 
 
 if __name__ == "__main__":

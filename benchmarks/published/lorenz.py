@@ -67,7 +67,7 @@ class LorenzStudy:
         config = load(STUDY, overrides({"study.simulations": self.num_simulations, "study.seed": seed}))
         with tempfile.TemporaryDirectory(prefix="benchmark-") as folder:
             training, held_out = offline.simulate(config, Path(folder), changes)
-            course = list(offline.train(config, training, held_out, epochs))
+            course = list(offline.train(config, offline.learner(config), training, held_out, epochs))
         return from_files(course, num_samples=len(training[0]), epochs=epochs, seed=seed)
 
 

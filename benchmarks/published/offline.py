@@ -5,7 +5,10 @@ study. All samples are in one memory-mapped array, the quickest file there is; i
 """
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from itertools import repeat
 from pathlib import Path
 from typing import Any
 
@@ -30,21 +33,22 @@ def simulate(
 ) -> tuple[Samples, Samples]:
     """The training and the held-out samples of a study: inputs in memory, outputs in a file in `folder`.
 
-    `samples_of` makes those of one simulation from its number and its parameters.
+    `samples_of` makes those of one simulation from its number and its parameters; as many processes call it as the
+    study runs simulations at once.
     """
     design = ParameterDesign(config)
     num_held_out, num = config.validation.simulations, config.study.simulations
     found = []
-    for name, ids in (("held-out", range(num_held_out)), ("training", range(num_held_out, num_held_out + num))):
-        every = []
-        file = folder / f"{name}.raw"
-        with file.open("wb") as output:
-            for simulation in ids:
-                inputs, outputs = samples_of(config, simulation, design.parameters(simulation))
-                every.append(inputs)
-                output.write(outputs.tobytes())
-        inputs = np.concatenate(every)
-        found.append((inputs, np.memmap(file, np.float32, mode="r", shape=(len(inputs), outputs.shape[1]))))
+    with ProcessPoolExecutor(config.launcher.max_running) as pool:
+        for name, ids in (("held-out", range(num_held_out)), ("training", range(num_held_out, num_held_out + num))):
+            every = []
+            file = folder / f"{name}.raw"
+            with file.open("wb") as output:
+                for inputs, outputs in pool.map(samples_of, repeat(config), ids, map(design.parameters, ids)):
+                    every.append(inputs)
+                    output.write(outputs.tobytes())
+            inputs = np.concatenate(every)
+            found.append((inputs, np.memmap(file, np.float32, mode="r", shape=(len(inputs), outputs.shape[1]))))
     held_out, training = found
     return training, held_out
 
@@ -64,26 +68,52 @@ class FileDataset(Dataset[tuple[NDArray[np.float32], NDArray[np.float32]]]):
         return inputs[index], np.array(fields[index])
 
 
-def train(config: StudyConfig, training: Samples, held_out: Samples, epochs: int) -> Iterator[dict[str, Any]]:
-    """Train for some epochs; gives batches, seconds and error at each validation, and at the end."""
+Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Learner:
+    """What is trained: `loss` takes inputs and outputs of some samples, and gives their mean."""
+
+    loss: Loss
+    optimizer: torch.optim.Optimizer
+    schedulers: Sequence[Any]
+
+
+def learner(config: StudyConfig) -> Learner:
+    """The network of the server class, which maps inputs to outputs, by the mean squared error."""
     torch.manual_seed(config.study.seed)
     server = load_server_class(config)(config)
     server.parameter_names = ParameterDesign(config).names  # type: ignore[misc]
     model, optimizer, *schedulers = server.prepare_training_attributes()  # type: ignore[misc]
+    return Learner(
+        loss=lambda inputs, outputs: functional.mse_loss(model(inputs), outputs),
+        optimizer=optimizer,
+        schedulers=schedulers,
+    )
+
+
+def train(
+    config: StudyConfig, learner: Learner, training: Samples, held_out: Samples, epochs: int
+) -> Iterator[dict[str, Any]]:
+    """Train for some epochs; gives batches, seconds and error at each validation, and at the end."""
+    torch.manual_seed(config.study.seed)
     loader = DataLoader(FileDataset(training), batch_size=config.training.batch_size, shuffle=True)
     every, batch = config.validation.every_batches, 0
-    set_quickest_threads(model, loader)
+    if isinstance(every, float):
+        every = max(1, round(every * epochs * len(loader)))
+    set_quickest_threads(learner, loader)
     start_s = time.monotonic()
 
     def record() -> dict[str, Any]:
-        return {"batch": batch, "wall_s": time.monotonic() - start_s, "mse": error(model, config, held_out)}
+        return {"batch": batch, "wall_s": time.monotonic() - start_s, "mse": error(learner.loss, config, held_out)}
 
     for _ in range(epochs):
-        for inputs, fields in loader:
-            optimizer.zero_grad()
-            functional.mse_loss(model(inputs), fields).backward()
-            optimizer.step()
-            for scheduler in schedulers:
+        for inputs, outputs in loader:
+            learner.optimizer.zero_grad()
+            learner.loss(inputs, outputs).backward()
+            learner.optimizer.step()
+            for scheduler in learner.schedulers:
                 scheduler.step()
             batch += 1
             if batch % every == 0:
@@ -92,27 +122,27 @@ def train(config: StudyConfig, training: Samples, held_out: Samples, epochs: int
         yield record()
 
 
-def set_quickest_threads(model: torch.nn.Module, loader: DataLoader[Any]) -> None:
+def set_quickest_threads(learner: Learner, loader: DataLoader[Any]) -> None:
     """Give torch one thread or all cores, whichever is quicker here: simulations leave the cores free."""
-    inputs, fields = next(iter(loader))
+    inputs, outputs = next(iter(loader))
     took_s = {}
     for num_threads in (torch.get_num_threads(), 1):
         torch.set_num_threads(num_threads)
         start_s = time.monotonic()
         for _ in range(NUM_TRIED):
-            functional.mse_loss(model(inputs), fields).backward()
+            learner.loss(inputs, outputs).backward()
         took_s[num_threads] = time.monotonic() - start_s
-    model.zero_grad()
+    learner.optimizer.zero_grad()
     torch.set_num_threads(min(took_s, key=lambda num: took_s[num]))
 
 
-def error(model: torch.nn.Module, config: StudyConfig, held_out: Samples) -> float:
-    """The mean squared error of the held-out samples."""
-    inputs, fields = held_out
+def error(loss: Loss, config: StudyConfig, held_out: Samples) -> float:
+    """The mean loss of the held-out samples."""
+    inputs, outputs = held_out
     size, total = config.validation.batch_size, 0.0
     with torch.no_grad():
         for start in range(0, len(inputs), size):
             rows = slice(start, start + size)
-            truth = torch.from_numpy(np.array(fields[rows]))
-            total += float(functional.mse_loss(model(torch.from_numpy(inputs[rows])), truth)) * len(truth)
+            truth = torch.from_numpy(np.array(outputs[rows]))
+            total += float(loss(torch.from_numpy(inputs[rows]), truth)) * len(truth)
     return total / len(inputs)

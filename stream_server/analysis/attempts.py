@@ -72,7 +72,7 @@ class AttemptHistory:
         # They may go on under the next launcher, which takes over what runs: what is known of them stays.
         return [self._ended(key, INTERRUPTED, "") if key in self._open else it for key, it in self._known.items()]
 
-    def _take(self, new: Iterable[records.Record]) -> None:
+    def _take(self, new: Iterable[records.JournalRecord]) -> None:
         for record in new:
             match record:
                 case (

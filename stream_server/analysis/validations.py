@@ -143,7 +143,7 @@ def errors_of_simulations(run: RunFolder) -> dict[int, float]:
 
 
 def _files(run: RunFolder) -> dict[tuple[int, int], Path]:
-    """By batch and rank."""
+    """The files by batch and rank."""
     folder = run.path / FOLDER
     names = {it: _FILE.fullmatch(it.name) for it in folder.iterdir()} if folder.is_dir() else {}
     return {(int(match[1]), int(match[2])): path for path, match in names.items() if match}

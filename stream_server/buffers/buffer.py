@@ -2,18 +2,19 @@
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from threading import Condition, Lock
+from threading import Lock
 
 import numpy as np
 import numpy.typing as npt
 
 from stream_server.buffers.frozen import Frozen, FurtherState, SlotRetention
+from stream_server.buffers.gate import Gate
 from stream_server.buffers.pins import Draw, Pins
 from stream_server.buffers.policy import NO_SLOTS, Policy, SlotArray, State
 from stream_server.buffers.slots import Contents, Slots
 from stream_server.buffers.statics import FieldArrays
 from stream_server.buffers.windows import Windows
-from stream_server.errors import Closed, ProducerFailed, UserCodeError
+from stream_server.errors import UserCodeError
 from stream_server.failpoints import failpoint
 
 NO_LIMIT = 2**62
@@ -38,17 +39,15 @@ class Buffer:
     """
 
     windows: Windows | None = None
+    on_room: Callable[[], None] | None = None
 
-    def __init__(
-        self, policy: Policy, slots: Slots, on_room: Callable[[], None] | None = None, *, spare: int = 0
-    ) -> None:
+    def __init__(self, policy: Policy, slots: Slots, *, spare: int = 0) -> None:
         if slots.num_slots < policy.capacity:
             raise ValueError(
                 f"There must be at least as many slots as the capacity of {policy.capacity}, but are {slots.num_slots}."
             )
         self.policy = policy
         self.slots = slots
-        self.on_room = on_room
         self.spare = spare
         self._pins = Pins()
         self._retention: SlotRetention | None = None
@@ -57,10 +56,7 @@ class Buffer:
         self._put_at = np.zeros(slots.num_slots, np.int64)
         self._num_put = 0
         self._lock = Lock()
-        self._changed = Condition(self._lock)
-        self._wanted = 0
-        self._closed = False
-        self._error: BaseException | None = None
+        self._gate = Gate(self._lock, lambda num: self.policy.ready(num))
 
     @property
     def capacity(self) -> int:
@@ -110,7 +106,7 @@ class Buffer:
         """Append filled slots, with their keys set, to the backlog. Receiver thread."""
         failpoint("buffer.before_enqueue")
         with self._lock:
-            assert not self._closed or self._error, "enqueue after close"
+            assert not self._gate.closed or self._gate.error, "enqueue after close"
             self._backlog.extend(slots)
 
     @property
@@ -130,22 +126,22 @@ class Buffer:
         return admitted
 
     def counted(self, admitted: Sequence[int]) -> Sequence[int]:
-        """Those of the slots that `admit` gave last whose steps are recorded here; other ranks may have the others."""
+        """The slots that `admit` has just returned whose steps this rank records; other ranks may record the others."""
         return admitted
 
     def withdraw(self, simulation_id: int) -> int:
         """Drop all samples of a simulation; gives how many of them were never drawn. Receiver thread."""
         with self._lock:
             num_unseen = self._withdraw(simulation_id)
-            self._wake_if_ready()
+            self._gate.wake_if_ready()
         failpoint("buffer.withdrawn")
         return num_unseen
 
     def leave_out(self, simulation_id: int, time_step: int) -> None:
-        """Say that a time step will never come: nothing that is here waits for it. Receiver thread."""
+        """Note that a time step will never come, so that no window waits for it. Receiver thread."""
 
     def end(self, simulation_ids: Sequence[int]) -> None:
-        """Say that nothing more comes of these simulations: nothing that is here waits for it. Receiver thread."""
+        """Note that nothing more comes of these simulations, so that no window waits for it. Receiver thread."""
 
     def close(self, error: BaseException | None = None) -> None:
         """Say that nothing comes any more: the rest is drawn, or, with an error, `draw` raises it. Any thread.
@@ -153,13 +149,12 @@ class Buffer:
         Closing again changes nothing, except that the first error counts.
         """
         with self._lock:
-            self._error = self._error or error
-            if not self._closed and not error:
+            self._gate.error = self._gate.error or error
+            if not self._gate.closed and not error:
                 assert not self._backlog, "close before the backlog was admitted"
                 self._end_all()
                 self._free(self._pins.retire(self.policy.close()))
-            self._closed = True
-            self._changed.notify_all()
+            self._gate.close()
         failpoint("buffer.closed")
 
     def free_statics(self, is_running: Callable[[int], bool]) -> None:
@@ -176,7 +171,7 @@ class Buffer:
         """More will come after all, after a `close`. Before any other thread uses what was loaded."""
         with self._lock:
             self.policy.reopen()
-            self._closed = False
+            self._gate.closed = False
 
     def draw(self, num: int, timeout_s: float) -> Draw | None:
         """Choose a batch of `num` samples, waiting until the policy's gate is open; None when the time is over.
@@ -192,13 +187,11 @@ class Buffer:
         if not 0 < num <= self.policy.capacity:
             raise ValueError(f"A batch must have 1 to {self.policy.capacity} samples (the capacity), but has {num}.")
         with self._lock:
-            size = 0 if self._error else self.policy.ready(num)
-            if not size:
-                size = self._wait(num, timeout_s)
+            size = self._gate.wait(num, timeout_s)
             if not size:
                 return None
             slots, num_first, removed = self.policy.draw(size)
-            if self._closed:
+            if self._gate.closed:
                 np.add.at(self.slots.seen, slots, 1)  # only now a batch may hold a sample twice
             else:
                 self.slots.seen[slots] += 1
@@ -316,7 +309,7 @@ class Buffer:
         keys = ("simulation_ids", "time_steps", "seen", "present")
         self.slots.occupy(**{name: state[name] for name in keys})
         self.policy.load_state_dict(state["policy"])
-        self._closed = state["policy"]["closed"]
+        self._gate.closed = state["policy"]["closed"]
         self._backlog = np.asarray(state["backlog"]).tolist()
         self._load(state)
         for saved in state["draws"]:
@@ -364,7 +357,7 @@ class Buffer:
         while num := min(self._num_admissible(), most - len(admitted)):
             admitted += self._put(num)
         if admitted:
-            self._wake_if_ready()
+            self._gate.wake_if_ready()
         return admitted
 
     def _withdraw(self, simulation_id: int) -> int:
@@ -420,7 +413,7 @@ class Buffer:
         return np.flatnonzero(retired)
 
     def _end_all(self) -> None:
-        """Nothing more comes of any simulation."""
+        """End all simulations: nothing more comes of them."""
 
     def _free(self, slots: list[int]) -> None:
         self.slots.free(slots if self._retention is None else self._retention.retain(slots))
@@ -438,23 +431,3 @@ class Buffer:
         on_room = self.on_room
         if room_for_backlog and on_room:
             on_room()
-
-    def _ready(self, num: int) -> int:
-        if self._error:
-            raise ProducerFailed("The thread that fills the buffer failed.") from self._error
-        size = self.policy.ready(num)
-        if not size and self._closed:
-            raise Closed("The buffer is closed and everything in it was drawn.")
-        return size
-
-    def _wake_if_ready(self) -> None:
-        # Not at each change: a wake-up for nothing costs the receiver the interpreter lock each time.
-        if self._wanted and self.policy.ready(self._wanted):
-            self._changed.notify()
-
-    def _wait(self, num: int, timeout_s: float) -> int:
-        self._wanted = num
-        try:
-            return self._changed.wait_for(lambda: self._ready(num), timeout_s)
-        finally:
-            self._wanted = 0

@@ -13,7 +13,7 @@ from stream_server.buffers.windows import WINDOWS
 from stream_server.ragged import array_of
 
 FurtherState = Callable[[npt.NDArray[np.int64]], State]
-"""What else belongs to the state of a buffer, given the row of each frozen slot."""
+"""The rest of a buffer's state, given the row of each frozen slot."""
 
 
 class Frozen:
@@ -122,10 +122,10 @@ def num_slots_to_load(state: State, *, capacity: int, planned: int) -> int:
 class SlotRetention:
     """Keeps frozen slots back that would be free, until they are thawed. For one thread at a time.
 
-    What is kept back takes the place of new samples. All windows find a slot as long as no more than `limit` slots are
-    in the population, kept back here, or frozen in the backlog; for `limit`, the spare slots must be as many as all
-    windows together at least. A sample that waited at the freeze may always enter the population: it brings
-    its place along.
+    What is kept back takes the place of new samples. All steps that there is credit for find a slot as long as no more
+    than `limit` slots are in the population, kept back here, or frozen in the backlog; for `limit`, the spare slots
+    must be as many as the credit of all simulations together at least. A sample that waited at the freeze may always
+    enter the population: it brings its place along.
 
     Attributes:
         num_retained: slots that are kept back now.

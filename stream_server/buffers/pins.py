@@ -1,4 +1,4 @@
-"""Which slots a draw still reads, so that they are not filled anew beneath it."""
+"""The slots that draws still read, and that must not be filled anew meanwhile."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

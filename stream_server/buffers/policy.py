@@ -93,7 +93,7 @@ class Policy(ABC):
 
     @abstractmethod
     def close(self) -> SlotArray:
-        """Nothing will be put any more; gives the slots of samples that will not be drawn again.
+        """Note that nothing will be put any more; return the slots of samples that will not be drawn again.
 
         From now on every draw must bring the end nearer: `num_left` falls by the size of each batch. Closing again
         changes nothing.
@@ -105,7 +105,7 @@ class Policy(ABC):
 
     @abstractmethod
     def state_dict(self) -> State:
-        """All that decides what comes next: copies in arrays, plain numbers, and the generator's own state.
+        """The whole state: copies in arrays, plain numbers, and the random generator's own state.
 
         Two entries are common to all: `slots`, those of the population, and `closed`. Slot numbers stand in `slots`
         alone; every other entry tells a sample by its place there.

@@ -27,7 +27,7 @@ class Dealt:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BlockDealing:
-    """Which rank makes the windows of which blocks of `shape`: `before` and `now` are given a simulation and a block.
+    """The ranks that make the windows of blocks of `shape`: `before` and `now` are given a simulation and a block.
 
     `torn` are steps, each with its simulation and a block, that this block had, and its other block on another rank not
     yet, where both are of one rank now: that rank does not know them, and they are sent again.

@@ -163,7 +163,7 @@ class StaticFields:
         self.observed.update(simulations)
 
     def freeze(self) -> FrozenStatics:
-        """All that is here now. The receiver must be between two turns."""
+        """The fields as they are now. The receiver must be between two turns."""
         simulations = tuple(self._of)
         return FrozenStatics(
             simulations=simulations,

@@ -33,14 +33,13 @@ class WindowBuffer(Buffer):
         self,
         policy: Policy,
         slots: Slots,
-        on_room: Callable[[], None] | None = None,
         *,
         shape: WindowShape,
         most_kept: int,
         spare: int = 0,
         own: Callable[[int, int], bool] | None = None,
     ) -> None:
-        super().__init__(policy, slots, on_room, spare=spare)
+        super().__init__(policy, slots, spare=spare)
         self.windows = Windows(shape, slots.num_slots, most_kept=most_kept, own=own)
         self._most_slots = policy.capacity * shape.length + most_kept + spare
         self._num_taken = 0
@@ -93,7 +92,7 @@ class WindowBuffer(Buffer):
             if not self._may_take():
                 break
         if num_put:
-            self._wake_if_ready()
+            self._gate.wake_if_ready()
         return admitted
 
     def _withdraw(self, simulation_id: int) -> int:

@@ -343,7 +343,7 @@ class Windows:
         self.num_made = state["num_made"]
 
     def _lacking(self, simulation: int, step: int, of_blocks: list[_Trajectory]) -> list[_Trajectory]:
-        """Those of these blocks that have not had a step before."""
+        """The blocks of `of_blocks` that have not had this step before."""
         if not self.ahead:
             return of_blocks
         return [it for it in of_blocks if step not in self.ahead.get((simulation, it.block), ())]
@@ -357,7 +357,7 @@ class Windows:
     def _wanting(
         self, trajectories: dict[int, dict[int, _Trajectory]], simulation: int, step: int, only: int | None
     ) -> list[_Trajectory]:
-        """Those of this rank's blocks that a step is for."""
+        """The blocks of this rank that a step is for."""
         of_blocks = trajectories.setdefault(simulation, {})
         wanted = [
             block

@@ -1,4 +1,4 @@
-"""How a simulation gets into a study."""
+"""The entry of a simulation into a study."""
 
 import json
 import os

@@ -142,7 +142,7 @@ class DataConnection:
         self._message_bytes = min(MESSAGE_BYTES, PENDING_BYTES // num_server_ranks)
         self._incarnation = opening.incarnation
         self._window = CreditWindow(0)
-        self._backlog = retention.backlog()
+        self._retained = retention.of_connection()
         self._pending: PendingSteps | None = None
         self._pending_since = self._last_send = -PENDING_S
 
@@ -196,10 +196,10 @@ class DataConnection:
         self.take_answers()
 
     def keep(self, index: int, steps: Steps) -> None:
-        """Have a step that the server knows in the retention, until it is durable."""
+        """Retain a step that the server knows, until it is durable."""
         payload = [[_bytes_of(np.ascontiguousarray(it))] for it in steps.arrays(index, self._opening.blocks)]
         # What is sent next is never durable without it.
-        self._backlog.add(1, Steps(range(index, index + 1), steps.present, payload))
+        self._retained.add(1, Steps(range(index, index + 1), steps.present, payload))
 
     def leave(self) -> None:
         """Send nothing more; all that was sent, or waited for company, is in the retention."""
@@ -207,7 +207,7 @@ class DataConnection:
         if pending is not None and pending.num:
             indices, present, payload = pending.take()
             steps = Steps(indices, present, [[_bytes_of(array)] for array in payload])
-            self._backlog.add(self._window.sequence + 1, steps)
+            self._retained.add(self._window.sequence + 1, steps)
 
     def end(self, total: int) -> None:
         """Say that all steps have been sent: `total` to all server ranks together."""
@@ -239,8 +239,8 @@ class DataConnection:
         match answer:
             case Ack():
                 self._window.received(answer.received)
-                self._backlog.received = answer.received
-                self._backlog.durable(answer.durable)
+                self._retained.received = answer.received
+                self._retained.durable(answer.durable)
                 self.has_ended |= answer.ended
                 self.has_stopped |= answer.stop
             case Opened() if not self.is_open:
@@ -287,7 +287,7 @@ class DataConnection:
             num_messages = sum(map(len, pieces))
         failpoint("client.after_send")
         self._window.sent(num_steps=len(indices), num_messages=num_messages)
-        self._backlog.add(self._window.sequence, Steps(indices, present, pieces))
+        self._retained.add(self._window.sequence, Steps(indices, present, pieces))
 
     def _send_parts(
         self, index: int, present: int, payload: Sequence[np.ndarray], *, static: bool = False

@@ -125,7 +125,7 @@ class Fields:
         return tuple(block for block, _ in given), [array for _, array in given]
 
     def arrays(self, sample: Mapping[str, Any]) -> tuple[int, list[np.ndarray]]:
-        """Which blocks are present (as bits), and their arrays, in any memory layout.
+        """The blocks that are present (as bits), and their arrays, in any memory layout.
 
         There are none on a rank of a parallel code that has no part of any field.
 

@@ -47,7 +47,7 @@ class Patience:
         return min(self._asked + self._repeat_s, self._heard + self._timeout_s) - time.monotonic()
 
     def has_lasted(self, most_s: float) -> bool:
-        """Whether it is so long since the wait began."""
+        """Whether the wait has lasted for `most_s`."""
         return time.monotonic() - self._began >= most_s
 
     def listened(self, most_s: float) -> None:

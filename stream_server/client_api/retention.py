@@ -50,7 +50,7 @@ class OrderedSteps:
         return len(self._order)
 
     def add(self, index: int) -> bool:
-        """Whether it is new."""
+        """Add an index; returns whether it is new."""
         is_new = self._bits.add(index)
         if is_new:
             self._order.append(index)
@@ -89,7 +89,7 @@ class Sent(NamedTuple):
     steps: Steps
 
 
-class Backlog:
+class RetainedSteps:
     """The steps that were sent over one connection and are not durable yet, oldest first.
 
     `received` is the mark up to which the server has it.
@@ -106,7 +106,7 @@ class Backlog:
         return bool(self.sent) and self.sent[0].end <= self.received
 
     def add(self, end: int, steps: Steps) -> None:
-        """These have been sent, and are complete with the messages below `end`."""
+        """Retain steps that have been sent, and are complete with the messages below `end`."""
         self.sent.append(self._retention.sent(end, steps))
         self._retention.make_room()
 
@@ -121,28 +121,28 @@ class Backlog:
 
 
 class Retention:
-    """Keeps steps until they are durable, if they fit into `window_bytes`; else the oldest ones go first.
+    """Keeps steps until they are durable, if they fit into `max_bytes`; else the oldest ones go first.
 
     Steps that the server has not received are never dropped (credit bounds them), unless `unsent_may_go`: then no
     server may ever come back. `unsent` are the steps that no connection has, in the order in which they are to be sent.
     """
 
-    def __init__(self, *, window_bytes: int) -> None:
+    def __init__(self, *, max_bytes: int) -> None:
         self.num_bytes = 0
         self.unsent: OrderedDict[int, Steps] = OrderedDict()
         self.unsent_may_go = False
-        self._window_bytes = window_bytes
-        self._backlogs: list[Backlog] = []
+        self._max_bytes = max_bytes
+        self._of_connections: list[RetainedSteps] = []
         self._ages = itertools.count()
 
-    def backlog(self) -> Backlog:
-        """That of a new connection."""
-        backlog = Backlog(self)
-        self._backlogs.append(backlog)
-        return backlog
+    def of_connection(self) -> RetainedSteps:
+        """The retained steps of a new connection."""
+        retained = RetainedSteps(self)
+        self._of_connections.append(retained)
+        return retained
 
     def sent(self, end: int, steps: Steps) -> Sent:
-        """The next entry of a backlog."""
+        """The entry of steps that were just sent, to be retained."""
         num_bytes = len(steps.indices) * steps.bytes_per_step
         self.num_bytes += num_bytes
         return Sent(next(self._ages), end, num_bytes, steps)
@@ -150,17 +150,17 @@ class Retention:
     def set_aside(self, order: Iterable[int]) -> None:
         """The connections are gone: all that they have is unsent again. `order` has at least those indices."""
         kept = dict(self.unsent)
-        for backlog in self._backlogs:
-            for sent in backlog.sent:
+        for retained in self._of_connections:
+            for sent in retained.sent:
                 for index in sent.steps.indices:
                     # Of what was sent twice the first counts.
                     kept.setdefault(index, sent.steps)
-        self._backlogs.clear()
+        self._of_connections.clear()
         self.unsent = OrderedDict((index, kept[index]) for index in order if index in kept)
         self.num_bytes = sum(steps.bytes_per_step for steps in self.unsent.values())
 
     def keep(self, index: int, steps: Steps) -> None:
-        """Here is another unsent step, the last in the order."""
+        """Retain another unsent step, the last in the order."""
         self.unsent[index] = steps
         self.num_bytes += steps.bytes_per_step
         self.make_room()
@@ -177,9 +177,9 @@ class Retention:
             self.forget(index)
 
     def make_room(self) -> None:
-        """Let the oldest ones go until the window is kept, or none may go."""
-        while self.num_bytes > self._window_bytes:
-            received = [backlog for backlog in self._backlogs if backlog.may_go]
+        """Let the oldest ones go until all fits, or none may go."""
+        while self.num_bytes > self._max_bytes:
+            received = [retained for retained in self._of_connections if retained.may_go]
             if received:
                 min(received, key=lambda it: it.sent[0].age).drop()
             elif self.unsent_may_go and self.unsent:

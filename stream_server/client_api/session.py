@@ -27,7 +27,7 @@ class _ConnectionLost(Exception):
 
 
 class _StudyEnded(Exception):
-    """Nothing more is wanted; the text says why, as far as the server told."""
+    """The study wants nothing more; the text says why, as far as the server told."""
 
 
 class Session:
@@ -61,7 +61,7 @@ class Session:
         self._incarnation = _incarnation_of(watch.file, welcome)
         self._silence_s = silence_s
         self._entered = OrderedSteps()
-        self._retention = Retention(window_bytes=welcome.window_bytes)
+        self._retention = Retention(max_bytes=welcome.window_bytes)
         self._transport: Transport | None = None
         self._connections: list[DataConnection] = []
         self._dealing = Dealing(num_ranks=1)
@@ -137,7 +137,7 @@ class Session:
         self._retention.unsent_may_go = True
 
     def keep(self, index: int, present: int, arrays: Sequence[np.ndarray]) -> None:
-        """Keep a step while interrupted; the oldest ones go when the window is full."""
+        """Keep a step while interrupted; the oldest ones go when there is no room."""
         if self._entered.add(index) and arrays:
             self._retain(index, present, arrays)
 
@@ -276,7 +276,7 @@ class Session:
         )
 
     def _connections_of(self, index: int) -> list[DataConnection]:
-        """Those over which a step has to go."""
+        """The connections over which a step has to go."""
         return [self._connections[rank] for rank in self._dealing.server_ranks(self.welcome.simulation, index)]
 
     def _send_unsent(self, most_s: float = math.inf) -> bool:

@@ -40,7 +40,7 @@ class Dealer:
         self._refusals: zmq.Socket[bytes] | None = None
 
     def heed_refusals(self) -> None:
-        """Have ZeroMQ tell when the server at a TCP address refuses the keys of this connection, or that it has none.
+        """Make ZeroMQ report when the server at a TCP address refuses the keys of this connection, or that it has none.
 
         Without the means to do so a refusal is silence, which ends as any other.
         """
@@ -49,7 +49,7 @@ class Dealer:
                 self._refusals = self._socket.get_monitor_socket(REFUSALS)
 
     def was_refused(self) -> bool:
-        """Whether it has done so since this was asked last."""
+        """Whether the server has refused the keys since this was last asked."""
         was_refused = False
         while self._refusals is not None and self._refusals.poll(0):
             self._refusals.recv_multipart()

@@ -98,7 +98,7 @@ class SampleField(Section):
 
     @property
     def is_static(self) -> bool:
-        """It is sent once per simulation."""
+        """Whether it is sent once per simulation."""
         return self.per == "simulation"
 
     _ragged: bool = PrivateAttr(default=False)

@@ -33,7 +33,7 @@ TOOLS = "pan,wheel_zoom,box_zoom,reset,save"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CurveStyle:
-    """How a curve is drawn and what it is called; with `has_marks` each of its few points is marked."""
+    """The look and the name of a curve; with `has_marks` each of its few points is marked."""
 
     label: str
     colour: str

@@ -1,4 +1,4 @@
-"""All that a page shows of one run, as it was at one moment."""
+"""The facts of one run that a page shows, as they were at one moment."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

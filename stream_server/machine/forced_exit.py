@@ -12,7 +12,8 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Self
 
-EXIT_FORCED = 130
+from stream_server.errors import EXIT_FORCED
+
 FORCE_S = 3.0
 REPEAT_S = 0.5
 URGENT = frozenset({signal.SIGINT, signal.SIGTERM})

@@ -73,7 +73,7 @@ def running(mark_name: str, *, since: int = 0) -> list[Process]:
 
 
 def is_dying(pid: int) -> bool:
-    """It was killed and has not died yet, or has no memory any more, as before its files are closed."""
+    """Whether a process was killed and has not died yet, or has no memory any more, as before its files are closed."""
     try:
         lines = (PROC / str(pid) / "status").read_text().splitlines()
         status = dict(line.split(":", 1) for line in lines)

@@ -40,7 +40,7 @@ class Holder:
 
     @classmethod
     def this(cls, program: str) -> "Holder":
-        """This process."""
+        """This process as the holder of a lock."""
         leader = Leader.of(os.getpid())
         return cls(
             program=program,
@@ -60,7 +60,7 @@ class Holder:
 
     @property
     def may_run(self) -> bool:
-        """It runs, as far as can be known here: of a process on another host nothing is."""
+        """Whether the holder may still run; nothing is known here of a process on another host."""
         if self.host != socket.gethostname():
             return True
         return Leader(pid=self.pid, started=self.started).alive and not processes.is_dying(self.pid)

@@ -43,7 +43,7 @@ Offset = Annotated[tuple[Count, ...], Length(0, MAX_DIMENSIONS)]
 
 
 class Routing(IntEnum):
-    """Which server rank gets a step: `(simulation + index // block) % R`, or `simulation % R`."""
+    """The server rank that gets a step: `(simulation + index // block) % R`, or `simulation % R`."""
 
     STEPS = 0
     SIMULATIONS = 1
@@ -58,7 +58,7 @@ class Away(IntEnum):
 
 
 class Reason(IntEnum):
-    """Why a message was refused; the accompanying text is for people."""
+    """The reason of a refusal; the accompanying text is for people."""
 
     MALFORMED = 1
     WRONG_PROTOCOL = 2
@@ -94,7 +94,7 @@ class FieldSpec:
 
     @property
     def is_static(self) -> bool:
-        """It is sent once per simulation."""
+        """Whether it is sent once per simulation."""
         return self.per == PER_SIMULATION
 
     def problem(self) -> str | None:
@@ -255,7 +255,7 @@ class Data:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class End:
-    """This client rank has sent all: `share` distinct steps to this server rank, `total` to all of them."""
+    """A client rank has sent all: `share` distinct steps to this server rank, `total` to all of them."""
 
     simulation: Count
     attempt: U32

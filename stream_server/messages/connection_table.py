@@ -79,7 +79,7 @@ class ConnectionTable:
 
     @property
     def num_connections(self) -> int:
-        """Those over TCP that were not cut."""
+        """How many connections over TCP there are that were not cut."""
         return len(self.strangers) + len(self.clients)
 
     def accepted(self, it: PeerConnection) -> None:
@@ -117,12 +117,12 @@ class ConnectionTable:
         self._early.pop(key, None)
 
     def cut(self, it: PeerConnection) -> None:
-        """It is as good as gone, and counts no more."""
+        """Note that a connection is cut, and counts no more."""
         self._drop(it.key)
         self._others[it.key] = it
 
     def surplus(self) -> Iterator[PeerConnection]:
-        """Those that are too many; each must be cut before the next one is asked for.
+        """The connections that are too many; each must be cut before the next one is asked for.
 
         Whoever waits longest for the end of a handshake has the least to lose: a client is through with it at once. Of
         clients, the one with the most connections loses its newest.

@@ -1,4 +1,4 @@
-"""Which server ranks get which time steps of which simulation."""
+"""The routing of the time steps of simulations to server ranks."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -22,7 +22,7 @@ MAX_TABLE_BYTES = 1 << 30
 
 
 class UnusableFile(OSError):
-    """What has the name of a file is a pipe, a device or a socket, or has more bytes than may be read."""
+    """The path is that of a pipe, a device or a socket, or of a file with more bytes than may be read."""
 
 
 def ordinary(path: Path | str, flags: int = os.O_RDONLY) -> int:

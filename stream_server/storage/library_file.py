@@ -80,4 +80,4 @@ class LibraryFile:
         return size
 
     def flush(self) -> None:
-        """Nothing is kept back."""
+        """Do nothing: nothing is kept back."""

@@ -35,7 +35,7 @@ class LineFile:
         return content
 
     def take_over(self) -> bytes:
-        """Go on in a copy, which takes the place of the file; gives all whole lines.
+        """Continue in a copy, which takes the place of the file; returns all whole lines.
 
         A process that has the old file open, such as one that was stopped and wakes up, appends nothing any more.
 
@@ -72,7 +72,7 @@ class LineFile:
             raise OSError(errno.ESTALE, "Another process goes on with it", str(self.path))
 
     def close(self) -> None:
-        """Nothing more is appended."""
+        """Close the file: nothing more is appended."""
         disk.close(self.descriptor)
 
     def _make_whole(self) -> None:

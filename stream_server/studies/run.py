@@ -100,7 +100,7 @@ class Run:
         return frame({name: [row.get(name) for row in rows] for name in names}, index="simulation")
 
     def metrics(self, *, wide: bool = True, per_rank: bool = False) -> "DataFrame":
-        """All that was logged so far: one row per batch and a column per name, or one row per value if not `wide`.
+        """The logged metrics so far: one row per batch and a column per name, or one row per value if not `wide`.
 
         With `per_rank` it is what each rank logged for itself instead of the means over the ranks.
 

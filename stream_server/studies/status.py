@@ -1,4 +1,4 @@
-"""How a run is doing, or how it ended."""
+"""The status of a run: how it is doing, or how it ended."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -35,7 +35,7 @@ class RunStatus(Facts):
 
     @property
     def is_live(self) -> bool:
-        """Whether it goes on, or is just being started again."""
+        """Whether the run goes on, or is being started again."""
         return self.state in (RUNNING, RESTARTING)
 
     @property

@@ -10,14 +10,18 @@ import torch
 from benchmarks.published import offline
 from benchmarks.published.__main__ import table, write
 from benchmarks.published.heat import HeatStudy, solutions
+from benchmarks.published.ks import KsStudy, forecaster, windows
 from benchmarks.published.lorenz import LorenzStudy, changes
 from benchmarks.published.runs import overrides
 from configs.heat.heat import solve
 from stream_server.config import load
 from stream_server.server.simulations.design import ParameterDesign
+from stream_server.server.user.components import load_server_class
+from stream_server.user_code import load_class
 
 STUDY = Path(__file__).parents[2] / "configs" / "heat" / "small-scale.json"
 LORENZ = STUDY.parents[1] / "lorenz" / "study.json"
+KS = STUDY.parents[1] / "ks" / "study.json"
 STUDY_OF_TWO = HeatStudy(num_simulations=2, num_nodes=4, capacity=50)
 SMALL = [*overrides(STUDY_OF_TWO.settings()), "study.seed=3", "validation.simulations=1", "validation.every_batches=15"]
 
@@ -33,10 +37,11 @@ def test_the_files_hold_the_samples_of_the_study(tmp_path: Path) -> None:
     assert not np.array_equal(held_out, truth)
 
 
+@pytest.mark.full
 def test_training_from_files_learns_and_ends_with_a_validation(tmp_path: Path) -> None:
     config = load(STUDY, SMALL)
     training, held_out = offline.simulate(config, tmp_path, solutions)
-    course = list(offline.train(config, training, held_out, epochs=2))
+    course = list(offline.train(config, offline.learner(config), training, held_out, epochs=2))
     assert [it["batch"] for it in course] == [15, 30, 40]
     assert course[-1]["mse"] < 0.5 * float(np.mean(np.square(held_out[1])))
 
@@ -44,8 +49,8 @@ def test_training_from_files_learns_and_ends_with_a_validation(tmp_path: Path) -
 def test_the_error_is_the_mean_over_all_held_out_samples(tmp_path: Path) -> None:
     config = load(STUDY, [*SMALL, "validation.batch_size=7"])
     _, (inputs, fields) = offline.simulate(config, tmp_path, solutions)
-    found = offline.error(torch.nn.Linear(6, 16).requires_grad_(False), config, (0 * inputs, fields))
-    assert found == pytest.approx(float(np.mean(np.square(fields, dtype=np.float64))), rel=1e-2)
+    found = offline.error(lambda _, truth: truth.square().mean(), config, (inputs, fields))
+    assert found == pytest.approx(float(np.mean(np.square(fields, dtype=np.float64))), rel=1e-5)
 
 
 def test_tables_and_pictures_are_written(tmp_path: Path) -> None:
@@ -72,3 +77,26 @@ def test_the_lorenz_files_hold_what_its_simulations_send_scaled_as_its_server_cl
 def test_each_kind_of_buffer_of_the_lorenz_study_is_one_that_a_study_may_have() -> None:
     for settings in LorenzStudy().kinds().values():
         assert load(LORENZ, overrides(settings)).buffer.capacity in (1000, 4000)
+
+
+def test_the_windows_in_files_are_those_of_the_stream_and_their_loss_that_of_the_server_class() -> None:
+    config = load(KS)
+    parameters = ParameterDesign(config).parameters(8)
+    inputs, outputs = windows(config, 8, parameters)
+    assert (inputs.shape, outputs.shape) == ((39, 64 + 31), (39, 2 * 64))
+    np.testing.assert_array_equal(outputs[:-1, :64], inputs[1:, :64])
+    np.testing.assert_array_equal(outputs[:-1, 64:], outputs[1:, :64])
+    np.testing.assert_array_equal(inputs[5, 64:], np.array(list(parameters.values()), np.float32))
+
+    learner = forecaster(config, num_batches=10)
+    server = load_server_class(config)(config)
+    torch.manual_seed(config.study.seed)
+    server.model = load_class(config.training.model.class_, config.study_dir, kind="")(**config.training.model.args)
+    batch = torch.from_numpy(inputs[:, None, :64]), torch.from_numpy(inputs[:, 64:])
+    truth = torch.from_numpy(outputs).reshape(39, 2, 1, 64)
+    expected = server.training_step((batch, truth), 0).mean()
+    assert float(learner.loss(torch.from_numpy(inputs), torch.from_numpy(outputs))) == pytest.approx(float(expected))
+
+
+def test_each_kind_of_buffer_of_the_study_of_trajectories_is_one_that_a_study_may_have() -> None:
+    assert len([load(KS, overrides(settings)) for settings in KsStudy().kinds().values()]) == 4

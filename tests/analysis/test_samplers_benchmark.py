@@ -101,6 +101,7 @@ def result(sampler: str, seed: int, scale: float) -> dict[str, Any]:
     }
 
 
+@pytest.mark.full
 def test_tables_and_pictures_are_written(tmp_path: Path) -> None:
     results = [result(sampler, seed, scale) for sampler, scale in (("uniform", 1.0), ("breed", 0.5)) for seed in (0, 1)]
     write(tmp_path, results)
@@ -141,6 +142,7 @@ def test_all_samplers_draw_each_sample_equally_often() -> None:
         assert config.parameters.sampler.class_ == sampler
 
 
+@pytest.mark.full
 def test_a_study_that_fails_is_named_with_its_log(tmp_path: Path) -> None:
     with pytest.raises(SystemExit, match=r"(?s)ended with 2: see .*breed-3\.log"):
         run(settings=["training.optimizer.args.momentum=1"]).result(tmp_path)

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from stream_server.buffers import Buffer, Draw, Frozen, Slots, buffer
+from stream_server.buffers import Buffer, Draw, Frozen, Slots, buffer, gate
 from stream_server.errors import Closed, ProducerFailed
 from tests.buffers.policies import POLICIES
 from tests.simulated import stand_ins
@@ -69,14 +69,15 @@ class Interleaving:
         Raises:
             AssertionError: a promise of the buffer is broken; Deadlock is one.
         """
-        with self.threads as threads, stand_ins.stand_in(threads, buffer):
+        with self.threads as threads, stand_ins.stand_in(threads, buffer, gate):
             self.turn = stand_ins.Lock(threads)
             self.woken = stand_ins.Event(threads)
             self.to_save = stand_ins.SimpleQueue(threads)
             slots = Slots({"u": (2,)}, self.capacity + self.window + self.held * self.batch + self.spare)
             slots.allocate({"u": np.int64})
             policy = POLICIES[self.policy](self.capacity, self.random.randrange(100))
-            self.buffer = Buffer(policy, slots, self.woken.set, spare=self.spare)
+            self.buffer = Buffer(policy, slots, spare=self.spare)
+            self.buffer.on_room = self.woken.set
             for function in (self.receive, self.train, self.save):
                 threads.spawn(self.traced, function, name=function.__name__)
             threads.run()
@@ -116,7 +117,7 @@ class Interleaving:
     def take_turn(self, next_sample: int) -> int:
         num = min(self.window - self.buffer.num_waiting, self.num_samples - next_sample, self.random.randint(0, 4))
         slots = self.buffer.claim(num)
-        assert len(slots) == num, "a step inside its window has no slot"
+        assert len(slots) == num, "a step within its credit has no slot"
         complete = [slot for sample, slot in enumerate(slots, next_sample) if self.fill(slot, sample)]
         self.buffer.discard([slot for slot in slots if slot not in complete])
         if complete:

@@ -10,8 +10,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from stream_server.buffers.policy import Policy
 from tests.buffers.models import Model
 from tests.support.buffer_saving import plain, stored
+from tests.support.examples import examples
 
-MACHINE_SETTINGS = settings(max_examples=60, stateful_step_count=40, deadline=None)
+MACHINE_SETTINGS = settings(max_examples=examples(60), stateful_step_count=40, deadline=None)
 
 
 class PolicyMachine(RuleBasedStateMachine):

@@ -11,6 +11,7 @@ from stream_server.buffers import Buffer, Draw, Frozen, Slots, num_slots_to_load
 from stream_server.errors import Closed
 from tests.buffers.policies import POLICIES
 from tests.support.buffer_saving import load, stored
+from tests.support.examples import examples
 
 WINDOW = 5
 SPARE = 5
@@ -49,7 +50,7 @@ class BufferMachine(RuleBasedStateMachine):
     def claim(self, num: int) -> None:
         num = min(num, WINDOW - len(self.claimed) - len(self.waiting))
         claimed = self.buffer.claim(num)
-        assert len(claimed) == num, "a step inside its window has no slot"
+        assert len(claimed) == num, "a step within its credit has no slot"
         for slot in claimed:
             self.buffer.slots.arrays["u"][slot] = self.num_samples
             self.buffer.slots.simulation_ids[slot] = self.num_samples % 3
@@ -183,4 +184,4 @@ class BufferMachine(RuleBasedStateMachine):
 
 
 TestBufferBehavesAsItsModel = BufferMachine.TestCase
-TestBufferBehavesAsItsModel.settings = settings(max_examples=150, stateful_step_count=60, deadline=None)
+TestBufferBehavesAsItsModel.settings = settings(max_examples=examples(150), stateful_step_count=60, deadline=None)

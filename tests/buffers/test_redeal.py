@@ -14,6 +14,7 @@ from stream_server.errors import Closed, UserCodeError
 from tests.buffers.policies import POLICIES
 from tests.buffers.test_restore import Player
 from tests.support.buffer_saving import load, save
+from tests.support.examples import examples
 
 CAPACITY = 9
 ENDING = [*[("draw", 4), ("admit", 0)] * 20, ("close", 0)]
@@ -75,7 +76,7 @@ def counter(states: Sequence[State], name: str) -> list[int]:
 
 
 @for_all_policies
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given_ranks
 def test_nothing_is_lost_by_dealing_to_another_number_of_ranks(
     policy: str, ranks: list[list[tuple[str, int]]], num: int, closed: bool
@@ -95,7 +96,7 @@ def test_nothing_is_lost_by_dealing_to_another_number_of_ranks(
 
 
 @for_all_policies
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given_ranks
 def test_every_rank_is_dealt_as_much(policy: str, ranks: list[list[tuple[str, int]]], num: int, closed: bool) -> None:
     dealt = redeal(states_of(played(policy, ranks, closed=closed)), policy=kind(policy), seeds=seeds(num))
@@ -114,7 +115,7 @@ def test_every_rank_is_dealt_as_much(policy: str, ranks: list[list[tuple[str, in
 
 
 @for_all_policies
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given_ranks
 def test_what_was_dealt_is_trained_to_its_end(
     policy: str, ranks: list[list[tuple[str, int]]], num: int, closed: bool

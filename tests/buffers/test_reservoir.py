@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from stream_server.buffers import Reservoir
 from tests.buffers.models import ReservoirModel, are_equally_likely
 from tests.buffers.policy_machine import MACHINE_SETTINGS, PolicyMachine
+from tests.support.examples import examples
 
 sizes = st.integers(1, 12).flatmap(lambda capacity: st.tuples(st.just(capacity), st.integers(1, capacity)))
 ratios = st.sampled_from([1, 1.5, 2, 2.3, 10])
@@ -167,7 +168,7 @@ def stream(policy: Reservoir, num_samples: int, batch: int, seed: int) -> list[l
     return batches
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(size=sizes, ratio=ratios, batch=st.integers(1, 8), num_samples=st.integers(1, 60), seed=st.integers(0, 999))
 def test_draws_per_sample_makes_the_number_of_batches_exact(
     size: tuple[int, int], ratio: float, batch: int, num_samples: int, seed: int

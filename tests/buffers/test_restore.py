@@ -12,6 +12,7 @@ from stream_server.errors import Closed
 from tests.buffers.policies import POLICIES
 from tests.buffers.test_buffer import buffer_of, fill
 from tests.support.buffer_saving import load, save
+from tests.support.examples import examples
 
 for_all_policies = pytest.mark.parametrize("new_policy", POLICIES.values(), ids=POLICIES)
 CAPACITY = 9
@@ -102,7 +103,7 @@ def moves(*names: str) -> st.SearchStrategy[list[tuple[str, int]]]:
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(
     before=moves("fill", "fill", "admit", "draw", "draw", "release", "withdraw"),
     after=moves("fill", "admit", "draw", "draw", "release", "withdraw", "close"),

@@ -40,7 +40,7 @@ class Study:
     def receive(self) -> None:
         num = WINDOW - self.buffer.num_waiting
         slots = self.buffer.claim(num)
-        assert len(slots) == max(0, num), "a step inside its window has no slot"
+        assert len(slots) == max(0, num), "a step within its credit has no slot"
         for slot in slots:
             self.buffer.slots.simulation_ids[slot] = self.num_samples % NUM_SIMULATIONS
             self.num_samples += 1

@@ -11,6 +11,7 @@ from stream_server.buffers import Draw, Frozen, Slots, WindowBuffer, WindowShape
 from stream_server.errors import Closed
 from tests.buffers.policies import POLICIES
 from tests.support.buffer_saving import load, stored
+from tests.support.examples import examples
 
 UNDER_WAY = 5
 SPARE = 5
@@ -241,4 +242,4 @@ class WindowBufferMachine(RuleBasedStateMachine):
 
 
 TestWindowBufferBehavesAsItsModel: Any = WindowBufferMachine.TestCase
-TestWindowBufferBehavesAsItsModel.settings = settings(max_examples=60, stateful_step_count=50, deadline=None)
+TestWindowBufferBehavesAsItsModel.settings = settings(max_examples=examples(60), stateful_step_count=50, deadline=None)

@@ -12,6 +12,7 @@ from stream_server.buffers.redeal import BlockDealing
 from stream_server.errors import Closed
 from tests.buffers.policies import POLICIES
 from tests.support.buffer_saving import load, save
+from tests.support.examples import examples
 
 SHAPES = st.builds(
     WindowShape,
@@ -172,7 +173,7 @@ def test_the_slots_of_a_study_are_no_more_than_its_steps() -> None:
     assert most_held < touched + 1 <= 1.15 * most_held
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(data=st.data(), policy=st.sampled_from(sorted(POLICIES)), shape=SHAPES, num=st.integers(1, 3))
 def test_windows_that_are_dealt_to_other_ranks_are_all_drawn(
     data: st.DataObject, policy: str, shape: WindowShape, num: int

@@ -44,6 +44,7 @@ def assert_costs_nothing(armed: str, met: Sequence[str], folder: Path, *, record
     assert not missed, f"no process came to {missed}"
 
 
+@pytest.mark.full
 def test_processes_that_are_killed_at_the_failpoints_of_four_parts_cost_nothing(tmp_path: Path) -> None:
     points = FIRST_OF_PARTS.values()
     armed = ",".join(dict.fromkeys(point.armed("kill") for point in points))

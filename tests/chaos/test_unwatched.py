@@ -3,6 +3,8 @@
 import time
 from pathlib import Path
 
+import pytest
+
 from tests.chaos.audit import committed_checkpoints
 from tests.chaos.evidence import gather
 from tests.chaos.invariants import violations
@@ -27,6 +29,7 @@ def exit_code(study: LiveStudy) -> int | None:
     return study.exit_code
 
 
+@pytest.mark.full
 def test_a_launcher_that_comes_back_misses_a_rank_that_died_meanwhile(tmp_path: Path) -> None:
     """A rank of MPICH without its proxy ends unseen by mpirun, and the launcher that counted the ranks is gone, too."""
     output_dir = tmp_path / "run"

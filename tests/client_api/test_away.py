@@ -13,7 +13,7 @@ from stream_server.messages.client import Away, Data, End
 from tests.client_api.test_restart import SMALL, TINY, assert_has, messages, send
 from tests.support.fake_server import FakeServer
 
-TIMEOUT_S = 0.15
+TIMEOUT_S = 0.5
 FIRST = range(3)
 
 
@@ -45,7 +45,7 @@ def begin_and_lose(server: FakeServer, policy: Away, *, wait_s: float = 20.0) ->
 
 def test_stop_ends_the_simulation_as_soon_as_the_server_is_away(server: FakeServer) -> None:
     simulation = begin_and_lose(server, Away.STOP)
-    with pytest.raises(Unreachable, match=r"simulation 7 rank 0 waits for server rank \d .*: no word for 0\.15 s"):
+    with pytest.raises(Unreachable, match=r"simulation 7 rank 0 waits for server rank \d .*: no word for 0\.5 s"):
         send(simulation, *range(3, 20))
     with pytest.raises(Unreachable):
         simulation.finish()
@@ -58,20 +58,20 @@ def test_wait_waits_for_a_server_that_comes_back_after_the_time_limit(server: Fa
         with pytest.raises(TimeoutError):
             sending.result(3 * TIMEOUT_S)
         server.do_now(lambda: server.restart(incarnation=4, known={0}))
-        assert sending.result(20) == [True] * 17
+        assert sending.result(100) == [True] * 17
         simulation.finish()
     assert_has(server, 20)
 
 
 def test_wait_gives_up_after_its_time(server: FakeServer) -> None:
-    simulation = begin_and_lose(server, Away.WAIT, wait_s=0.4)
-    with pytest.raises(Unreachable, match=r"no word for 0\.4 s"):
+    simulation = begin_and_lose(server, Away.WAIT, wait_s=1.0)
+    with pytest.raises(Unreachable, match=r"no word for 1 s"):
         send(simulation, *range(3, 20))
 
 
 def test_wait_never_gives_up_before_the_server_is_away(server: FakeServer) -> None:
     simulation = begin_and_lose(server, Away.WAIT, wait_s=0.01)
-    with pytest.raises(Unreachable, match=r"no word for 0\.15 s"):
+    with pytest.raises(Unreachable, match=r"no word for 0\.5 s"):
         simulation.finish()
 
 
@@ -168,7 +168,7 @@ def test_continue_still_tells_a_mistake_where_it_is_made(server: FakeServer) -> 
 
 @pytest.mark.parametrize("policy", [Away.STOP, Away.WAIT])
 def test_a_simulation_that_cannot_be_invalidated_ends(server: FakeServer, policy: Away) -> None:
-    simulation = begin_and_lose(server, policy, wait_s=0.2)
+    simulation = begin_and_lose(server, policy, wait_s=0.7)
     with pytest.raises(SimulationError, match="no word"):
         simulation.invalidate("diverged")
 
@@ -185,5 +185,5 @@ def test_a_restarted_server_hears_of_an_invalid_simulation(server: FakeServer) -
     with ThreadPoolExecutor(1) as pool:
         invalidating = pool.submit(simulation.invalidate, "diverged")
         server.do_now(lambda: server.restart(incarnation=4))
-        invalidating.result(20)
+        invalidating.result(100)
     assert [it.reason for it in server.invalidated] == ["diverged"]

@@ -127,7 +127,7 @@ def test_never_more_steps_than_the_credit_are_unacknowledged() -> None:
             server.wait_until(lambda: num_pings(server) == 1)
             assert sum(it.num_steps for it in data(server)) == 3
             server.do(server.acknowledge_all)
-            assert sending.result(10) == [True] * 10
+            assert sending.result(100) == [True] * 10
     assert len(server.steps) == 10
 
 
@@ -141,7 +141,7 @@ def test_a_rank_that_waits_for_credit_holds_nothing_back_for_the_others() -> Non
             server.wait_until(lambda: num_pings(server) == 1)
             assert [it.index for it in data(server, 1)] == [1]
             server.do(server.acknowledge_all)
-            assert all(sending.result(10))
+            assert all(sending.result(100))
 
 
 def test_lost_acknowledgements_are_asked_for_again() -> None:
@@ -261,7 +261,7 @@ def test_a_client_that_waits_learns_that_the_study_has_ended() -> None:
             waiting = pool.submit(lambda: [simulation.send(step, u=TINY) for step in range(9)])
             server.wait_until(lambda: num_pings(server) == 1)
             server.do(server.stop_study)
-            assert waiting.result(10)[-1] is False
+            assert waiting.result(100)[-1] is False
             assert simulation.stop_reason == "training converged"
 
 
@@ -312,7 +312,7 @@ def test_a_busy_server_is_asked_again_later() -> None:
     with FakeServer(SMALL, num_ranks=1) as server:
         server.answers_to_hello = [busy]
         server.answers_to_open = [busy]
-        with connect(server.connection, timeout_s=1.5) as simulation:
+        with connect(server.connection, timeout_s=20) as simulation:
             assert simulation.send(0, u=TINY)
     assert len(server.hellos) == 2
 
@@ -334,11 +334,11 @@ def test_a_silent_server_is_unreachable_after_the_time_limit() -> None:
 
 def test_a_server_that_falls_silent_is_named() -> None:
     with FakeServer(SMALL, num_ranks=3) as server:
-        simulation = connect(server.connection, simulation_id=17, timeout_s=0.1)
+        simulation = connect(server.connection, simulation_id=17, timeout_s=1)
         assert simulation.send(0, u=TINY)
         server.do(lambda: setattr(server, "silent", True))
         with pytest.raises(
-            Unreachable, match=r"simulation 17 rank 0 waits for server rank \d at ipc://.*: no word for 0"
+            Unreachable, match=r"simulation 17 rank 0 waits for server rank \d at ipc://.*: no word for 1 s"
         ):
             simulation.finish()
 
@@ -349,9 +349,9 @@ def test_a_slow_server_that_answers_is_waited_for_beyond_the_time_limit() -> Non
         with connect(server.connection, timeout_s=0.7) as simulation, ThreadPoolExecutor(1) as pool:
             simulation.send(0, u=TINY)
             finishing = pool.submit(simulation.finish)
-            server.wait_until(lambda: num_pings(server) == 3)
+            server.wait_until(lambda: num_pings(server) >= 3)
             server.do(server.acknowledge_all)
-            finishing.result(10)
+            finishing.result(100)
 
 
 def test_an_exception_leaves_the_simulation_unfinished_but_sends_what_was_pending() -> None:
@@ -511,6 +511,6 @@ def test_a_process_that_forgets_to_finish_still_ends(tmp_path: Path) -> None:
     )
     with FakeServer(SMALL, num_ranks=1) as server:
         server.connection.write(tmp_path / "connection.json")
-        subprocess.run([sys.executable, "-c", script, str(tmp_path / "connection.json")], check=True, timeout=20)
+        subprocess.run([sys.executable, "-c", script, str(tmp_path / "connection.json")], check=True, timeout=120)
         server.wait_until(lambda: len(server.steps) == 1)
     assert not any(isinstance(it, End) for it in server.messages[0])

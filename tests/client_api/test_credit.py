@@ -23,7 +23,7 @@ def test_steps_that_wait_for_company_count_to_the_credit(credit: int) -> None:
             under_way = sum(it.num_steps for it in data(server))
             server.withholds_acks = False
             server.do(server.acknowledge_all)
-            assert sending.result(10) == [True] * 20
+            assert sending.result(100) == [True] * 20
     assert under_way == credit
     assert len(server.steps) == 20
 
@@ -44,7 +44,7 @@ def test_a_rank_of_several_keeps_as_many_steps_as_its_credit_and_goes_on(quick: 
             server.wait_until(lambda: num_pings(server) > before + 4)
             assert [it.index for it in data(server)] == [0, 1, 2]
             server.do(server.acknowledge_all)
-            assert sending.result(10)
+            assert sending.result(100)
         assert [it.index + i for it in data(server) for i in range(it.num_steps)] == list(range(7))
         assert [(it.share, it.total) for it in server.messages[0] if isinstance(it, End)] == [(7, 7)]
 

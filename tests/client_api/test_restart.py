@@ -116,7 +116,7 @@ def test_the_attempt_of_the_new_server_is_the_one_that_is_invalidated() -> None:
         server.wait_until(lambda: bool(messages(server, Ping)))
         server.attempt, server.withholds_acks = 5, False
         server.move(incarnation=4)
-        sending.result(20)
+        sending.result(100)
         assert simulation.attempt == 5
         simulation.invalidate("diverged")
     assert [it.attempt for it in server.invalidated] == [5]
@@ -132,7 +132,7 @@ def test_a_send_that_waits_for_credit_goes_on_with_the_new_server() -> None:
             server.wait_until(lambda: bool(messages(server, Ping)))
             server.withholds_acks = False
             server.move(incarnation=4, known={1, 2})
-            assert sending.result(20) == [True] * 20
+            assert sending.result(100) == [True] * 20
     assert_has(server, 20)
 
 
@@ -145,7 +145,7 @@ def test_a_finish_that_waits_goes_on_with_the_new_server() -> None:
         server.wait_until(lambda: len(messages(server, End)) == 2)
         server.withholds_acks = False
         server.move(incarnation=4, known={0, 1}, num_ranks=3)
-        finishing.result(20)
+        finishing.result(100)
         assert_has(server, 20)
 
 
@@ -213,7 +213,7 @@ def test_a_restart_in_the_middle_of_a_reconnection_starts_it_over(
             server.restart(incarnation=5, known={0, 3}, num_ranks=3)
 
         server.do_now(start_over)
-        going_on.result(20)
+        going_on.result(100)
         assert_has(server, 20 + num_more)
 
 
@@ -230,7 +230,7 @@ def test_connect_finds_a_server_that_is_just_being_restarted() -> None:
         server.do_now(server.die)
         connecting = pool.submit(connect, server.path)
         server.do_now(lambda: server.restart(incarnation=4))
-        with connecting.result(20) as simulation:
+        with connecting.result(100) as simulation:
             send(simulation, 0)
     assert_has(server, 1)
 
@@ -242,7 +242,7 @@ def test_a_client_whose_answer_was_lost_asks_the_next_server_by_the_same_name() 
         server.wait_until(lambda: bool(server.hellos))
         server.do_now(lambda: setattr(server, "silent", False))
         server.move(incarnation=4)
-        with connecting.result(20) as simulation:
+        with connecting.result(100) as simulation:
             send(simulation, 0)
     assert len(set(server.names)) == 1 < len(server.names)
 
@@ -256,7 +256,7 @@ def test_a_new_server_at_the_old_address_is_waited_for_until_the_file_tells_of_i
         server.wait_until(lambda: len(messages(server, Open)) > 2)
         assert not finishing.done()
         dataclasses.replace(server.connection, incarnation=4).write(server.path)
-        finishing.result(20)
+        finishing.result(100)
         assert_has(server, 3)
 
 
@@ -267,7 +267,7 @@ def test_a_hello_that_meets_a_new_server_at_the_old_address_is_said_again_where_
             connecting = pool.submit(connect, server.path)
             server.wait_until(lambda: len(server.hellos) == 1)
             server.move(incarnation=4)
-            with connecting.result(20) as simulation:
+            with connecting.result(100) as simulation:
                 send(simulation, *range(3))
         assert_has(server, 3)
 
@@ -279,7 +279,7 @@ def test_an_open_that_a_new_server_refuses_is_repeated_after_another_hello() -> 
         sending = pool.submit(send, simulation, 0)
         server.wait_until(lambda: len(messages(server, Open)) > 1)
         dataclasses.replace(server.connection, incarnation=4).write(server.path)
-        assert sending.result(20) == [True]
+        assert sending.result(100) == [True]
         simulation.finish()
         assert_has(server, 1)
 
@@ -392,7 +392,7 @@ def test_each_rank_of_a_parallel_simulation_reconnects_alone() -> None:
     with FakeServer((FieldSpec(name="u", shape=(4, 10)),)) as server, ThreadPoolExecutor(2) as pool:
         server.credit = 8
         for running in [pool.submit(run, server, rank) for rank in range(2)]:
-            running.result(20)
+            running.result(100)
         assert all(np.array_equal(server.steps[5, step]["u"], whole + step) for step in range(60))
         assert {(it.share, it.total) for it in messages(server, End)} == {(20, 60)}
         assert len(messages(server, End)) == 6

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stream_server.client_api.retention import ENTRY_BYTES, Backlog, OrderedSteps, Retention, Steps
+from stream_server.client_api.retention import ENTRY_BYTES, OrderedSteps, RetainedSteps, Retention, Steps
 from stream_server.messages.client import Block
 
 BLOCKS = [
@@ -24,40 +24,40 @@ def steps(*indices: int, num_bytes: int = NUM_BYTES) -> Steps:
     return Steps(range(indices[0], indices[-1] + 1, stride), 1, [[content]])
 
 
-def kept(*backlogs: Backlog) -> list[int]:
-    return sorted(index for backlog in backlogs for sent in backlog.sent for index in sent.steps.indices)
+def kept(*of_connections: RetainedSteps) -> list[int]:
+    return sorted(index for retained in of_connections for sent in retained.sent for index in sent.steps.indices)
 
 
 def retention_for(num_messages: int) -> Retention:
-    return Retention(window_bytes=num_messages * (NUM_BYTES + ENTRY_BYTES))
+    return Retention(max_bytes=num_messages * (NUM_BYTES + ENTRY_BYTES))
 
 
 def test_what_is_durable_is_kept_no_longer() -> None:
     retention = retention_for(100)
-    backlog = retention.backlog()
+    retained = retention.of_connection()
     for index in range(5):
-        backlog.add(index + 1, steps(index))
-    backlog.durable(3)
-    assert kept(backlog) == [3, 4]
+        retained.add(index + 1, steps(index))
+    retained.durable(3)
+    assert kept(retained) == [3, 4]
     assert retention.num_bytes == 2 * (NUM_BYTES + ENTRY_BYTES)
-    backlog.durable(2)
-    backlog.durable(5)
-    assert kept(backlog) == []
+    retained.durable(2)
+    retained.durable(5)
+    assert kept(retained) == []
     assert retention.num_bytes == 0
 
 
 def test_a_step_in_parts_is_durable_with_its_last_part() -> None:
-    backlog = retention_for(100).backlog()
-    backlog.add(3, steps(0))
-    backlog.durable(2)
-    assert kept(backlog) == [0]
-    backlog.durable(3)
-    assert kept(backlog) == []
+    retained = retention_for(100).of_connection()
+    retained.add(3, steps(0))
+    retained.durable(2)
+    assert kept(retained) == [0]
+    retained.durable(3)
+    assert kept(retained) == []
 
 
 def test_the_oldest_received_steps_of_all_connections_make_room() -> None:
     retention = retention_for(4)
-    even, odd = retention.backlog(), retention.backlog()
+    even, odd = retention.of_connection(), retention.of_connection()
     for end in (1, 2):
         even.add(end, steps(2 * end - 2))
         odd.add(end, steps(2 * end - 1))
@@ -70,7 +70,7 @@ def test_the_oldest_received_steps_of_all_connections_make_room() -> None:
 
 def test_what_was_not_received_is_kept_though_it_does_not_fit() -> None:
     retention = retention_for(2)
-    fast, slow = retention.backlog(), retention.backlog()
+    fast, slow = retention.of_connection(), retention.of_connection()
     slow.add(1, steps(0))
     slow.add(2, steps(1))
     fast.received = 1
@@ -83,14 +83,14 @@ def test_what_was_not_received_is_kept_though_it_does_not_fit() -> None:
 
 def test_what_was_set_aside_comes_back_in_the_order_in_which_it_was_sent() -> None:
     retention = retention_for(100)
-    first, second = retention.backlog(), retention.backlog()
-    for backlog, index in ((first, 8), (second, 7), (first, 6), (second, 5)):
-        backlog.add(1, steps(index))
+    first, second = retention.of_connection(), retention.of_connection()
+    for retained, index in ((first, 8), (second, 7), (first, 6), (second, 5)):
+        retained.add(1, steps(index))
     retention.set_aside([8, 7, 6, 5])
     assert list(retention.unsent) == [8, 7, 6, 5]
     retention.forget(7)
     retention.forget(7)
-    again = retention.backlog()
+    again = retention.of_connection()
     again.add(1, steps(4))
     retention.set_aside([8, 7, 6, 5, 4])
     assert list(retention.unsent) == [8, 6, 5, 4]
@@ -98,10 +98,10 @@ def test_what_was_set_aside_comes_back_in_the_order_in_which_it_was_sent() -> No
 
 def test_of_what_was_sent_twice_the_first_comes_back() -> None:
     retention = retention_for(100)
-    backlog = retention.backlog()
+    retained = retention.of_connection()
     for end, value in enumerate((1.0, 2.0)):
         content = np.array([value, value])
-        backlog.add(end + 1, Steps(range(1), 1, [[content.view(np.uint8).data]]))
+        retained.add(end + 1, Steps(range(1), 1, [[content.view(np.uint8).data]]))
     retention.set_aside([0])
     [array] = retention.unsent[0].arrays(0, BLOCKS)
     assert array.tolist() == [1.0, 1.0]
@@ -137,14 +137,14 @@ def test_entered_steps_are_remembered_once_and_in_order() -> None:
 class Model:
     """The same in the simplest way: one list of messages, from old to new."""
 
-    def __init__(self, window_bytes: int) -> None:
-        self.window_bytes = window_bytes
+    def __init__(self, max_bytes: int) -> None:
+        self.max_bytes = max_bytes
         self.messages: list[tuple[int, int, Sequence[int], int]] = []
         self.received: dict[int, int] = {}
 
     def add(self, connection: int, end: int, indices: Sequence[int], num_bytes: int) -> None:
         self.messages.append((connection, end, indices, num_bytes))
-        while sum(it[3] for it in self.messages) > self.window_bytes:
+        while sum(it[3] for it in self.messages) > self.max_bytes:
             # Only the oldest of each connection may go, and it is the first of it here.
             received = [it for it in self.messages if it[1] <= self.received.get(it[0], 0)]
             if not received:
@@ -167,29 +167,29 @@ actions = st.one_of(
 
 @given(st.lists(actions, max_size=60), st.integers(1, 10))
 def test_retention_keeps_what_a_simple_model_keeps(script: list[tuple[str, int, int]], num_messages: int) -> None:
-    window_bytes = num_messages * (NUM_BYTES + ENTRY_BYTES)
-    retention, model = Retention(window_bytes=window_bytes), Model(window_bytes)
-    backlogs = [retention.backlog() for _ in range(3)]
+    max_bytes = num_messages * (NUM_BYTES + ENTRY_BYTES)
+    retention, model = Retention(max_bytes=max_bytes), Model(max_bytes)
+    of_connections = [retention.of_connection() for _ in range(3)]
     ends, next_index = [0, 0, 0], 0
     for action, connection, number in script:
-        backlog = backlogs[connection]
+        retained = of_connections[connection]
         if action == "send":
             ends[connection] += 1
             indices = range(next_index, next_index + number)
             next_index += number
             sent = steps(*indices)
-            backlog.add(ends[connection], sent)
+            retained.add(ends[connection], sent)
             model.add(connection, ends[connection], indices, number * sent.bytes_per_step)
-            bound = max(window_bytes, sum(it[3] for it in model.messages))
+            bound = max(max_bytes, sum(it[3] for it in model.messages))
             assert retention.num_bytes <= bound
         elif action == "received":
-            mark = max(backlog.received, min(number, ends[connection]))
-            backlog.received = model.received[connection] = mark
+            mark = max(retained.received, min(number, ends[connection]))
+            retained.received = model.received[connection] = mark
         else:
-            mark = min(number, backlog.received)
-            backlog.durable(mark)
+            mark = min(number, retained.received)
+            retained.durable(mark)
             model.durable(connection, mark)
-        assert kept(*backlogs) == model.indices
+        assert kept(*of_connections) == model.indices
         assert retention.num_bytes == sum(it[3] for it in model.messages)
     retention.set_aside(range(next_index))
     assert list(retention.unsent) == model.indices

@@ -12,6 +12,7 @@ from stream_server.client_api.session import Session
 from stream_server.errors import StepsLost
 from stream_server.messages.client import Hello, Routing
 from tests.client_api.model_study import BLOCK, MAX_RANKS, SIMULATION, STEP_BYTES, Study, Watch, values_of
+from tests.support.examples import examples
 
 MAX_STEPS = 40
 MAX_TROUBLES = 6
@@ -153,4 +154,4 @@ class SessionMachine(RuleBasedStateMachine):
 
 
 TestSession = SessionMachine.TestCase
-TestSession.settings = settings(max_examples=60, stateful_step_count=15, deadline=None)
+TestSession.settings = settings(max_examples=examples(60), stateful_step_count=15, deadline=None)

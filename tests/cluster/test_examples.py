@@ -70,6 +70,7 @@ def test_the_example_of_a_job_for_each_simulation_ends_balanced_though_one_is_ca
         assert "attempt 0 was cancelled" in (output_dir / "logs" / "launcher.log").read_text()
 
 
+@pytest.mark.full
 def test_the_example_of_a_server_that_is_a_job_ends_balanced(cluster: Cluster, folder: Path) -> None:
     study = folder / "heat"
     shutil.copytree(PROJECT / "configs" / "heat", study, ignore=shutil.ignore_patterns("runs", "__pycache__"))

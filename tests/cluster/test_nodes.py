@@ -113,13 +113,8 @@ def test_a_study_over_three_nodes_hears_and_sees_all_ranks_whatever_their_clocks
     assert not list((study / "run").glob("stream-launcher-*"))
 
 
-@pytest.mark.parametrize(
-    "cut_s",
-    [
-        pytest.param(0, id="until it is noticed"),
-        pytest.param(60, id="for a minute", marks=pytest.mark.full),
-    ],
-)
+@pytest.mark.full
+@pytest.mark.parametrize("cut_s", [0, 60], ids=["until it is noticed", "for a minute"])
 def test_a_server_and_simulations_that_are_cut_off_lose_nothing(
     nodes: Cluster, spread: Callable[..., Job], cut_s: float
 ) -> None:
@@ -138,6 +133,7 @@ def test_a_server_and_simulations_that_are_cut_off_lose_nothing(
     assert done.report["restarts"] >= 1
 
 
+@pytest.mark.full
 def test_a_study_goes_on_in_another_allocation_when_a_node_of_its_server_is_lost(
     nodes: Cluster, spread: Callable[..., Job]
 ) -> None:
@@ -183,6 +179,7 @@ echo "ended with $?"
 """
 
 
+@pytest.mark.full
 def test_torchs_ranks_meet_on_two_nodes_and_an_interface_that_one_of_them_lacks_is_refused(
     nodes: Cluster, study: Path
 ) -> None:

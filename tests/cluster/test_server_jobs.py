@@ -128,6 +128,7 @@ def test_a_job_in_the_queue_is_taken_over_and_cancelled_by_ctrl_c(nodes: Cluster
     assert "cancelled before it had begun" in done.launcher_log
 
 
+@pytest.mark.full
 def test_a_study_that_is_longer_than_the_walltime_goes_on_in_the_next_job(nodes: Cluster, study: Path) -> None:
     short = {
         "server.job.walltime": "00:00:16",
@@ -186,6 +187,7 @@ def test_jobs_of_server_and_simulation_that_slurm_ends_at_their_time_limit_are_f
     assert "it goes on in the next job" in done.launcher_log
 
 
+@pytest.mark.full
 def test_a_study_goes_on_in_another_job_when_a_node_of_its_server_is_lost() -> None:
     anywhere: dict[str, Any] = {"server.job.options": {}, "simulation.job.options": {"exclude": "n2"}}
     with Cluster(3) as nodes, started(nodes, made_study(nodes), anywhere) as live:

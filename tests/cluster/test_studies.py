@@ -57,6 +57,7 @@ def launcher_of(live: LiveRun) -> psutil.Process:
     return min(found)[-1]
 
 
+@pytest.mark.full
 def test_simulations_are_jobs_on_the_nodes_and_one_that_scancel_ends_is_run_again(
     cluster: Cluster, study: Path
 ) -> None:

@@ -52,10 +52,10 @@ def fortran_worker(study: Path) -> dict[str, Any]:
     sources = [*map(str, sorted((NATIVE / "src").glob("*.c"))), str(NATIVE / "fortran" / "stream_client.f90")]
     folder = study.parent
     includes = [f"-I{NATIVE / 'include'}"]
-    subprocess.run(["gcc", "-c", *includes, *sources[:-1]], cwd=folder, check=True, timeout=50)
+    subprocess.run(["gcc", "-c", *includes, *sources[:-1]], cwd=folder, check=True, timeout=120)
     objects = [f"{Path(source).stem}.o" for source in sources[:-1]]
     program = [sources[-1], str(PROGRAMS / "worker.f90"), *objects, "-o", "worker", *LIBRARIES]
-    subprocess.run(["mpif90.mpich", *program], cwd=folder, check=True, timeout=50)
+    subprocess.run(["mpif90.mpich", *program], cwd=folder, check=True, timeout=120)
     return WORKERS | {"simulation.command": ["./worker"], "simulation.ranks": 2}
 
 
@@ -82,6 +82,7 @@ def steps_received(cluster: Cluster, live: LiveRun, simulation: int) -> int:
     return int(next(it["received"] for it in told if it["simulation"] == simulation))
 
 
+@pytest.mark.full
 def test_a_worker_that_scancel_ends_costs_one_attempt_of_the_simulation_that_it_was_at(
     cluster: Cluster, study: Path
 ) -> None:
@@ -103,6 +104,7 @@ def test_a_worker_that_scancel_ends_costs_one_attempt_of_the_simulation_that_it_
     assert not list(done.output_dir.glob("simulations/*/attempt-2"))
 
 
+@pytest.mark.full
 def test_workers_of_two_ranks_in_fortran_are_jobs_of_slurm(
     cluster: Cluster, study: Path, fortran_worker: dict[str, Any]
 ) -> None:
@@ -112,6 +114,7 @@ def test_workers_of_two_ranks_in_fortran_are_jobs_of_slurm(
     assert_by_workers(done)
 
 
+@pytest.mark.full
 def test_workers_of_two_ranks_are_steps_of_an_allocation(
     cluster: Cluster, study: Path, mpi_worker: dict[str, Any]
 ) -> None:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from stream_server.config import load
 from stream_server.errors import ConfigError
+from tests.support.examples import examples
 from tests.support.studies import SMALLEST, StudyFolder
 
 ANY_JSON = st.recursive(
@@ -137,7 +138,7 @@ def test_a_mistake_in_a_number_of_batches_or_fraction_of_the_run_is_told_once(fo
 
 
 @given(data=st.data())
-@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(150), suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_whatever_is_wrong_the_error_is_a_config_error(folder: StudyFolder, data: st.DataObject) -> None:
     study: Any = copy.deepcopy(
         SMALLEST | {"training": {"batch_size": 10, "early_stop": {"patience": 1, "mode": "min"}}}

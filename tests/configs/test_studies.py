@@ -66,6 +66,7 @@ def test_heat_learns(tmp_path: Path) -> None:
     assert last < first / 3
 
 
+@pytest.mark.full
 def test_lorenz_learns(tmp_path: Path) -> None:
     settings = {
         "study.simulations": 6,
@@ -89,7 +90,8 @@ TRAJECTORIES = {
 }
 
 
-@pytest.mark.parametrize("study", ["ks", "gray-scott", pytest.param("advection", marks=pytest.mark.full)])
+@pytest.mark.full
+@pytest.mark.parametrize("study", ["ks", "gray-scott", "advection"])
 def test_a_study_of_trajectories_forecasts_them_better_and_better(study: str, tmp_path: Path) -> None:
     settings = TRAJECTORIES[study] | {
         "study.simulations": NUM_TRAJECTORIES,

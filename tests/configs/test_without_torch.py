@@ -5,6 +5,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.configs.test_studies import CONFIGS, assert_all_finished, first_and_last_loss
 from tests.support.runs import Run, run_study
 
@@ -48,6 +50,7 @@ def test_least_squares_with_numpy_learn_on_two_ranks(tmp_path: Path) -> None:
     assert last < first / 3
 
 
+@pytest.mark.full
 def test_a_network_in_jax_learns_on_two_ranks(tmp_path: Path) -> None:
     settings = {"training.batch_size": 20, "training.draws_per_sample": 4, "validation.every_batches": None}
     done = run_on_two_ranks("heat-jax", tmp_path, settings | {"validation.at": [2]})

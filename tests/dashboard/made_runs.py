@@ -37,7 +37,7 @@ def add_attempts(folder: Path, simulation: int, *, is_running: bool) -> None:
         place.mkdir(parents=True)
         (place / "output.log").write_text(f"simulation {simulation}, attempt {attempt}\n")
         (place / "connection.json").write_text("{}")
-        written: list[records.Record] = [
+        written: list[records.JournalRecord] = [
             records.AttemptStarting(simulation=simulation, attempt=attempt, folder=str(place), public_key=None),
             records.AttemptStarted(simulation=simulation, attempt=attempt, handle=f"{simulation} 1 b"),
         ]
@@ -50,6 +50,6 @@ def add_attempts(folder: Path, simulation: int, *, is_running: bool) -> None:
         add_to_journal(folder, written)
 
 
-def add_to_journal(folder: Path, written: Iterable[records.Record]) -> None:
+def add_to_journal(folder: Path, written: Iterable[records.JournalRecord]) -> None:
     with (folder / "journal.jsonl").open("ab") as file:
         file.write(b"".join(map(records.encode, written)))

@@ -82,6 +82,7 @@ def answer_to(link: str, path: str, headers: dict[str, str]) -> int:
         connection.close()
 
 
+@pytest.mark.full
 def test_an_empty_folder_says_what_to_do_and_a_run_that_comes_is_shown(browser: Browser, folder: Path) -> None:
     browser.shows("hint", "stream-study new heat my-study")
     make_run(folder / "heat")
@@ -111,9 +112,10 @@ def test_an_empty_folder_says_what_to_do_and_a_run_that_comes_is_shown(browser: 
     browser.shows("log_text", "simulation 4, attempt 1")
 
 
+@pytest.mark.full
 def test_the_page_says_that_it_loads_until_it_has(browser: Browser, link: str) -> None:
     jar = urllib.request.HTTPCookieProcessor()
-    with urllib.request.build_opener(urllib.request.ProxyHandler({}), jar).open(link, timeout=30) as page:
+    with urllib.request.build_opener(urllib.request.ProxyHandler({}), jar).open(link, timeout=120) as page:
         assert "Stream Study is loading" in page.read().decode()
     browser.wait_for(lambda: not browser.driver.find_elements("id", "loading"))
 
@@ -121,9 +123,10 @@ def test_the_page_says_that_it_loads_until_it_has(browser: Browser, link: str) -
 def test_who_comes_without_the_token_reads_what_to_open(link: str) -> None:
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     with pytest.raises(urllib.error.HTTPError, match="Open the link that stream-study serve printed"):
-        opener.open(link.partition("?")[0], timeout=30)
+        opener.open(link.partition("?")[0], timeout=120)
 
 
+@pytest.mark.full
 def test_nothing_is_fetched_from_anywhere_else_and_the_token_leaves_the_address(browser: Browser, link: str) -> None:
     own = re.findall(r"//([^/]+)/", link)[0]
     assert browser.driver.current_url == f"http://{own}/"
@@ -145,6 +148,7 @@ def test_with_the_token_a_websocket_of_another_page_gets_403(link: str) -> None:
     assert answer_to(link, "/ws", upgrade | cookie | {"Origin": "http://127.0.0.1:1"}) == 403
 
 
+@pytest.mark.full
 def test_it_follows_a_run_over_a_restart_of_its_server_that_takes_back_batches(browser: Browser, folder: Path) -> None:
     run = make_run(folder / "heat", num_running=1)
     with StudyLock(run / RUN_LOCK, "stream-launcher"):
@@ -163,6 +167,7 @@ def test_it_follows_a_run_over_a_restart_of_its_server_that_takes_back_batches(b
     browser.shows("status", "killed")
 
 
+@pytest.mark.full
 def test_runs_are_compared_and_a_damaged_one_says_so(browser: Browser, folder: Path) -> None:
     make_run(folder / "a" / "heat")
     damaged = make_run(folder / "b")
@@ -177,6 +182,7 @@ def test_runs_are_compared_and_a_damaged_one_says_so(browser: Browser, folder: P
     browser.choose("compared", [])
 
 
+@pytest.mark.full
 def test_two_thousand_simulations_are_shown_and_followed(browser: Browser, folder: Path) -> None:
     run = make_run(folder / "many", num_simulations=NUM_MANY, num_running=8)
     with StudyLock(run / RUN_LOCK, "stream-launcher"):
@@ -187,6 +193,7 @@ def test_two_thousand_simulations_are_shown_and_followed(browser: Browser, folde
         browser.wait_for(lambda: browser.columns("timeline")["right"][-1] > before)
 
 
+@pytest.mark.full
 def test_its_stop_button_stops_a_study_once_it_is_confirmed(browser: Browser, folder: Path) -> None:
     (folder / "runs").mkdir()
     settings = ENDLESS | {"simulation.command": ["python", "endless.py", "0.1"]}
@@ -216,6 +223,7 @@ def test_a_folder_that_is_not_there_and_a_port_in_use_are_named(
         assert words in errors
 
 
+@pytest.mark.full
 def test_a_single_run_is_served_too(opened: Browser, tmp_path: Path) -> None:
     run = make_run(tmp_path / "alone")
     report = {

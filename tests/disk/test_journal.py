@@ -10,14 +10,14 @@ import pytest
 from stream_server.errors import ConfigError
 from stream_server.launcher.journal import records
 from stream_server.launcher.journal.journal import JOURNAL_FILE, Journal
-from stream_server.launcher.journal.records import PlanTaken, Record
+from stream_server.launcher.journal.records import JournalRecord, PlanTaken
 from stream_server.storage import disk
 from tests.disk.model import Synced, Tree, Wrote
 from tests.disk.recording import recorded
 from tests.disk.scratch import put, taken
 from tests.disk.states import Moment
 
-RECORDS: tuple[Record, ...] = tuple(PlanTaken(incarnation=number) for number in range(3))
+RECORDS: tuple[JournalRecord, ...] = tuple(PlanTaken(incarnation=number) for number in range(3))
 WHOLE = b"".join(map(records.encode, RECORDS))
 
 

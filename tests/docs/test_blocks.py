@@ -220,7 +220,7 @@ def test_the_study_of_a_tutorial_trains_on_synthetic_samples(
 
 def compiled(words: list[str], source: Path) -> None:
     """Have a compiler read a source, strictly."""
-    done = subprocess.run([*words, str(source)], capture_output=True, text=True, timeout=60, cwd=source.parent)
+    done = subprocess.run([*words, str(source)], capture_output=True, text=True, timeout=120, cwd=source.parent)
     assert done.returncode == 0, done.stderr
 
 

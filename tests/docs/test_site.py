@@ -46,6 +46,7 @@ def fetched(html: str) -> list[str]:
     return found
 
 
+@pytest.mark.full
 def test_every_page_of_the_repository_is_a_page_of_the_site(site: Path) -> None:
     pages = [*(ROOT / "docs").rglob("*.md")]
     expected = {site / path.relative_to(ROOT / "docs").with_suffix(".html") for path in pages}

@@ -77,8 +77,9 @@ def killed_with_recent(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return killed_at("checkpoint.renamed=kill@3", study, folder / "run", num_ranks=2, settings=KILLED)
 
 
+@pytest.mark.full
 @pytest.mark.slow
-@pytest.mark.parametrize("num_ranks", [pytest.param(2, marks=pytest.mark.full), 3])
+@pytest.mark.parametrize("num_ranks", [2, 3])
 def test_a_study_with_a_policy_of_ones_own_goes_on_after_a_kill_and_trains_all(
     killed_with_recent: Run, tmp_path: Path, num_ranks: int
 ) -> None:

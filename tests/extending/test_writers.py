@@ -177,6 +177,7 @@ def test_a_name_that_is_no_writer_is_refused(folder: StudyFolder) -> None:
         folder.load({"metrics.writers": ["tensorbord"]})
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_mlflow_has_all_that_two_starts_of_a_study_have_logged(tmp_path: Path) -> None:
     write_examples(tmp_path)

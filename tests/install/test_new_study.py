@@ -164,13 +164,14 @@ def build(folder: Path, *arguments: str) -> Path:
     return folder
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_a_blank_simulation_that_must_be_built_runs_alone(built: Path, tmp_path: Path) -> None:
     folder = tmp_path / "my-study"
     make_blank(folder, "fortran")
     build(folder, f"STREAM_CLIENT={built / 'build' / 'stream_client'}")
     environment = alone([]).environment | {"STREAM_CONNECTION": "none"}
-    subprocess.run([folder / "build" / "simulation"], cwd=folder, env=environment, check=True, timeout=50)
+    subprocess.run([folder / "build" / "simulation"], cwd=folder, env=environment, check=True, timeout=120)
 
 
 @pytest.mark.slow
@@ -193,6 +194,7 @@ def test_a_blank_study_that_must_be_built_trains(language: str, built: Path, tmp
     assert done.account["accepted"] == done.account["trained"] == 4 * 50
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_the_blank_study_learns(tmp_path: Path) -> None:
     make_blank(tmp_path / "my-study", "python")
@@ -207,7 +209,7 @@ def test_the_blank_study_learns(tmp_path: Path) -> None:
 def test_the_blank_simulation_runs_alone(tmp_path: Path) -> None:
     make_blank(tmp_path / "my-study", "python")
     environment = alone([]).environment | {"STREAM_CONNECTION": "none"}
-    subprocess.run(["python", "simulation.py"], cwd=tmp_path / "my-study", env=environment, check=True, timeout=50)
+    subprocess.run(["python", "simulation.py"], cwd=tmp_path / "my-study", env=environment, check=True, timeout=120)
 
 
 def test_a_language_that_is_not_there_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

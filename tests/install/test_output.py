@@ -6,10 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.runs import NUMPY_STUDY
+
 SCRIPTS = Path(sys.executable).parent
 
 
-CHECK = f"stream-server --config {Path(__file__).parents[2] / 'configs' / 'heat' / 'study.json'} --check"
+CHECK = f"stream-server --config {NUMPY_STUDY} --check"
 
 
 @pytest.mark.parametrize("command", ["stream-server --schema", CHECK, "stream-study new --list"])

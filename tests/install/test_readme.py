@@ -56,6 +56,7 @@ def test_the_study_of_the_readme_passes_its_check_as_it_is_and_can_be_tried_on_m
         assert exit_code == 0, output
 
 
+@pytest.mark.full
 def test_the_study_of_the_readme_runs_on_two_ranks(study: Path, tmp_path: Path) -> None:
     done = run_study(study, tmp_path / "run", num_ranks=2, settings=SMALL, limit_s=120)
     assert done.exit_code == 0, done.output
@@ -63,5 +64,5 @@ def test_the_study_of_the_readme_runs_on_two_ranks(study: Path, tmp_path: Path) 
     assert done.account["accepted"] == done.account["trained"] == 300
     assert (tmp_path / "run" / "model").is_dir()
     drawn = [sys.executable, "-m", "stream_server.commands.cli", "plot", str(tmp_path / "run")]
-    subprocess.run(drawn, check=True, timeout=60)
+    subprocess.run(drawn, check=True, timeout=120)
     assert {"loss.png", "prediction-temperature.png"} <= {file.name for file in (tmp_path / "run" / "plots").iterdir()}

@@ -18,7 +18,7 @@ from tests.launcher.plans import SERVER, STUDY, plan
 from tests.support.forked_program import ForkedProgram
 from tests.support.timing import Deadline, until
 
-DEADLINE_S = 30.0
+DEADLINE_S = 100.0
 
 Message = TypeVar("Message", bound=launcher_link.ToServer)
 

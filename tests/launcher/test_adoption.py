@@ -117,7 +117,7 @@ def test_a_launcher_that_is_killed_at_any_record_is_replaced_and_the_study_ends(
         "STREAM_FAILPOINTS_DIR": str(tmp_path / "failpoints"),
     }
     with StudyRun(tmp_path, QUICK, environment=failpoints) as run:
-        assert run.launcher.wait(30) == -signal.SIGKILL
+        assert run.launcher.wait(100) == -signal.SIGKILL
         run.launcher = run.start()
         assert run.end() == 0
         assert run.num_starts <= 2
@@ -126,7 +126,14 @@ def test_a_launcher_that_is_killed_at_any_record_is_replaced_and_the_study_ends(
 
 @pytest.mark.parametrize(
     "name",
-    ["before_submit", "after_submit", "before_server_start", "after_server_start", "before_replan", "after_replan"],
+    [
+        "after_submit",
+        "after_server_start",
+        *(
+            pytest.param(it, marks=pytest.mark.full)
+            for it in ("before_submit", "before_server_start", "before_replan", "after_replan")
+        ),
+    ],
 )
 def test_a_launcher_that_is_killed_between_two_records_is_replaced_and_the_study_ends(
     tmp_path: Path, name: str
@@ -136,7 +143,7 @@ def test_a_launcher_that_is_killed_between_two_records_is_replaced_and_the_study
         "STREAM_FAILPOINTS_DIR": str(tmp_path / "failpoints"),
     }
     with StudyRun(tmp_path, QUICK, environment=failpoints) as run:
-        assert run.launcher.wait(30) == -signal.SIGKILL
+        assert run.launcher.wait(100) == -signal.SIGKILL
         run.launcher = run.start()
         assert run.end() == 0
         assert run.num_starts == 1

@@ -33,7 +33,7 @@ from stream_server.machine import processes
 from tests.launcher.folder_queue import FolderQueue
 
 GRACE_S = 0.3
-DEADLINE_S = 20.0
+DEADLINE_S = 60.0
 PROJECT = Path(__file__).parent.parent.parent
 
 Make = Callable[[], Backend]

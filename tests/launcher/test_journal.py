@@ -22,10 +22,10 @@ from stream_server.launcher.journal.records import (
     AttemptStarting,
     DamagedJournal,
     FirstStep,
+    JournalRecord,
     LauncherLeft,
     LauncherStarted,
     PlanTaken,
-    Record,
     ServerEnded,
     ServerStarted,
     ServerStarting,
@@ -37,7 +37,7 @@ BEGIN = LauncherStarted(pid=1, boot="b", link="", supervises=True, resumed=False
 RESUME = LauncherStarted(pid=2, boot="b", link="", supervises=True, resumed=True)
 SERVER = ServerStarting(number=3, ranks=2, folder="/tmp/x/3", alive="ipc:///tmp/x/alive-3", reports_before="- -")
 
-RECORDS: list[Record] = [
+RECORDS: list[JournalRecord] = [
     BEGIN,
     PlanTaken(incarnation=2),
     SERVER,
@@ -58,12 +58,12 @@ RECORDS: list[Record] = [
 ]
 
 
-def journal_of(*written: Record) -> bytes:
+def journal_of(*written: JournalRecord) -> bytes:
     return b"".join(records.encode(record) for record in written)
 
 
 def test_every_kind_of_record_comes_back_from_its_line() -> None:
-    assert {type(record) for record in RECORDS} == set(get_args(Record))
+    assert {type(record) for record in RECORDS} == set(get_args(JournalRecord))
     assert list(records.decode(journal_of(*RECORDS))) == RECORDS
 
 

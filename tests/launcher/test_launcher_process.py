@@ -63,7 +63,7 @@ def begin(rank_0: "zmq.Socket[bytes]", study: Rank0) -> launcher_link.Attempt:
 def kill(launcher: LauncherProcess) -> None:
     (child,) = [it for it in psutil.Process().children() if "stream_server.launcher.supervision.cli" in it.cmdline()]
     child.send_signal(signal.SIGKILL)
-    assert launcher.wait(20)
+    assert launcher.wait(100)
     assert launcher.exit_code == -signal.SIGKILL
 
 

@@ -24,10 +24,10 @@ from stream_server.server.reception.heartbeat import Heartbeat
 from tests.network.faults import CLEAR, Reset
 from tests.network.proxy import Proxy
 
-QUICK = HeartbeatSettings(interval_s=0.1, silent_s=0.8, return_s=0.4)
+QUICK = HeartbeatSettings(interval_s=0.1, silent_s=2.0, return_s=1.0)
 # Sums of these are exact.
 EXACT = HeartbeatSettings(interval_s=1.0, silent_s=8.0, return_s=4.0)
-LONG_S = 3 * QUICK.silent_s
+LONG_S = 2 * QUICK.silent_s
 DEADLINE_S = 60.0
 
 RANK = """
@@ -133,11 +133,11 @@ def test_a_rank_that_leaves_in_order_is_not_lost(address: str) -> None:
 
 
 def test_a_rank_that_was_stopped_for_a_moment_comes_back(address: str) -> None:
-    patient = HeartbeatSettings(interval_s=0.1, silent_s=5.0)
+    patient = HeartbeatSettings(interval_s=0.1, silent_s=6.0)
     with Liveness(address, num_ranks=1, heartbeat=patient) as liveness, Rank(address, 0) as rank:
         assert watch(liveness, lambda: len(liveness.processes) == 1)
         rank.process.send_signal(signal.SIGSTOP)
-        assert not watch(liveness, is_lost(liveness), LONG_S)
+        assert not watch(liveness, is_lost(liveness), QUICK.silent_s)
         rank.process.send_signal(signal.SIGCONT)
         assert not watch(liveness, is_lost(liveness), patient.silent_s)
 

@@ -17,7 +17,7 @@ def test_a_job_whose_launcher_was_killed_right_after_its_start_is_taken_over(tmp
         "STREAM_FAILPOINTS_DIR": str(tmp_path / "failpoints"),
     }
     with StudyRun(tmp_path, STAYING, environment=failpoints) as run:
-        assert run.launcher.wait(30) == -signal.SIGKILL
+        assert run.launcher.wait(100) == -signal.SIGKILL
         run.launcher = run.start()
         run.wait_until(lambda: len(run.attempts(0)) == 2)
         assert run.attempts(0) == [(0, 0), (0, 0)]

@@ -5,15 +5,10 @@ import math
 import pytest
 
 from stream_server.launcher.schedule.actions import AbortStudy, Action, Cancel, Continue, Fail, Give, GiveUp, Submit
+from stream_server.launcher.schedule.progress_clock import CONFIRM_FAILURE_S, CONFIRM_S
 from stream_server.launcher.schedule.retry_policy import ScheduleLimits
 from stream_server.launcher.schedule.schedule import POSTPONE_S, SimulationSchedule
-from stream_server.launcher.schedule.simulation import (
-    CONFIRM_FAILURE_S,
-    CONFIRM_S,
-    RESTARTED,
-    ScheduledSimulation,
-    ScheduledState,
-)
+from stream_server.launcher.schedule.simulation import RESTARTED, ScheduledSimulation, ScheduledState
 
 
 def running(simulations: int, **limits: object) -> SimulationSchedule:

@@ -3,10 +3,11 @@ import math
 import pytest
 
 from stream_server.launcher.schedule.actions import AbortStudy, Cancel, Drop, Fail, FailLater, Give, GiveUp, Submit
+from stream_server.launcher.schedule.progress_clock import CONFIRM_FAILURE_S, CONFIRM_S
 from stream_server.launcher.schedule.queues import ATTACH_WAIT_S
 from stream_server.launcher.schedule.retry_policy import ScheduleLimits
 from stream_server.launcher.schedule.schedule import SimulationSchedule
-from stream_server.launcher.schedule.simulation import CONFIRM_FAILURE_S, CONFIRM_S, ScheduledState
+from stream_server.launcher.schedule.simulation import ScheduledState
 from stream_server.messages.launcher_link import NoneLeft
 
 

@@ -19,6 +19,7 @@ from stream_server.launcher.schedule.retry_policy import ScheduleLimits
 from stream_server.launcher.schedule.schedule import SimulationSchedule
 from stream_server.launcher.schedule.simulation import ScheduledState
 from stream_server.messages.launcher_link import NoneLeft
+from tests.support.examples import examples
 
 
 class ScheduleRules(RuleBasedStateMachine):
@@ -244,5 +245,5 @@ class ScheduleRules(RuleBasedStateMachine):
                 self.end_of_job(simulation, 0)
 
 
-ScheduleRules.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+ScheduleRules.TestCase.settings = settings(max_examples=examples(150), stateful_step_count=40, deadline=None)
 TestScheduleRules = ScheduleRules.TestCase

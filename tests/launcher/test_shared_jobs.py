@@ -5,9 +5,10 @@ from itertools import permutations
 import pytest
 
 from stream_server.launcher.schedule.actions import AbortStudy, Action, Cancel, Continue, Fail, GiveUp, Submit
+from stream_server.launcher.schedule.progress_clock import CONFIRM_FAILURE_S, CONFIRM_S
 from stream_server.launcher.schedule.retry_policy import ScheduleLimits
 from stream_server.launcher.schedule.schedule import SimulationSchedule
-from stream_server.launcher.schedule.simulation import CONFIRM_FAILURE_S, CONFIRM_S, ScheduledSimulation, ScheduledState
+from stream_server.launcher.schedule.simulation import ScheduledSimulation, ScheduledState
 
 EXCUSE = "simulation 0, which shared the job, failed"
 CANCELLED = "simulation 0, which shared the job, was cancelled"

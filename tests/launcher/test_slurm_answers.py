@@ -10,7 +10,7 @@ from stream_server.config.job_sections import JobSettings
 from stream_server.errors import ConfigError
 from stream_server.launcher.backends import job_script, slurm_commands, slurm_job
 from stream_server.launcher.backends.backend import JobState
-from stream_server.launcher.backends.scheduler import SubmitRefusal, refusal_of
+from stream_server.launcher.backends.scheduler import SubmitRefusal, advice, refusal_of
 from stream_server.launcher.backends.slurm import SlurmBackend
 from tests.support.studies import StudyFolder
 
@@ -74,8 +74,12 @@ def test_a_refusal_is_a_limit_of_the_site_no_answer_or_the_fault_of_the_job(
 
 
 def test_a_wrong_account_or_time_limit_comes_with_what_to_write() -> None:
-    assert "simulation.job.account" in slurm_commands.hint("Invalid account or account/partition combination specified")
-    assert "simulation.job.walltime" in slurm_commands.hint("Requested time limit is invalid (missing or exceeds)")
+    assert "simulation.job.account" in advice(
+        "Invalid account or account/partition combination specified", slurm_commands.HINTS
+    )
+    assert "simulation.job.walltime" in advice(
+        "Requested time limit is invalid (missing or exceeds)", slurm_commands.HINTS
+    )
 
 
 @pytest.mark.parametrize(

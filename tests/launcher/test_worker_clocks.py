@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from stream_server.launcher.schedule.actions import Action, Submit
 from stream_server.launcher.schedule.retry_policy import ScheduleLimits
 from stream_server.launcher.schedule.schedule import SimulationSchedule
+from tests.support.examples import examples
 
 NUM = 9
 
@@ -78,7 +79,7 @@ def clocks_of_all(schedule: SimulationSchedule) -> dict[int, float]:
 
 
 @pytest.mark.parametrize("sharing", [{"per_worker": 4}, {"per_job": 3}, {}], ids=str)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(happened=st.lists(events, max_size=40))
 def test_the_clocks_are_those_that_a_look_at_all_simulations_finds(
     sharing: dict[str, int], happened: list[Any]

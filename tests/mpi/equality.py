@@ -52,6 +52,9 @@ class Net(TorchServer):
         if name == "grad/norm":
             self.norms.append(value)
 
+    def buffers(self) -> list[float]:
+        return state(self.model.buffers())
+
 
 class ManualNet(Net):
     """One optimizer for each layer, and a schedule for the second."""
@@ -71,11 +74,19 @@ class ManualNet(Net):
 
 
 class NormNet(Net):
-    """Has running statistics, which differ between ranks until they are shared."""
+    """Has running statistics, in the model and beside it, which differ between ranks until they are shared."""
 
     def prepare_training_attributes(self) -> Any:
         model = nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, 2))
+        self.targets = nn.BatchNorm1d(2, affine=False, dtype=torch.float64)
         return model, torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        x, y = batch
+        return nn.functional.mse_loss(self.model(x), self.targets(y))
+
+    def buffers(self) -> list[float]:
+        return super().buffers() + state(self.targets.buffers())
 
 
 SERVERS = {"automatic": Net, "manual": ManualNet, "norm": NormNet}
@@ -132,9 +143,9 @@ def train(job: dict[str, Any]) -> list[dict[str, Any]] | None:
             if outcome.updated:
                 server.progress.count_update(outcome)
             rates.on_step_end(server)
-        own = state(server.model.buffers())
+        own = server.buffers()
         step.finish()
-        shared = state(server.model.buffers())
+        shared = server.buffers()
         weights = state(server.model.parameters())
         saved = step.state_dict()
         step.load_state_dict(saved)

@@ -14,7 +14,7 @@ def run(
     arguments: Sequence[str] = (),
     *,
     implementation: str = "mpich",
-    deadline_s: float = 50.0,
+    deadline_s: float = 100.0,
     ignored: Sequence[str] = (),
 ) -> subprocess.CompletedProcess[str]:
     """Run `tests/mpi/PROGRAM.py` on ranks, or without MPI when there is one.

@@ -23,7 +23,7 @@ def test_the_mpirun_of_another_mpi_is_refused_with_the_path_of_the_right_one(
     launch = mpirun(implementation, 2, [script, "--config", str(STUDY), *settings])
     python = launch.argv.index(str(PREFIXES[implementation] / "bin" / "python"))
     launch.argv[python] = str(PREFIXES[other] / "bin" / "python")
-    ended = subprocess.run(launch.argv, env=launch.environment, capture_output=True, text=True, timeout=50)
+    ended = subprocess.run(launch.argv, env=launch.environment, capture_output=True, text=True, timeout=120)
     assert ended.returncode == 2
     assert ended.stderr.count("stream-server: this rank was started by the mpirun of") == 1
     assert f"start it with {PREFIXES[other] / 'bin' / 'mpirun'}\n" in ended.stderr

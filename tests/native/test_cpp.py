@@ -31,7 +31,7 @@ SENT = {
 }
 
 
-@pytest.fixture(scope="module", params=["g++", "clang++"])
+@pytest.fixture(scope="module", params=["g++", pytest.param("clang++", marks=pytest.mark.full)])
 def types(request: pytest.FixtureRequest, installation: Installation, tmp_path_factory: pytest.TempPathFactory) -> Path:
     program = tmp_path_factory.mktemp("cpp") / "types"
     sources = (PROGRAMS / "types.cpp", PROGRAMS / "other.cpp")
@@ -51,7 +51,7 @@ def run(program: Path, *arguments: str, connection: Path | str) -> subprocess.Co
         env=tool_environment() | {"STREAM_CONNECTION": str(connection)},
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=120,
         check=False,
     )
 
@@ -107,7 +107,7 @@ def test_send_returns_false_when_the_study_has_ended(cases: Path) -> None:
         )
         server.wait_until(lambda: len(server.steps) > 10)
         server.do_now(server.stop_study)
-        output, _ = process.communicate(timeout=20)
+        output, _ = process.communicate(timeout=120)
     assert output == "stopped: training converged\n"
     assert process.returncode == 0
 

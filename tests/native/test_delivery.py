@@ -83,7 +83,7 @@ def test_quick_small_steps_travel_together(library: Path, tmp_path: Path) -> Non
     threads = built(library, tmp_path, "threads.c")
     with FakeServer(SMALL, num_ranks=2) as server:
         server.credit = 1000
-        subprocess.run([str(threads), str(server.path), "1", "1000"], check=True, timeout=30)
+        subprocess.run([str(threads), str(server.path), "1", "1000"], check=True, timeout=120)
         data = messages(server, Data)
     assert sum(it.num_steps for it in data) == 1000
     assert len(data) < 400
@@ -94,7 +94,7 @@ def test_steps_that_travel_together_give_back_their_credit(library: Path, tmp_pa
     threads = built(library, tmp_path, "threads.c")
     with FakeServer(SMALL, num_ranks=1) as server:
         server.credit = 16
-        subprocess.run([str(threads), str(server.path), "1", "500"], check=True, timeout=30)
+        subprocess.run([str(threads), str(server.path), "1", "500"], check=True, timeout=120)
         assert len(messages(server, Data)) < 300
     assert len(server.steps) == 500
 
@@ -106,7 +106,7 @@ def test_any_number_of_messages_waits_for_a_server_that_is_busy(client: NativeCl
         server.credit = 10_000
         client.connect(server)
         assert client.send(0) == ["ok"]
-        server.do(lambda: free.wait(30))
+        server.do(lambda: free.wait(100))
         # Each step is a message of its own, since its neighbours have other fields.
         for step in range(1, 5000):
             if step % 2:
@@ -333,7 +333,7 @@ def test_a_busy_server_is_asked_again_later(client: NativeClient) -> None:
     with FakeServer(SMALL, num_ranks=1) as server:
         server.answers_to_hello = [busy]
         server.answers_to_open = [busy]
-        assert client.connect(server, "timeout=1.5") == "ok"
+        assert client.connect(server, "timeout=20") == "ok"
         assert client.send(0) == ["ok"]
         assert client.ask("finish") == "ok"
     assert len(server.hellos) == 2
@@ -357,21 +357,21 @@ def test_a_silent_server_is_unreachable_after_the_time_limit(client: NativeClien
 
 def test_a_server_that_falls_silent_is_named(client: NativeClient) -> None:
     with FakeServer(SMALL, num_ranks=3) as server:
-        client.connect(server, "simulation=17", "timeout=0.1")
+        client.connect(server, "simulation=17", "timeout=1")
         assert client.send(0) == ["ok"]
         server.do_now(lambda: setattr(server, "silent", True))
         answer = client.ask("finish")
     assert answer.startswith("error UNREACHABLE: simulation 17 rank 0 waits for server rank ")
-    assert answer.endswith("no word for 0.1 s")
+    assert answer.endswith("no word for 1 s")
 
 
 def test_a_slow_server_that_answers_is_waited_for_beyond_the_time_limit(client: NativeClient) -> None:
     with FakeServer(SMALL, num_ranks=1) as server:
         server.withholds_acks = True
-        client.connect(server, "timeout=0.12")
+        client.connect(server, "timeout=1")
         client.send(0)
         finishing = client.begin("finish")
-        server.wait_until(lambda: num_pings(server) == 6)
+        server.wait_until(lambda: num_pings(server) >= 25)
         server.do(server.acknowledge_all)
         assert finishing() == "ok"
 
@@ -389,7 +389,7 @@ def test_a_rank_that_was_stopped_while_it_waits_for_credit_listens_before_it_giv
     with FakeServer(SMALL, num_ranks=1) as server:
         server.credit = 1
         server.withholds_acks = True
-        client.connect(server, "timeout=1")
+        client.connect(server, "timeout=3")
         sending = client.begin_to_send(0, 1)
         server.wait_until(lambda: num_pings(server) > 1)
         # No answer is on its way when it is stopped.
@@ -397,7 +397,7 @@ def test_a_rank_that_was_stopped_while_it_waits_for_credit_listens_before_it_giv
         num_before = num_pings(server)
         server.wait_until(lambda: num_pings(server) > num_before)
         client.process.send_signal(signal.SIGSTOP)
-        spend(2, program)
+        spend(4, program)
         server.do_now(lambda: setattr(server, "silent", False))
         num_before = num_pings(server)
         client.process.send_signal(signal.SIGCONT)
@@ -412,10 +412,10 @@ def test_a_rank_that_was_stopped_while_it_says_hello_listens_before_it_gives_up(
 ) -> None:
     with FakeServer(SMALL) as server:
         server.silent = True
-        client.say(f"connect 0 1 connection={server.path} timeout=1")
+        client.say(f"connect 0 1 connection={server.path} timeout=3")
         server.wait_until(lambda: len(server.hellos) == 1)
         client.process.send_signal(signal.SIGSTOP)
-        spend(2, program)
+        spend(4, program)
         server.do_now(lambda: setattr(server, "silent", False))
         client.process.send_signal(signal.SIGCONT)
         assert client.hear() == "ok"
@@ -430,7 +430,7 @@ def test_with_too_few_files_it_fails_and_does_not_end_the_process(program: Path,
             limited.write_text(f'#!/bin/sh\nulimit -n {num_files}\nexec "{program}"\n')
             limited.chmod(0o755)
             with NativeClient(limited) as client:
-                outcomes.append(client.connect(server, "timeout=5"))
+                outcomes.append(client.connect(server, "timeout=60"))
                 client.ask("abandon")
     assert outcomes[-1] == "ok"
     first = outcomes.index("ok")
@@ -442,7 +442,7 @@ def test_with_too_few_files_it_fails_and_does_not_end_the_process(program: Path,
 
 def test_more_server_ranks_than_zeromqs_default_can_be_connected_to(library: Path, tmp_path: Path) -> None:
     sockets = built(library, tmp_path, "sockets.c")
-    done = subprocess.run([str(sockets)], capture_output=True, text=True, timeout=50)
+    done = subprocess.run([str(sockets)], capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("-7 ")
     assert "ulimit -n" in done.stdout
@@ -451,7 +451,7 @@ def test_more_server_ranks_than_zeromqs_default_can_be_connected_to(library: Pat
 def test_a_child_process_can_only_leave(library: Path, tmp_path: Path) -> None:
     forked = built(library, tmp_path, "forked.c")
     with FakeServer(SMALL, num_ranks=2) as server:
-        done = subprocess.run([str(forked), str(server.path)], capture_output=True, text=True, timeout=50)
+        done = subprocess.run([str(forked), str(server.path)], capture_output=True, text=True, timeout=120)
         assert (done.returncode, done.stderr) == (0, "")
         assert done.stdout == "0\n0\n"
         assert sorted(server.steps) == [(7, 0), (7, 1)]
@@ -588,7 +588,7 @@ def test_the_first_address_that_means_something_here_is_taken(client: NativeClie
 def test_a_call_without_what_it_needs_says_so_and_does_nothing(library: Path, tmp_path: Path) -> None:
     nothing_given = built(library, tmp_path, "nothing_given.c")
     with FakeServer(SMALL, num_ranks=1) as server:
-        done = subprocess.run([str(nothing_given), str(server.path)], capture_output=True, text=True, timeout=30)
+        done = subprocess.run([str(nothing_given), str(server.path)], capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     assert list(server.steps) == [(7, 0)]
 
@@ -608,7 +608,7 @@ def test_signals_do_not_disturb_it(library: Path, tmp_path: Path) -> None:
         with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
             server.wait_until(lambda: num_pings(server) > 3)
             server.do_now(start_again)
-            told, complaints = process.communicate(timeout=30)
+            told, complaints = process.communicate(timeout=120)
     assert (process.returncode, told, complaints) == (0, "interrupted\n", "")
     assert sorted(server.steps) == [(7, step) for step in range(30)]
 
@@ -618,7 +618,7 @@ def test_a_lack_of_memory_at_any_moment_is_an_error_and_no_crash(tmp_path: Path)
     functions = ("malloc", "calloc", "realloc", "strdup", "posix_memalign")
     scarce = built(library, tmp_path, "scarce.c", *(f"-Wl,--wrap={function}" for function in functions))
     with FakeServer(SMALL, num_ranks=2) as server:
-        done = subprocess.run([str(scarce), str(server.path)], capture_output=True, text=True, timeout=50)
+        done = subprocess.run([str(scarce), str(server.path)], capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stderr) == (0, ""), done.stdout
     assert int(done.stdout) > 60
     # Those conversations that came far enough have met a new start.
@@ -628,7 +628,7 @@ def test_a_lack_of_memory_at_any_moment_is_an_error_and_no_crash(tmp_path: Path)
 def test_simulations_in_several_threads_know_nothing_of_each_other(library: Path, tmp_path: Path) -> None:
     threads = built(library, tmp_path, "threads.c")
     with FakeServer(SMALL, num_ranks=2) as server:
-        done = subprocess.run([str(threads), str(server.path), "6", "50"], capture_output=True, text=True, timeout=40)
+        done = subprocess.run([str(threads), str(server.path), "6", "50"], capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stderr) == (0, "")
     expected = {(i, step): [i, step, 0, 0] for i in range(6) for step in range(50)}
     assert {key: it["u"].tolist() for key, it in server.steps.items()} == expected
@@ -637,10 +637,11 @@ def test_simulations_in_several_threads_know_nothing_of_each_other(library: Path
 def test_a_process_that_forgets_to_finish_still_ends(library: Path, tmp_path: Path) -> None:
     forgetful = built(library, tmp_path, "forgetful.c")
     with FakeServer(SMALL, num_ranks=1) as server:
-        subprocess.run([str(forgetful), str(server.path)], check=True, timeout=20)
+        subprocess.run([str(forgetful), str(server.path)], check=True, timeout=120)
     assert messages(server, End) == []
 
 
+@pytest.mark.full
 def test_valgrind_finds_nothing_in_a_restart(tmp_path: Path) -> None:
     driver = build.c_driver(build.client_archive(tmp_path / "plain", *QUICK))
     under_valgrind = tmp_path / "under-valgrind"

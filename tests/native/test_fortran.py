@@ -30,7 +30,7 @@ def run(*command: str, connection: Path | str | None) -> subprocess.CompletedPro
     environment = {name: value for name, value in os.environ.items() if not name.startswith("STREAM_")}
     if connection is not None:
         environment["STREAM_CONNECTION"] = str(connection)
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
 
 
 @pytest.mark.parametrize("name", STANDARDS)

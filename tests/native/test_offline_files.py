@@ -75,6 +75,7 @@ def write_files(program: Path, raw: Path, output_dir: Path, **options: Any) -> R
     return run_study(CODES / "study.json", output_dir, **options)
 
 
+@pytest.mark.full
 def test_a_code_in_fortran_has_in_its_files_and_is_trained_from_what_it_wrote_itself(
     installation: Installation, tmp_path: Path
 ) -> None:

@@ -34,7 +34,8 @@ def study(request: pytest.FixtureRequest, installation: Installation, tmp_path: 
     return one | {"simulation.command": [str(program)]}
 
 
-@codes("c-openmpi", pytest.param("fortran-mpich", marks=pytest.mark.full))
+@pytest.mark.full
+@codes("c-openmpi", "fortran-mpich")
 def test_a_code_of_which_a_rank_is_killed_is_started_again(study: dict[str, Any], tmp_path: Path) -> None:
     study["simulation.command"] += ["kill", str(VICTIM), "-"]
     done = run_study(MPI_STUDY, tmp_path / "run", num_ranks=2, settings=study | {"study.simulations": 2})
@@ -42,7 +43,8 @@ def test_a_code_of_which_a_rank_is_killed_is_started_again(study: dict[str, Any]
     assert counted(done) == {(VICTIM, 0): True}
 
 
-@codes("fortran-mpich", pytest.param("c-openmpi", marks=pytest.mark.full))
+@pytest.mark.full
+@codes("fortran-mpich", "c-openmpi")
 def test_a_code_outlives_its_server(study: dict[str, Any], tmp_path: Path) -> None:
     go = tmp_path / "go"
     study["simulation.command"] += ["wait", "0", str(go)]

@@ -256,12 +256,12 @@ def test_an_open_that_a_new_server_refuses_is_repeated_after_another_hello(clien
 
 def test_a_new_server_at_the_old_address_that_no_file_tells_of_is_named(client: NativeClient) -> None:
     with FakeServer(SMALL, num_ranks=1) as server:
-        client.connect(server, "timeout=0.3")
+        client.connect(server, "timeout=1")
         client.send(0)
         server.do_now(lambda: server.restart_in_place(incarnation=4))
         answer = client.ask("finish")
     assert "UNREACHABLE" in answer
-    assert answer.endswith("no word for 0.3 s; a new server is there (say Hello again)")
+    assert answer.endswith("no word for 1 s; a new server is there (say Hello again)")
 
 
 def test_a_file_that_is_no_connection_file_for_a_moment_does_no_harm(client: NativeClient) -> None:
@@ -414,7 +414,7 @@ def test_a_client_that_changes_its_folder_still_finds_its_connection_file(librar
         with subprocess.Popen(words, cwd=server.path.parent, stdin=subprocess.PIPE, stderr=subprocess.PIPE) as process:
             server.wait_until(lambda: received(server) == {0})
             server.move(incarnation=4)
-            _, complaints = process.communicate(timeout=20)
+            _, complaints = process.communicate(timeout=120)
         assert (process.returncode, complaints) == (0, b"")
         assert received(server) == {0}
         assert [it.incarnation for it in messages(server, End)] == [4]
@@ -450,6 +450,7 @@ def test_whatever_servers_come_and_go_the_last_one_has_every_step(
         assert all(num <= server.num_ranks_of(index) for index, num in server.num_sent.items())
 
 
+@pytest.mark.full
 def test_a_study_whose_server_is_killed_three_times_loses_nothing_of_a_c_simulation(
     library: Path, tmp_path: Path
 ) -> None:

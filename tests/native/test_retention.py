@@ -9,9 +9,10 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from stream_server.client_api.retention import ENTRY_BYTES, Backlog, OrderedSteps, Retention, Steps
+from stream_server.client_api.retention import ENTRY_BYTES, OrderedSteps, RetainedSteps, Retention, Steps
 from stream_server.messages.client import Block
 from tests.native.native_client import built, library
+from tests.support.examples import examples
 
 __all__ = ["library"]
 
@@ -28,25 +29,25 @@ def probe(library: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 class Reference:
     """The Python client's, driven by the same lines."""
 
-    def __init__(self, window_bytes: int) -> None:
-        self.retention = Retention(window_bytes=window_bytes)
-        self.backlogs: list[Backlog] = []
+    def __init__(self, max_bytes: int) -> None:
+        self.retention = Retention(max_bytes=max_bytes)
+        self.of_connections: list[RetainedSteps] = []
         self.entered = OrderedSteps()
         self.counter = 0
 
     def obey(self, verb: str, numbers: Sequence[int]) -> str:
         match verb, *numbers:
-            case "backlog", *_:
-                self.backlogs.append(self.retention.backlog())
-            case "sent", backlog, end, index, num, stride:
-                self.backlogs[backlog].add(end, self._steps(index, num, stride))
-            case "received", backlog, mark:
-                self.backlogs[backlog].received = mark
-            case "durable", backlog, mark:
-                self.backlogs[backlog].durable(mark)
+            case "connection", *_:
+                self.of_connections.append(self.retention.of_connection())
+            case "sent", number, end, index, num, stride:
+                self.of_connections[number].add(end, self._steps(index, num, stride))
+            case "received", number, mark:
+                self.of_connections[number].received = mark
+            case "durable", number, mark:
+                self.of_connections[number].durable(mark)
             case "aside", *_:
                 self.retention.set_aside(self.entered)
-                self.backlogs = []
+                self.of_connections = []
             case "keep", index:
                 self.retention.keep(index, self._steps(index, 1, 1))
             case "may_go", flag:
@@ -65,9 +66,9 @@ class Reference:
 
     def _told(self) -> str:
         words = [str(self.retention.num_bytes)]
-        for backlog in self.backlogs:
+        for retained in self.of_connections:
             words.append(";")
-            words += [_step(sent.steps, index) for sent in backlog.sent for index in sent.steps.indices]
+            words += [_step(sent.steps, index) for sent in retained.sent for index in sent.steps.indices]
         words.append(";")
         words += [_step(steps, index) for index, steps in self.retention.unsent.items()]
         return " ".join(words)
@@ -84,7 +85,7 @@ def histories(draw: st.DrawFn) -> list[Line]:
     lines: list[Line] = []
     following = [0, 1]
     for _ in range(draw(st.integers(1, 3))):
-        lines += [("may_go", (0,)), ("backlog", ()), ("backlog", ())]
+        lines += [("may_go", (0,)), ("connection", ()), ("connection", ())]
         ends, received = [0, 0], [0, 0]
         for action in draw(st.lists(st.sampled_from("ssssrrrdf"), max_size=25)):
             which = draw(st.integers(0, 1))
@@ -111,7 +112,7 @@ def histories(draw: st.DrawFn) -> list[Line]:
 
 # Of two connections whose oldest messages were received, the one that sent earlier makes room.
 OLDEST_FIRST: list[Line] = [
-    *[("backlog", ())] * 2,
+    *[("connection", ())] * 2,
     ("sent", (0, 1, 0, 1, 2)),
     ("sent", (1, 1, 1, 1, 2)),
     ("sent", (0, 2, 2, 1, 2)),
@@ -122,19 +123,19 @@ OLDEST_FIRST: list[Line] = [
 
 @example(OLDEST_FIRST, 3)
 @example(OLDEST_FIRST, 4)
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(histories(), st.integers(0, 6))
 def test_it_keeps_what_the_python_client_keeps(probe: Path, lines: list[Line], num_messages: int) -> None:
-    window_bytes = num_messages * (ENTRY_BYTES + 8)
-    reference = Reference(window_bytes)
+    max_bytes = num_messages * (ENTRY_BYTES + 8)
+    reference = Reference(max_bytes)
     expected = [reference.obey(verb, numbers) for verb, numbers in lines]
     script = "\n".join(" ".join([verb, *map(str, numbers)]) for verb, numbers in lines)
     done = subprocess.run(
         [str(probe)],
-        input=f"window {window_bytes}\n{script}\n",
+        input=f"max {max_bytes}\n{script}\n",
         capture_output=True,
         text=True,
-        timeout=20,
+        timeout=120,
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.splitlines()[1:] == expected

@@ -12,6 +12,7 @@ INCLUDES = tuple(f"-I{NATIVE / name}" for name in ("include", "src", "melissa"))
 ANALYZER = ("mpicc.mpich", "-c", "-std=c11", "-O1", "-fanalyzer", "-Wall", "-Wextra", "-Werror")
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_the_analyzer_has_nothing_to_say(tmp_path: Path) -> None:
     assert len(SOURCES) > 40

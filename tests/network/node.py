@@ -77,6 +77,6 @@ def allowed() -> str:
 
 
 def _run(*words: str) -> None:
-    done = subprocess.run(words, capture_output=True, text=True, timeout=20)
+    done = subprocess.run(words, capture_output=True, text=True, timeout=120)
     if done.returncode != 0:
         raise PermissionError(f"{' '.join(words)}: {done.stderr.strip()}")

@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.chaos.plan import Plan
 from tests.network.node import Node
 from tests.network.partitions import LIMIT_S, DistantStudy, endure_partition, num_trained
@@ -15,10 +17,12 @@ SAVED = 75
 ATTACHED = NUMPY_STUDY.parent / "attached.py"
 
 
+@pytest.mark.full
 def test_a_partition_of_seconds_is_waited_for(tmp_path: Path) -> None:
     assert endure_partition("0", 3.0, tmp_path) == []
 
 
+@pytest.mark.full
 def test_simulations_that_make_no_progress_behind_a_partition_are_started_again(tmp_path: Path) -> None:
     plan = Plan(seed="0", num_simulations=4, num_steps=40)
     with Node() as node:
@@ -45,7 +49,7 @@ def test_a_simulation_that_is_cut_off_for_longer_than_its_study_allows_says_so(t
             assert client.stdout.readline() == "half-way\n"
             node.cut()
             go.touch()
-            _, complaint = client.communicate(timeout=60)
+            _, complaint = client.communicate(timeout=120)
             assert client.returncode == 1
             assert f"Unreachable: simulation 0 rank 0 waits for server rank 0 at tcp://{node.here}:" in complaint
             assert "no word for 2 s" in complaint

@@ -13,7 +13,7 @@ from tests.support.runs import NUMPY_STUDY, assert_complete, run_study
 PACED: dict[str, Any] = {
     "study.simulations": 3,
     "simulation.command": ["python", "paced.py", "0.05"],
-    "simulation.timeout_s": 15,
+    "simulation.timeout_s": 100,
     "checkpoint.every_batches": 2,
     "checkpoint.record": True,
 }

@@ -30,7 +30,7 @@ def test_a_soft_limit_that_may_be_raised_is_raised(tmp_path: Path) -> None:
 def test_a_client_that_may_open_too_few_files_says_so_and_ends_no_process_of_a_user() -> None:
     with victim() as it:
         command = [sys.executable, "-m", "tests.resources.client_limits", str(it.live.connection), "0", "40"]
-        told = subprocess.run(command, check=True, capture_output=True, text=True, timeout=50)
+        told = subprocess.run(command, check=True, capture_output=True, text=True, timeout=120)
         *refused, last = json.loads(told.stdout).values()
         assert last == "finished"
         assert len(refused) > 8

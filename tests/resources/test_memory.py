@@ -12,7 +12,9 @@ NUM = 40
 GIGABYTE = 1 << 20  # in kB, as ulimit has it
 
 
-@pytest.mark.parametrize("siege", [sieges.unheld, sieges.held], ids=lambda siege: siege.__name__)
+@pytest.mark.parametrize(
+    "siege", [sieges.unheld, pytest.param(sieges.held, marks=pytest.mark.full)], ids=lambda siege: siege.__name__
+)
 def test_no_client_makes_the_memory_of_a_server_grow_beyond_its_plan(siege: sieges.Siege) -> None:
     effects = siege(NUM)
     assert effects

@@ -22,7 +22,7 @@ STUDY = Path(__file__).parent / "study" / "study.json"
 NUM_SIMULATIONS = 4
 NUM_STEPS = 40
 SHAPE = (65536,)
-DEADLINE_S = 40.0
+DEADLINE_S = 100.0
 FIELDS = {"VmRSS": "rss", "VmHWM": "peak"}
 
 

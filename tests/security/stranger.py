@@ -34,7 +34,7 @@ class Stranger:
     def run(self, script: str, *arguments: object, before: str = "") -> str:
         """What a script prints before it ends well."""
         with self.start(script, *arguments, before=before) as process:
-            said, _ = process.communicate(timeout=60)
+            said, _ = process.communicate(timeout=120)
         assert process.returncode == 0, said
         return said.strip()
 

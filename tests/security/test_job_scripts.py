@@ -101,7 +101,7 @@ def test_a_job_of_slurm(folder: Path, what: str, monkeypatch: pytest.MonkeyPatch
     assert stat.S_IMODE((folder / job_script.JOB_FILE).stat().st_mode) == 0o600
     # What slurmd runs.
     script = backend._jobs[name].submission.script
-    done = subprocess.run(["bash"], input=os.fsencode(script), capture_output=True, timeout=60, check=False)
+    done = subprocess.run(["bash"], input=os.fsencode(script), capture_output=True, timeout=120, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
     assert said(folder) == list(EVIL)
 
@@ -114,7 +114,7 @@ def test_several_simulations_in_one_job_of_mpirun(folder: Path) -> None:
     spec = replace(spec, environment={**ENVIRONMENT, **identity, **rest})
     line = Mpirun(words=("mpirun", "-n", "1"), ranks=1).job([spec, spec]).command
     first = line[3 : line.index(":")]
-    assert subprocess.run(first, timeout=60, check=False).returncode == 0
+    assert subprocess.run(first, timeout=120, check=False).returncode == 0
     assert said(folder) == list(EVIL)
 
 

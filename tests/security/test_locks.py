@@ -55,4 +55,4 @@ def test_whoever_locks_all_that_he_can_open_stops_no_study(
             # Those of the group read the report and incarnations.json.
             assert int(process.stdout.readline()) == num_opened
             use(folder)
-            process.communicate(timeout=60)
+            process.communicate(timeout=120)

@@ -62,7 +62,7 @@ class Impostor:
             assert process.stdout is not None
             assert process.stdout.readline() == "ready\n"
             yield impostor
-            impostor.num = int(process.communicate(timeout=60)[0])
+            impostor.num = int(process.communicate(timeout=120)[0])
 
 
 @pytest.fixture

@@ -16,6 +16,7 @@ from stream_server.messages.client import (
 )
 from stream_server.server.intake.attempts import Connection
 from stream_server.server.intake.intake import Intake
+from tests.support.examples import examples
 from tests.support.intakes import OPTIONAL, U, block, data, make, opened, opening, send
 
 
@@ -289,7 +290,7 @@ def test_steps_are_bounded_when_their_number_is_unknown() -> None:
     assert refusal.reason is Reason.WRONG_STEP
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(
     st.data(),
     st.integers(1, 3),

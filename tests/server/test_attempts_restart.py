@@ -14,6 +14,7 @@ from stream_server.server.intake.attempts import Connection
 from stream_server.server.intake.intake import Intake
 from stream_server.server.intake.validation_store import ValidationStore
 from stream_server.storage.plain_state import from_bytes, to_bytes
+from tests.support.examples import examples
 from tests.support.intakes import U, block, complete, data, make, opened, opening, send
 
 Who = tuple[int, int]
@@ -127,7 +128,7 @@ class World:
                 self.intake.settlement.reject(run)
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 @given(st.data(), st.integers(1, 3), st.integers(1, 2), st.integers(2, 4), st.integers(1, 2), st.integers(1, 3))
 def test_each_step_is_settled_once_wherever_the_server_was_started_again(
     choices: st.DataObject, num_simulations: int, num_clients: int, credit: int, num_at_once: int, capacity: int

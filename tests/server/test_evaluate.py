@@ -68,7 +68,7 @@ def config_of(run: Run) -> StudyConfig:
 
 def on_ranks(num: int, run: Run, checkpoint: Path, **changes: Any) -> "subprocess.CompletedProcess[str]":
     launch = mpirun("mpich", num, ["-c", PROGRAM, str(STUDY), str(checkpoint), json.dumps(overrides(run, **changes))])
-    return subprocess.run(launch.argv, env=launch.environment, capture_output=True, text=True, timeout=50, check=False)
+    return subprocess.run(launch.argv, env=launch.environment, capture_output=True, text=True, timeout=120, check=False)
 
 
 def newest(run: Run) -> Path:
@@ -89,7 +89,8 @@ def test_the_newest_checkpoint_of_a_run_gives_the_last_validation_again(
     assert last_loss(trained) in output
 
 
-@pytest.mark.parametrize("num_ranks", [pytest.param(2, marks=pytest.mark.full), 3])
+@pytest.mark.full
+@pytest.mark.parametrize("num_ranks", [2, 3])
 def test_other_numbers_of_ranks_find_the_same(num_ranks: int, trained: Run) -> None:
     ran = on_ranks(num_ranks, trained, newest(trained))
     assert (ran.returncode, ran.stderr) == (0, "")
@@ -236,6 +237,7 @@ def test_a_torch_model_comes_back_without_its_optimizer(tmp_path: Path, monkeypa
         load_into(Net(num_outputs=3), best)
 
 
+@pytest.mark.full
 def test_a_checkpoint_and_one_of_the_best_models_are_evaluated_by_their_average(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,6 +3,7 @@
 import re
 import sys
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,6 +12,9 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from stream_server import errors
 from stream_server.errors import ProducerFailed, RankLost, StreamServerError, UserCodeError
@@ -260,6 +264,22 @@ def test_a_model_that_is_none_is_3(tmp_path: Path, capsys: pytest.CaptureFixture
     assert fast_dev_run(type("Troubled", (Twin,), members), study(tmp_path)) == 3
     said = "Troubled.prepare_training_attributes must return a torch.nn.Module as the model, but returned 5"
     assert said in capsys.readouterr().err
+
+
+def test_a_model_that_the_ranks_would_share_out_is_refused() -> None:
+    class Sharded(Twin):
+        def prepare_training_attributes(self) -> Any:
+            model, _ = super().prepare_training_attributes()
+            fully_shard(model, mesh=init_device_mesh("cpu", (2,)))
+            return model, torch.optim.SGD(model.parameters(), lr=0.1)
+
+    torch.distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    try:
+        server = Sharded(settings(precision="32-true"))
+        with pytest.raises(UserCodeError, match="is a DTensor, as fully_shard"), ExitStack() as stack:
+            stack.enter_context(TorchStep(server, SoloRanks(), server.config))
+    finally:
+        torch.distributed.destroy_process_group()
 
 
 def test_a_model_that_cannot_be_saved_is_3() -> None:

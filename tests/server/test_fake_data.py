@@ -98,7 +98,7 @@ def test_an_error_of_the_class_is_shown_with_its_line(tmp_path: Path, capsys: py
 def test_all_ranks_train_in_step(tmp_path: Path) -> None:
     program = str(Path(sys.executable).with_name("stream-server"))
     launch = mpirun("mpich", 2, [program, "--config", str(study(tmp_path)), "--fake-data", "0.5"])
-    done = subprocess.run(launch.argv, env=launch.environment, capture_output=True, text=True, timeout=50, check=True)
+    done = subprocess.run(launch.argv, env=launch.environment, capture_output=True, text=True, timeout=120, check=True)
     counts = {json.loads((tmp_path / f"seen-{rank}").read_text())[0] for rank in range(2)}
     assert len(counts) == 1
     assert "2 x 4 samples" in done.stdout

@@ -99,7 +99,7 @@ def test_the_next_batches_are_made_while_one_is_trained_and_not_more() -> None:
         assert server.begun[4].wait(LONG_S)
         for step in range(4, 12):
             server.leave[step].set()
-        stream.settle()
+        stream.quiesce()
         assert server.begun[11].is_set()
         assert not server.begun[12].is_set()
         for step in range(12, 20):
@@ -114,7 +114,7 @@ def test_what_is_drawn_does_not_depend_on_how_far_the_loader_is(is_far: bool) ->
     with stream_of(server, buffer, 4, prefetch=2) as stream:
         assert stream.draw(0) is not None
         if is_far:
-            stream.settle()
+            stream.quiesce()
         assert stream.num_drawn == 12
         for step in range(64):
             server.leave[step].set()
@@ -127,7 +127,7 @@ def test_what_is_ahead_is_saved_as_drawn_and_restored_on_a_stream_that_is_not_ah
     with loading(buffer, MAKES["filtered"], prefetch=2) as stream:
         first = stream.draw(0)
         assert first is not None
-        stream.settle()
+        stream.quiesce()
         counts = {"num_drawn": stream.num_drawn, "num_dropped": stream.num_dropped}
         state, fields = save(buffer)
     assert counts == {"num_drawn": 16, "num_dropped": 2}
@@ -175,7 +175,7 @@ def test_wherever_a_study_is_killed_each_sample_is_trained_or_dropped_once(data:
             batch = stream.draw(0)
             trained += [] if batch is None else batch.keys[1].tolist()
         stream.release()
-        stream.settle()
+        stream.quiesce()
         counts = {"num_drawn": stream.num_drawn, "num_dropped": stream.num_dropped}
         state, fields = save(buffer)
     other = empty_buffer()
@@ -243,7 +243,7 @@ def test_what_the_user_raises_ahead_is_raised_where_its_batch_would_have_been(
             batch = stream.draw(0)
             assert batch is not None
             assert steps_of(batch) == [*range(first, first + 4)]
-            stream.settle()
+            stream.quiesce()
         with pytest.raises(UserCodeError, match=r"^Raising.process_simulation_data raised KeyError: 'temperature'"):
             stream.draw(0)
 
@@ -281,7 +281,7 @@ def test_a_loader_that_makes_batches_without_the_stream_is_not_further_ahead_tha
     chain = torch.utils.data.ChainDataset
     with loading(closed(8), lambda it: DataLoader(chain([files, it]), batch_size=4), prefetch=2) as stream:
         assert stream.draw(0) is not None
-        stream.settle()
+        stream.quiesce()
         assert files.num == 12
         batches = [batch for batch in stream if batch]
         assert sum(batch.num_first for batch in batches) == 8

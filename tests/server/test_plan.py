@@ -54,5 +54,5 @@ def test_the_credit_of_many_simulations_lets_small_steps_share_messages(
 ) -> None:
     window = 64 * 2**20
     assert credit == credit_per_simulation(
-        window_bytes=window, sample_bytes=sample_bytes, capacity=capacity, max_simulations=max_simulations
+        retained_bytes=window, sample_bytes=sample_bytes, capacity=capacity, max_simulations=max_simulations
     )

@@ -86,7 +86,7 @@ def test_as_many_batches_as_asked_for_are_drawn_ahead() -> None:
     with prefetching(buffer_of(8), server, num=2) as stream:
         drawn(stream)
         assert server.begun[5].wait(LONG_S)
-        stream.settle()
+        stream.quiesce()
         assert not server.begun[6].is_set()
         assert stream.num_drawn == 6
 
@@ -207,7 +207,7 @@ def test_batches_ahead_are_formed_again_when_the_statistics_have_changed() -> No
     buffer, server = buffer_of(8), observing(Normalized())
     with prefetching(buffer, server, num=2) as stream:
         drawn(stream)
-        stream.settle()
+        stream.quiesce()
         server.normalization.sync()
         u = np.arange(1, 7)
         assert server.normalization.num_samples == 6
@@ -226,7 +226,7 @@ def test_no_user_code_runs_on_the_thread_once_it_has_settled() -> None:
         server.held_at = {5}
         drawn(stream)
         threading.Timer(0.05, server.leave[5].set).start()
-        stream.settle()
+        stream.quiesce()
         assert server.begun[7].is_set()
         assert stream.prefetch_s > 0
 
@@ -293,7 +293,7 @@ class PrefetchMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         self.stream.__exit__()
 
-    @precondition(lambda self: not self.buffer._closed)
+    @precondition(lambda self: not self.buffer._gate.closed)
     @rule(num=strategies.integers(1, 6))
     def put(self, num: int) -> None:
         for _ in range(min(num, 24 - self.buffer.population)):
@@ -343,7 +343,7 @@ class PrefetchMachine(RuleBasedStateMachine):
     @rule(num=strategies.integers(0, 4), settles=strategies.booleans())
     def die_and_go_on(self, num: int, settles: bool) -> None:
         if settles:
-            self.stream.settle()
+            self.stream.quiesce()
         state, fields = save(self.buffer)
         counts = {"num_drawn": self.stream.num_drawn}
         self.stream.__exit__()

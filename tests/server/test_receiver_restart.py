@@ -219,7 +219,7 @@ def keys_in(saved: SavedReception) -> tuple[list[Key], list[Key], set[Key]]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("routing", Routing)
-@pytest.mark.parametrize("num_clients", [1, 2])
+@pytest.mark.parametrize("num_clients", [pytest.param(1, marks=pytest.mark.full), 2])
 def test_a_snapshot_has_each_step_of_its_ledger_exactly_once(
     routing: Routing, num_clients: int, tmp_path: Path
 ) -> None:

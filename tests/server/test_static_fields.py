@@ -72,7 +72,7 @@ def wait_for_steps(study: Reception, num: int) -> None:
 
 def wait_until(study: Reception, is_so: Callable[[], bool]) -> None:
     """Wait for what the receivers do."""
-    deadline = Deadline(DEADLINE_S / 3)
+    deadline = Deadline(DEADLINE_S)
     while not is_so():
         assert not deadline.has_passed
         study.launcher.wait(0.05)

@@ -28,6 +28,7 @@ from stream_server.server.training.stream import BatchStream
 from stream_server.server.user.normalization import Normalization
 from stream_server.server.user.simulation_data import SimulationData
 from tests.support.buffer_saving import load, save
+from tests.support.examples import examples
 
 Make = Callable[[StreamDataset], Any]
 
@@ -562,7 +563,7 @@ def test_batches_of_a_plain_loader_are_those_of_the_stream_itself() -> None:
 
 
 @given(st.data())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_each_sample_is_in_a_batch_dropped_held_back_or_added(data: st.DataObject) -> None:
     """Whatever a loader does, and wherever the server is killed: what was drawn adds up."""
     choices = data.draw(st.lists(st.sampled_from(["keep", "drop", "hold", "add", "twice"]), min_size=24, max_size=24))

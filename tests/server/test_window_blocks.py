@@ -21,6 +21,7 @@ from stream_server.storage.plain_state import from_bytes, to_bytes
 from tests.buffers.policies import POLICIES
 from tests.buffers.test_windows import drain, drawn
 from tests.support.buffer_saving import load, save
+from tests.support.examples import examples
 
 SIMULATIONS = range(3)
 VALUE = 1000
@@ -185,7 +186,7 @@ def shapes(draw: st.DrawFn) -> WindowShape:
     return WindowShape(length=length, spacing=spacing, stride=stride, block=block)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(
     data=st.data(),
     shape=shapes(),

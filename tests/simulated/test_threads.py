@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stream_server.buffers import Buffer, Fifo, Slots, buffer
+from stream_server.buffers import Buffer, Fifo, Slots, buffer, gate
 from stream_server.errors import Closed
 from tests.simulated.stand_ins import Condition, Event, Lock, RLock, SimpleQueue, Thread, stand_in
 from tests.simulated.threads import Deadlock, Overtime, Process, Threads
@@ -293,7 +293,7 @@ def test_a_lock_that_may_be_taken_again_is_free_after_as_many_releases() -> None
 
 @pytest.mark.parametrize("seed", range(20))
 def test_the_buffer_of_the_product_runs_on_these_threads(seed: int) -> None:
-    with Threads(Random(seed), linger=0.2) as threads, stand_in(threads, buffer):
+    with Threads(Random(seed), linger=0.2) as threads, stand_in(threads, buffer, gate):
         slots = Slots({"u": (1,)}, 6)
         slots.allocate({"u": np.float64})
         shared = Buffer(Fifo(capacity=4), slots)

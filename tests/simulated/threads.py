@@ -9,7 +9,7 @@ The clock stands still but for `TICK_S` at each switch, and jumps to the next ti
 If nobody waits for a time either, that is a `Deadlock`. A run that takes longer than it may is `Overtime`.
 
     threads = Threads(random.Random(seed))
-    with threads, stand_in(threads, stream_server.buffers.buffer):
+    with threads, stand_in(threads, buffer, gate):
         threads.spawn(fill, name="receiver")
         threads.spawn(draw, name="training")
         threads.run()

@@ -11,7 +11,7 @@ import pytest
 from stream_server.server.steering.suggester import Suggester
 from tests.support.studies import StudyFolder
 
-DEADLINE_S = 30.0
+DEADLINE_S = 100.0
 
 
 class Suggesting:

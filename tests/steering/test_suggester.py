@@ -13,7 +13,7 @@ import pytest
 
 from stream_server.errors import ConfigError, UserCodeError
 from stream_server.machine import processes
-from stream_server.server.steering.suggestion_log import LOG_FILE, Suggestion, SuggestionLog
+from stream_server.server.steering.suggestion_log import SUGGESTIONS_FILE, Suggestion, SuggestionLog
 from stream_server.storage import disk
 from tests.steering.conftest import Suggesting
 from tests.support.studies import StudyFolder
@@ -141,7 +141,7 @@ def test_what_goes_wrong_later_costs_no_simulation_and_is_told(suggesting: Start
 def test_a_class_that_hangs_is_killed_in_time_and_asked_anew_a_few_times(
     suggesting: Start, caplog: pytest.LogCaptureFixture
 ) -> None:
-    live = suggesting(later("time.sleep(1000)"), sampler={"timeout_s": 3.0})
+    live = suggesting(later("time.sleep(1000)"), sampler={"timeout_s": 6.0})
     for num in range(7, 13):
         assert list(live.next(num)) == [num - 1]
     assert by(live)[6:] == ["sobol"] * 6
@@ -228,7 +228,7 @@ def test_a_class_that_fails_at_a_later_start_leaves_the_study_alive(suggesting: 
 
 def test_a_torn_last_line_was_never_told_and_a_damaged_one_is_refused(suggesting: Start, folder: StudyFolder) -> None:
     suggesting(COUNTING).next(8)
-    log = folder.path / "run" / LOG_FILE
+    log = folder.path / "run" / SUGGESTIONS_FILE
     lines = log.read_bytes().splitlines(keepends=True)
     log.write_bytes(b"".join(lines) + lines[-1][:20])
     live = suggesting(COUNTING)
@@ -305,7 +305,7 @@ def test_results_that_come_while_the_process_starts_again_are_not_lost(
             self.num_read += 1
             if self.num_read == 2:
                 is_ingesting.set()
-                may_go_on.wait(30)
+                may_go_on.wait(100)
             return super().keys()
 
     ingesting = Thread(target=suggester.ingest, args=[Results({6: {"x": 0.5, "loss": 2.0}})])
@@ -323,7 +323,7 @@ def test_results_that_come_while_the_process_starts_again_are_not_lost(
 
     def start() -> bool:
         ingesting.start()
-        assert is_ingesting.wait(30)
+        assert is_ingesting.wait(100)
         return True
 
     def ask(request: Mapping[str, Any], _: float) -> dict[str, Any]:
@@ -489,6 +489,6 @@ def test_what_an_older_rank_0_has_told_until_its_log_is_taken_over_is_kept(
 def test_the_log_has_all_that_was_told(suggesting: Start, folder: StudyFolder) -> None:
     live = suggesting(COUNTING)
     live.next(7)
-    lines = (folder.path / "run" / LOG_FILE).read_text().splitlines()
+    lines = (folder.path / "run" / SUGGESTIONS_FILE).read_text().splitlines()
     rows = [row for line in lines for row in json.loads(line)["suggestions"]]
     assert [dict(zip("xy", row[1], strict=True)) for row in rows] == live.suggester.parameters

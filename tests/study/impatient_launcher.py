@@ -1,4 +1,4 @@
-"""`stream-launcher` with little patience: a server is given up within a second or two, so that tests need not wait.
+"""`stream-launcher` with little patience: a server is given up within a few seconds, so that tests need not wait.
 
 IMPATIENT_STOPPED_S is how long a process of the server may be stopped by a signal.
 """
@@ -12,7 +12,7 @@ from stream_server.launcher.supervision.cli import main
 from stream_server.launcher.supervision.liveness import HeartbeatSettings
 from stream_server.launcher.supervision.supervisor import Supervisor
 
-HEARTBEAT = HeartbeatSettings(interval_s=0.25, silent_s=2.0, return_s=0.5)
+HEARTBEAT = HeartbeatSettings(interval_s=0.25, silent_s=4.0, return_s=0.5)
 
 if __name__ == "__main__":
     runs.Supervisor = partial(Supervisor, heartbeat=HEARTBEAT)  # type: ignore[assignment,misc]

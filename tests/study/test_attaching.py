@@ -89,7 +89,7 @@ def test_a_simulation_on_another_node_sends_over_tcp_without_security(start: Cal
 def test_no_more_than_max_attached_are_let_in_at_once_and_one_that_fails_is_one_to_try_again(
     start: Callable[..., Any],
 ) -> None:
-    changes = {"client.max_attached": 1, "study.simulations": 2, "simulation.timeout_s": 1}
+    changes = {"client.max_attached": 1, "study.simulations": 2, "simulation.timeout_s": 6}
     with start(settings=NOBODY_LAUNCHES | changes) as live, ThreadPoolExecutor() as threads:
         live.wait_until(live.connection.exists)
         first = connect(live.connection)
@@ -97,7 +97,7 @@ def test_no_more_than_max_attached_are_let_in_at_once_and_one_that_fails_is_one_
         assert send_all(first)
         assert not second.done()
         first.finish()
-        with second.result(timeout=20) as simulation:
+        with second.result(timeout=120) as simulation:
             assert simulation.id != first.id
             assert send_all(simulation)
         with pytest.raises(ArithmeticError):
@@ -111,6 +111,7 @@ def test_no_more_than_max_attached_are_let_in_at_once_and_one_that_fails_is_one_
     assert_complete(done, num_simulations=2)
 
 
+@pytest.mark.full
 def test_a_worker_helps_a_study_that_launches_simulations_itself(start: Callable[..., Any], tmp_path: Path) -> None:
     go = tmp_path / "go"
     settings = {"simulation.command": ["python", "patient.py", str(go)], "launcher.max_running": 1}
@@ -128,6 +129,7 @@ def test_a_worker_helps_a_study_that_launches_simulations_itself(start: Callable
         assert_complete(live.end(), num_simulations=4)
 
 
+@pytest.mark.full
 def test_simulations_whose_clients_had_not_heard_of_them_when_the_server_died_are_theirs_afterwards(
     start: Callable[..., Any], tmp_path: Path
 ) -> None:
@@ -138,7 +140,7 @@ def test_simulations_whose_clients_had_not_heard_of_them_when_the_server_died_ar
     with start(**supervised, settings=settings) as live, ThreadPoolExecutor() as threads:
         live.wait_until(live.connection.exists)
         workers = [threads.submit(work, live.connection, parameters) for parameters in (None, OWN_PARAMETERS)]
-        worked_on = sorted(simulation for worker in workers for simulation in worker.result(timeout=30))
+        worked_on = sorted(simulation for worker in workers for simulation in worker.result(timeout=120))
         done = live.end()
     assert (tmp_path / "met" / "receiver.before_notice").exists()
     assert worked_on == [0, 1]

@@ -132,7 +132,7 @@ from stream_server.server.commands.cli import main
 sys.exit(main(["--config", {str(NUMPY_STUDY)!r}, "--check"]) or 10 * ("mpi4py" in sys.modules))
 """
     launch = mpirun("mpich", 1, ["-c", script])
-    subprocess.run(launch.argv, env=launch.environment, capture_output=True, timeout=50, check=True)
+    subprocess.run(launch.argv, env=launch.environment, capture_output=True, timeout=120, check=True)
 
 
 def test_help_teaches_and_the_schema_is_printed(capsys: pytest.CaptureFixture[str]) -> None:

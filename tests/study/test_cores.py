@@ -23,6 +23,7 @@ def threads_in(log: str) -> dict[str, str]:
     return dict(line.split("=") for line in log.splitlines() if "_THREADS=" in line)
 
 
+@pytest.mark.full
 def test_a_simulation_gets_one_thread_and_the_split_is_shown(run: Callable[..., Run]) -> None:
     settings = {
         "study.simulations": 1,
@@ -52,6 +53,7 @@ def test_more_threads_than_cores_are_warned_of_in_output_and_report(run: Callabl
     assert done.report["cores"][0]["oversubscribed"]
 
 
+@pytest.mark.full
 def test_a_restart_on_another_number_of_threads_is_told_in_one_line(tmp_path: Path) -> None:
     settings = {"study.simulations": 2, "checkpoint.every_batches": 2, "launcher.max_running": 1}
     options: dict[str, Any] = {"mpi": None, "settings": settings}

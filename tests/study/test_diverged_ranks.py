@@ -33,6 +33,7 @@ def test_a_weight_that_one_rank_changes_is_found_at_the_next_checkpoint_which_is
     assert 0 < max(batches_of_checkpoints(done)) < diverged <= failure["batch"]
 
 
+@pytest.mark.full
 def test_a_weight_that_one_rank_changes_after_the_last_checkpoint_is_found_at_the_end(run: Callable[..., Run]) -> None:
     done = run(num_ranks=2, settings=NUMPY | {"study.simulations": 2, "user.diverge_at": 4, "checkpoint.every_s": 600})
     assert_diverged(done, "weights", "1 of 1")

@@ -51,6 +51,7 @@ def test_a_study_that_ends_early_tells_its_simulations_and_counts_what_is_left(
         assert done.report["batches"] == 6
 
 
+@pytest.mark.full
 def test_a_study_may_end_with_the_first_rank_that_has_no_more_data(run: Callable[..., Run]) -> None:
     """17 samples on 2 ranks in batches of 4: the ranks have 9 and 8 of them."""
     settings = {"study.simulations": 1, "study.time_steps": 17, "training.uneven": "stop"}

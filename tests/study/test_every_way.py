@@ -42,6 +42,7 @@ def test_a_study_ends_balanced_with_nothing_untrained(
     assert done.report["ranks"] == num_ranks
 
 
+@pytest.mark.full
 def test_samples_may_be_used_a_fixed_number_of_times_and_all_of_a_simulation_go_to_one_rank(
     run: Callable[..., Run],
 ) -> None:

@@ -69,9 +69,8 @@ def test_parallel_simulations_outlive_their_server(start: Start, tmp_path: Path)
     assert set(done.attempts.values()) == {1}
 
 
-@pytest.mark.parametrize(
-    ("trouble", "mpi"), [pytest.param("crash", "mpich", marks=pytest.mark.full), ("kill", "openmpi")]
-)
+@pytest.mark.full
+@pytest.mark.parametrize(("trouble", "mpi"), [("crash", "mpich"), ("kill", "openmpi")])
 def test_a_simulation_that_fails_takes_those_that_share_its_job_down_only_once(
     run: Callable[..., Run], trouble: str, mpi: str
 ) -> None:
@@ -82,6 +81,7 @@ def test_a_simulation_that_fails_takes_those_that_share_its_job_down_only_once(
     assert done.attempts == {0: 2, 1: 2, 2: 1}
 
 
+@pytest.mark.full
 def test_a_job_of_several_simulations_is_taken_over_by_the_next_launcher(start: Start, tmp_path: Path) -> None:
     go = tmp_path / "go"
     settings = GROUPS | troubled("wait", -1, str(go)) | {"server.ranks": 1}

@@ -35,5 +35,5 @@ def test_nothing_is_unpickled_in_a_study_with_torch_that_is_killed_and_continued
 def test_whatever_is_unpickled_would_be_noted(tmp_path: Path, code: str, noted: str) -> None:
     environment, notes = watched(tmp_path)
     launch = alone(["-c", code])
-    subprocess.run(launch.argv, env=launch.environment | environment, check=True, timeout=50)
+    subprocess.run(launch.argv, env=launch.environment | environment, check=True, timeout=120)
     assert notes.read_text().startswith(f"{noted} in process")

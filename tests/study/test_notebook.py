@@ -72,6 +72,7 @@ def test_the_notebook_is_kept_with_its_outputs() -> None:
     assert NOTEBOOK.stat().st_size < 150_000
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_the_examples_of_the_guide_run_in_their_order(tmp_path: Path) -> None:
     for file in NUMPY_STUDY.parent.glob("*.py"):

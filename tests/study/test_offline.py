@@ -60,6 +60,7 @@ def written(failed: Run) -> Run:
     return run_through(["files.in_place=kill"], NUMPY_STUDY, failed.output_dir, num_ranks=2, settings=WRITING)
 
 
+@pytest.mark.full
 def test_a_full_disk_ends_a_study_that_writes_files(failed: Run) -> None:
     assert failed.exit_code == 5, failed.output
     assert "the samples cannot be recorded: [Errno 28] No space left on device" in failed.output
@@ -72,6 +73,7 @@ def test_files_hold_bit_for_bit_what_the_simulations_computed_whatever_was_full_
     assert written.account["accepted"] == written.account["trained"] == 4 * NUM_STEPS
 
 
+@pytest.mark.full
 def test_a_training_from_files_that_is_killed_ends_with_the_same_weights_to_the_last_bit(
     written: Run, tmp_path: Path
 ) -> None:
@@ -85,6 +87,7 @@ def test_a_training_from_files_that_is_killed_ends_with_the_same_weights_to_the_
     assert model_of(resumed.output_dir) == model_of(whole.output_dir)
 
 
+@pytest.mark.full
 def test_windows_are_made_of_the_steps_in_files_and_each_is_trained_after_a_kill(written: Run, tmp_path: Path) -> None:
     settings = WINDOWS | {"study.simulations": 4, "validation.rollout": {"fields": ["signal"]}}
     settings["server.class"] = "window_server.py:ForecastingServer"

@@ -120,6 +120,7 @@ def test_a_study_under_a_launcher_that_is_told_to_stop_saves_and_is_not_started_
     assert (status["state"], status["checkpoint"]["number"]) == ("stopped", newest)
 
 
+@pytest.mark.full
 def test_a_study_that_finishes_goes_on_doing_so_after_a_restart(start: Start, said: Said, tmp_path: Path) -> None:
     go = tmp_path / "go"
     settings = PACED | {

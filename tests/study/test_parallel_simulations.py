@@ -23,16 +23,17 @@ def smallest(policy: str, max_running: int) -> dict[str, Any]:
     return BLOCKS | SMALLEST | watermark | settings
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("num_ranks", "policy", "max_running"),
     [
-        pytest.param(1, "fifo", 2, marks=pytest.mark.full),
-        pytest.param(1, "reservoir", 1, marks=pytest.mark.full),
+        (1, "fifo", 2),
+        (1, "reservoir", 1),
         (2, "reservoir", 2),
-        pytest.param(2, "firo", 2, marks=pytest.mark.full),
-        pytest.param(4, "firo", 1, marks=pytest.mark.full),
-        pytest.param(4, "fifo", 2, marks=pytest.mark.full),
-        pytest.param(4, "reservoir", 2, marks=pytest.mark.full),
+        (2, "firo", 2),
+        (4, "firo", 1),
+        (4, "fifo", 2),
+        (4, "reservoir", 2),
     ],
 )
 def test_parallel_simulations_never_block_each_other_in_the_smallest_buffer(

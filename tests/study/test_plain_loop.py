@@ -36,9 +36,7 @@ NAMED: dict[str, Any] = {
 }
 
 
-@pytest.fixture(
-    scope="module", params=[pytest.param(1, marks=pytest.mark.full), 2, pytest.param(4, marks=pytest.mark.full)]
-)
+@pytest.fixture(scope="module", params=[1, *(pytest.param(num, marks=pytest.mark.full) for num in (2, 4))])
 def trained(request: pytest.FixtureRequest, recorded: Run, tmp_path_factory: pytest.TempPathFactory) -> Run:
     """A study of 80 samples, on each number of ranks."""
     return run_study(

@@ -14,6 +14,7 @@ from tests.support.runs import NUMPY_STUDY, Run, assert_complete, run_study
 PREFETCH: dict[str, Any] = {"training.prefetch": 2}
 
 
+@pytest.mark.full
 def test_a_replay_with_it_that_is_killed_ends_with_the_weights_of_one_without_it(recorded: Run, tmp_path: Path) -> None:
     settings = REPLAYED | {
         "server.class": "normalizing_server.py:NoisyNormalizingServer",
@@ -35,7 +36,8 @@ def test_a_replay_with_it_that_is_killed_ends_with_the_weights_of_one_without_it
     assert "prefetch" not in without.report["phases_s"]
 
 
-@pytest.mark.parametrize("policy", ["fifo", pytest.param("reservoir", marks=pytest.mark.full)])
+@pytest.mark.full
+@pytest.mark.parametrize("policy", ["fifo", "reservoir"])
 def test_what_was_drawn_ahead_is_trained_on_another_number_of_ranks_after_a_kill_and_after_an_end(
     tmp_path: Path, policy: str
 ) -> None:

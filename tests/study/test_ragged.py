@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 from stream_server.config import load
 from stream_server.server.simulations.design import ParameterDesign
@@ -39,6 +40,7 @@ def test_each_sample_of_a_study_has_the_size_of_its_step_whatever_the_ranks(tmp_
     assert done.account["trained"] == len(EXPECTED)
 
 
+@pytest.mark.full
 def test_statistics_and_a_replay_are_of_the_values_that_there_are(tmp_path: Path) -> None:
     settings = SWARM | {
         "checkpoint.record": True,
@@ -58,6 +60,7 @@ def test_statistics_and_a_replay_are_of_the_values_that_there_are(tmp_path: Path
     assert trained_in(replayed) == EXPECTED
 
 
+@pytest.mark.full
 def test_files_of_samples_have_the_rows_of_each_time_step_and_train_alike(tmp_path: Path) -> None:
     offline = {"offline.write_files": True}
     written = run_here(NUMPY_STUDY, tmp_path / "written", settings=SWARM | offline)

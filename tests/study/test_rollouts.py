@@ -95,6 +95,7 @@ def test_held_out_trajectories_are_forecast_by_the_model_of_the_moment(
     assert "squared error at lead time 2 -> 14, of 4 held-out simulations" in done.output
 
 
+@pytest.mark.full
 def test_a_study_that_is_killed_within_a_rollout_forecasts_on_another_number_of_ranks(tmp_path: Path) -> None:
     output_dir, settings = tmp_path / "run", ROLLOUTS | {"launcher.max_running": 3}
     killed_at("rollout.before_step=kill@5", NUMPY_STUDY, output_dir, num_ranks=2, settings=settings)

@@ -15,8 +15,8 @@ from tests.support.runs import NUMPY_STUDY, LiveRun
 
 Start = Callable[..., AbstractContextManager[LiveRun]]
 
-SILENCE_S = 1.5
-WAIT_S = 2.5
+SILENCE_S = 4.0
+WAIT_S = 6.0
 # As little as can be under way: a step waits for the server to have taken the one before the last.
 WAITED_FOR: dict[str, Any] = NOBODY_LAUNCHES | {"client.window": "1B"}
 
@@ -52,10 +52,10 @@ def test_a_simulation_whose_server_never_comes_back_does_as_the_study_says(
         live.wait_until(lambda: "incarnation 1" in live.launcher_log)
         with attached(live.connection, go) as simulation:
             live.ranks[0].kill()
-            live.end(limit_s=20)
+            live.end()
             go.touch()
             began = time.monotonic()
-            said, error = simulation.communicate(timeout=60)
+            said, error = simulation.communicate(timeout=120)
             waited_s = time.monotonic() - began
     assert simulation.returncode == exit_code, error
     assert waited_s >= least_s

@@ -47,6 +47,7 @@ def trained_in(run: Run) -> dict[int, list[tuple[int, int]]]:
 SETTINGS: dict[str, Any] = {"study.simulations": NUM_TRAINED, "validation.simulations": NUM_HELD_OUT}
 
 
+@pytest.mark.full
 def test_a_study_on_two_ranks_and_its_replay_on_one_are_trained_as_by_plain_torch(
     run: Callable[..., Run], tmp_path: Path
 ) -> None:

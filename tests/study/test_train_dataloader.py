@@ -51,6 +51,7 @@ def test_a_study_that_is_killed_trains_drops_and_adds_each_sample_once(
     assert_all_accounted_for(done, num_simulations=6)
 
 
+@pytest.mark.full
 def test_killed_with_batches_made_ahead_it_goes_on_with_another_number_of_ranks(
     tmp_path: Path, loaded: dict[str, Any]
 ) -> None:

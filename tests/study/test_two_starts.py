@@ -55,13 +55,14 @@ def test_a_study_that_runs_by_hand_is_not_started_again(start: Start, tmp_path: 
     assert done.report["restarts"] == 0
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("second", "arguments"),
     [
         ("stream-server", ["--fresh"]),
-        pytest.param("stream-launcher", [], marks=pytest.mark.full),
-        pytest.param("stream-server", [], marks=pytest.mark.full),
-        pytest.param("stream-launcher", ["--fresh"], marks=pytest.mark.full),
+        ("stream-launcher", []),
+        ("stream-server", []),
+        ("stream-launcher", ["--fresh"]),
     ],
     ids=["server fresh", "launcher", "server", "launcher fresh"],
 )
@@ -78,6 +79,7 @@ def test_a_study_that_a_launcher_runs_is_not_started_again(
         assert_complete(first.end(), num_simulations=2)
 
 
+@pytest.mark.full
 def test_fresh_does_not_take_the_folder_from_under_a_study_that_runs(start: Start, tmp_path: Path) -> None:
     go = tmp_path / "go"
     settings = SETTINGS | {"simulation.command": ["python", "patient.py", str(go)]}

@@ -11,9 +11,9 @@ from tests.support.runs import Run
 @pytest.mark.parametrize(
     ("point", "phase"),
     [
-        ("server.trained", "training"),
+        pytest.param("server.trained", "training", marks=pytest.mark.full),
         ("server.before_capture", "training"),
-        ("server.model_ready", "set-up"),
+        pytest.param("server.model_ready", "set-up", marks=pytest.mark.full),
         ("incarnations.appended", None),
     ],
 )

@@ -9,12 +9,11 @@ import pytest
 from tests.support.launch import IMPLEMENTATIONS
 from tests.support.runs import LiveRun, run_here
 
-MOST_S = 10
 METHODS = ("prepare_training_attributes", "process_simulation_data", "training_step")
 
 # `make test-all` runs the others.
 PRODUCT = [
-    pytest.param(method, mpi, id=f"{method}-{mpi}", marks=[] if (i + k) % 2 else pytest.mark.full)
+    pytest.param(method, mpi, id=f"{method}-{mpi}", marks=[] if i and (i + k) % 2 else pytest.mark.full)
     for i, method in enumerate(METHODS)
     for k, mpi in enumerate(IMPLEMENTATIONS)
 ]
@@ -25,8 +24,8 @@ def test_an_error_of_the_users_class_on_one_rank_ends_all_with_its_traceback(
     start: Callable[..., AbstractContextManager[LiveRun]], method: str, mpi: str
 ) -> None:
     with start(num_ranks=2, mpi=mpi, settings={"user.trouble": method, "user.rank": 1}) as live:
-        live.wait_until((live.output_dir / "raised").exists, limit_s=50)
-        done = live.end(limit_s=MOST_S)
+        live.wait_until((live.output_dir / "raised").exists)
+        done = live.end()
     assert done.exit_code != 0
     assert f"ArithmeticError: trouble in {method} of rank 1" in done.output
     assert "server.py" in done.output

@@ -57,9 +57,8 @@ def assert_windows(run: Run, expected: set[Window], *, num_expected: int) -> Non
     assert trained_in(run) == expected
 
 
-@pytest.mark.parametrize(
-    "policy", [pytest.param("firo", marks=pytest.mark.full), "fifo", pytest.param("reservoir", marks=pytest.mark.full)]
-)
+@pytest.mark.full
+@pytest.mark.parametrize("policy", ["firo", "fifo", "reservoir"])
 def test_each_window_of_a_study_is_trained(tmp_path: Path, policy: str) -> None:
     bound = WINDOWS["training.draws_per_sample"] if policy == "reservoir" else None
     settings = WINDOWS | {"buffer.policy": policy, "training.draws_per_sample": bound}
@@ -97,6 +96,7 @@ IN_BLOCKS: dict[str, Any] = WINDOWS | {
 }
 
 
+@pytest.mark.full
 def test_windows_in_blocks_are_trained_on_several_ranks_through_kills_and_other_numbers_of_ranks(
     tmp_path: Path,
 ) -> None:
@@ -143,7 +143,8 @@ def test_a_study_that_does_not_know_how_many_steps_come_trains_each_window(tmp_p
     assert_windows(done, oracle(range(1, 7)), num_expected=6 * 6)
 
 
-@pytest.mark.parametrize("policy", ["reservoir", pytest.param("firo", marks=pytest.mark.full)])
+@pytest.mark.full
+@pytest.mark.parametrize("policy", ["reservoir", "firo"])
 def test_a_replay_makes_the_same_windows_and_ends_with_the_same_weights_after_a_kill(
     tmp_path: Path, policy: str
 ) -> None:

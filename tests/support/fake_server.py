@@ -142,7 +142,7 @@ class FakeServer:
         """Have the server's thread do this, and wait until it is done."""
         done = threading.Event()
         self.do(lambda: (work(), done.set()))  # type: ignore[func-returns-value]
-        assert done.wait(20)
+        assert done.wait(100)
 
     def die(self) -> None:
         """Close all sockets without a word, and forget the clients (for `do`)."""
@@ -200,7 +200,7 @@ class FakeServer:
     def wait_until(self, condition: Callable[[], bool]) -> None:
         """Wait until something that the server received makes this true."""
         with self._changed:
-            assert self._changed.wait_for(condition, timeout=60)
+            assert self._changed.wait_for(condition, timeout=120)
 
     def acknowledge_all(self) -> None:
         """Send the acknowledgements that were withheld (for `do`)."""

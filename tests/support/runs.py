@@ -28,7 +28,7 @@ from tests.support.timing import Deadline, until
 
 NUMPY_STUDY = Path(__file__).parent.parent / "study" / "numpy_study" / "study.json"
 MARK = "STREAM_SERVER_TEST_RUN"
-GRACE_S = 3.0
+GRACE_S = 20.0
 LOOK_S = 0.5
 # A script that is started by its name bears it.
 PYTHONS = ("python", "stream-")
@@ -109,11 +109,11 @@ class LiveRun:
         path = log_path(self.output_dir, simulation, attempt)
         return path.read_text() if path.exists() else ""
 
-    def wait_until(self, condition: Callable[[], Any], limit_s: float = 20) -> None:
+    def wait_until(self, condition: Callable[[], Any], limit_s: float = 60) -> None:
         """Wait until something is so, which must be while the study runs."""
         until(lambda: condition() or self._assert_running(), limit_s, told=lambda: _tail(self.output))
 
-    def end(self, limit_s: float = 50) -> Run:
+    def end(self, limit_s: float = 100) -> Run:
         """Wait for the end of the study, of which no process may be left."""
         deadline = Deadline(limit_s)
         while (exit_code := self._exit_code(LOOK_S)) is None:
@@ -221,7 +221,7 @@ def start_study(
             live.kill()
 
 
-def run_study(study: Path, output_dir: Path, *, limit_s: float = 50, num_ranks: int = 1, **options: Any) -> Run:
+def run_study(study: Path, output_dir: Path, *, limit_s: float = 100, num_ranks: int = 1, **options: Any) -> Run:
     """Run the study of a study.json to its end; the `options` are those of `start_study`.
 
     One rank runs without MPI unless `mpi` names one, as a fork of this process where nothing speaks against it.

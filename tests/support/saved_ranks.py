@@ -152,7 +152,7 @@ def parts_of_rank(
 ) -> list[PendingFile]:
     """The files that a rank saves then."""
     nothing = SimpleNamespace(
-        settle=lambda: None,
+        quiesce=lambda: None,
         synchronize=lambda: None,
         fingerprints=dict,
         state_dict=dict,

@@ -36,7 +36,7 @@ class ScriptedStream:
         self.num_drawn += item is not None
         return item
 
-    def settle(self) -> None:
+    def quiesce(self) -> None:
         """No user code runs for it on another thread."""
 
     def release(self) -> None:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
-LIMIT_S = 40.0
+LIMIT_S = 100.0
 LOOK_S = 0.01
 # A pause between two looks is this part of what was waited before, and so many times what a look takes, up to so long.
 PART_OF_WAIT, TIMES_A_LOOK, LONGEST_PAUSE_S = 0.05, 4.0, 0.2

@@ -1,14 +1,13 @@
 """The zoo itself: every bug can be put back, its catchers are there, and one of them is tried at each run."""
 
-import ast
 import difflib
 import random
-from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
+from tests.support.unmarked import unmarked
 from tests.zoo.bug import Bug, Form, all_bugs
 from tests.zoo.tree import ROOT, DoesNotApply, NotTheCopy, Tree, apply, touched_files
 from tests.zoo.trial import FAILED, try_bug
@@ -22,17 +21,11 @@ def seed(request: pytest.FixtureRequest) -> int:
     return int(request.config.option.hypothesis_seed)
 
 
-@cache
-def functions(file: Path) -> set[str]:
-    tree = ast.parse(file.read_text())
-    return {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
-
-
 def is_there(catcher: str) -> bool:
-    """Whether there is such a test, or such a campaign."""
+    """Whether `make test` has such a test, or there is such a campaign."""
     path, _, name = catcher.partition("::")
     if path.startswith("tests/"):
-        return (ROOT / path).is_file() and name.partition("[")[0] in functions(ROOT / path)
+        return (ROOT / path).is_file() and name.partition("[")[0] in unmarked(ROOT / path)
     _, option, module, *_ = catcher.split()
     return option == "-m" and find_spec(module) is not None
 
@@ -74,6 +67,7 @@ def test_a_quick_one_is_caught(seed: int) -> None:
     assert verdict.is_caught, f"{bug.name}: {verdict.problem}"
 
 
+@pytest.mark.full
 def test_a_change_of_nothing_but_a_comment_is_not_caught(tmp_path: Path, seed: int) -> None:
     verdict = try_bug(comment_only(tmp_path), seed=seed)
     assert not verdict.is_caught
@@ -88,6 +82,7 @@ def test_a_patch_whose_sources_have_moved_is_told(tmp_path: Path, seed: int) -> 
     assert try_bug(bug, seed=seed).problem.startswith("does not apply")
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("exit_code", "is_caught"), [(1, True), (2, False)])
 def test_a_campaign_notices_a_bug_by_exit_code_1_alone(
     tmp_path: Path, seed: int, exit_code: int, is_caught: bool
@@ -97,6 +92,7 @@ def test_a_campaign_notices_a_bug_by_exit_code_1_alone(
     assert try_bug(bug, seed=seed).is_caught == is_caught
 
 
+@pytest.mark.full
 def test_processes_that_would_run_another_tree_than_the_copy_are_noticed() -> None:
     with Tree() as tree:
         tree.check()

@@ -26,7 +26,7 @@ class Allocation:
 
     @classmethod
     def found(cls, environment: Mapping[str, str] | None = None) -> Self | None:
-        """That of the job whose environment this is, None outside of any."""
+        """The allocation of the job whose environment this is, None outside of any."""
         of_job = os.environ if environment is None else environment
         nodes, tasks = of_job.get("SLURM_JOB_NUM_NODES", ""), of_job.get("SLURM_TASKS_PER_NODE", "")
         if "SLURM_JOB_ID" not in of_job or not nodes.isdigit():

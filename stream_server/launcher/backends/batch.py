@@ -55,7 +55,7 @@ log = logging.getLogger(__name__)
 
 
 class _Phase(StrEnum):
-    """How far a job has come. `DOUBTFUL`: the scheduler may know it, or not."""
+    """The phase of a job. `DOUBTFUL`: the scheduler may know it, or not."""
 
     WAITING = "waiting"
     DOUBTFUL = "doubtful"

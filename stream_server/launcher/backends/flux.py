@@ -1,6 +1,5 @@
 """The backend `flux`: each job is a job of Flux."""
 
-import subprocess
 from collections.abc import Collection
 
 from stream_server.config import StudyConfig, walltime_s
@@ -9,15 +8,13 @@ from stream_server.launcher.backends.backend import JobState, JobStatus
 from stream_server.launcher.backends.batch import BatchBackend
 from stream_server.launcher.backends.scheduler import (
     BatchJob,
+    CommandScheduler,
     JobKind,
-    NotSubmitted,
     QueueEntry,
-    SubmitRefusal,
     answered,
     listed,
     option_words,
     out_of_time,
-    require,
     told_all,
 )
 
@@ -41,26 +38,13 @@ HINTS = (
 )
 
 
-class Flux:
-    """Flux, for the jobs of a study; see `Scheduler`.
-
-    Raises:
-        ConfigError: the command of Flux is not here.
-    """
+class Flux(CommandScheduler):
+    """Flux, for the jobs of a study; see `Scheduler`."""
 
     title = "Flux"
     variables: tuple[str, ...] = ("FLUX_", "PMI_")
-
-    def __init__(self, kind: JobKind) -> None:
-        require("flux", key=kind.key)
-        self.resources = kind.resources
-
-    def check(self, ranks: int) -> None:
-        """See whether an instance of Flux answers: it judges a job only when that is submitted."""
-        try:
-            listed(["flux", "jobs", "-n", "-c", "1", "-o", "{id}"])
-        except (OSError, subprocess.SubprocessError) as error:
-            raise NotSubmitted(SubmitRefusal.AWAY, str(error)) from error
+    commands = ("flux",)
+    hints = HINTS
 
     def submit(self, job: BatchJob) -> str:
         """Call flux submit; of several ranks flux batch, which makes of their nodes an instance of its own."""
@@ -80,9 +64,8 @@ class Flux:
         """Call flux cancel; Flux itself kills what is left a few seconds later, and has no quicker way."""
         told_all(["flux", "cancel"], ids, away=AWAY)
 
-    def hint(self, message: str) -> str:
-        """Advice for a user whose job was refused, "" if there is none."""
-        return next((told for words, told in HINTS if words in message), "")
+    def _ask(self) -> object:
+        return listed(["flux", "jobs", "-n", "-c", "1", "-o", "{id}"])
 
 
 class FluxBackend(BatchBackend):
@@ -116,12 +99,11 @@ def entry_of(line: str, walltime: str | None = None) -> QueueEntry | None:
 
 
 def status_of(state: str, result: str, pending: str, walltime: str | None) -> JobStatus:
-    """What Flux says of a job; `pending` is why it waits."""
+    """The status of a job, from Flux's words; `pending` is why it waits."""
     if state in QUEUED:
         return JobStatus(state=JobState.QUEUED, reason=pending)
     if state != "INACTIVE":
         return JobStatus(state=JobState.ENDING if state == "CLEANUP" else JobState.RUNNING)
     if result == "TIMEOUT":
-        limit_s = None if walltime is None else walltime_s(walltime)
-        return JobStatus(state=JobState.ENDED, reason=out_of_time(limit_s), is_out_of_time=True)
+        return out_of_time(None if walltime is None else walltime_s(walltime))
     return JobStatus(state=JobState.ENDED, exit_code=0 if result == "COMPLETED" else None)

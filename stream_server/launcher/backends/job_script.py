@@ -82,7 +82,7 @@ def second_script(
 
 
 def _exports(environment: Mapping[str, str], own: Collection[str], variables: tuple[str, ...]) -> list[str]:
-    """Those of variables that a shell can set; a job has the scheduler's own variables, not those of the launcher's."""
+    """The exports of variables that a shell can set; a job has the scheduler's own variables, not the launcher's."""
     return [
         f"export {name}={shlex.quote(value)}"
         for name, value in environment.items()

@@ -1,8 +1,6 @@
 """The backend `lsf`: each job is a job of IBM Spectrum LSF, version 10.1 or later."""
 
-import json
 import os
-import subprocess
 from collections.abc import Collection, Mapping
 
 from stream_server.config import StudyConfig, walltime_s
@@ -12,19 +10,17 @@ from stream_server.launcher.backends.batch import BatchBackend
 from stream_server.launcher.backends.scheduler import (
     MIB,
     BatchJob,
+    CommandScheduler,
     JobKind,
-    NotSubmitted,
     QueueEntry,
-    SubmitRefusal,
     answered,
     listed,
     option_words,
     out_of_time,
-    require,
+    parsed,
     told_all,
 )
 
-COMMANDS = ("bsub", "bkill", "bjobs")
 FIELDS = ("jobid", "stat", "exit_reason", "pend_reason", "job_name")
 QUEUED = frozenset({"PEND", "PSUSP", "WAIT"})
 ENDED = frozenset({"DONE", "EXIT"})
@@ -48,26 +44,13 @@ HINTS = (
 ONE_ATTEMPT = {"LSB_NTRIES": "1"}
 
 
-class Lsf:
-    """LSF, for the jobs of a study; see `Scheduler`.
-
-    Raises:
-        ConfigError: the commands of LSF are not here.
-    """
+class Lsf(CommandScheduler):
+    """LSF, for the jobs of a study; see `Scheduler`."""
 
     title = "LSF"
     variables: tuple[str, ...] = ("LSB_", "LSF_", "LS_")
-
-    def __init__(self, kind: JobKind) -> None:
-        require(*COMMANDS, key=kind.key)
-        self.resources = kind.resources
-
-    def check(self, ranks: int) -> None:
-        """See whether LSF answers: it judges a job only when that is submitted."""
-        try:
-            self.queue()
-        except (OSError, subprocess.SubprocessError) as error:
-            raise NotSubmitted(SubmitRefusal.AWAY, str(error)) from error
+    commands = ("bsub", "bkill", "bjobs")
+    hints = HINTS
 
     def submit(self, job: BatchJob) -> str:
         """Call bsub, which gives the job nothing of our environment."""
@@ -85,10 +68,6 @@ class Lsf:
     def cancel(self, ids: Collection[str], *, at_once: bool = False) -> None:
         """Call bkill."""
         told_all(["bkill", *(["-s", "KILL"] if at_once else [])], ids, away=AWAY)
-
-    def hint(self, message: str) -> str:
-        """Advice for a user whose job was refused, "" if there is none."""
-        return next((told for words, told in HINTS if words in message), "")
 
 
 class LsfBackend(BatchBackend):
@@ -124,12 +103,7 @@ def entries_in(told: str, walltime: str | None = None) -> list[QueueEntry]:
     Raises:
         subprocess.SubprocessError: it is none.
     """
-    if not told.strip():
-        return []
-    try:
-        records: list[Mapping[str, str]] = json.loads(told).get("RECORDS", [])
-    except ValueError as error:
-        raise subprocess.SubprocessError(f"bjobs gave no JSON: {error}") from error
+    records: list[Mapping[str, str]] = parsed(told, "bjobs", "RECORDS") or []
     return [
         QueueEntry(
             id=record["JOBID"],
@@ -143,15 +117,14 @@ def entries_in(told: str, walltime: str | None = None) -> list[QueueEntry]:
 
 
 def status_of(record: Mapping[str, str], walltime: str | None) -> JobStatus:
-    """What LSF says of a job."""
+    """The status of a job, from LSF's words."""
     state, why = record.get("STAT", ""), record.get("EXIT_REASON", "")
     if state in QUEUED:
         return JobStatus(state=JobState.QUEUED, reason=record.get("PEND_REASON", "").strip().rstrip(";"))
     if state not in ENDED:
         return JobStatus(state=JobState.RUNNING)
     if why.startswith(OUT_OF_TIME):
-        limit_s = None if walltime is None else walltime_s(walltime)
-        return JobStatus(state=JobState.ENDED, reason=out_of_time(limit_s), is_out_of_time=True)
+        return out_of_time(None if walltime is None else walltime_s(walltime))
     if why.startswith(OVER_MEMORY):
         return JobStatus(state=JobState.ENDED, reason="took more memory than LSF gave it (simulation.job.memory)")
     excuse = next((told for words, told in NOT_ITS_FAULT.items() if why.startswith(words)), "")

@@ -1,9 +1,7 @@
 """The backend `pbs`: each job is a job of PBS Professional or OpenPBS."""
 
-import json
 import os
 import pwd
-import subprocess
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -15,20 +13,18 @@ from stream_server.launcher.backends.scheduler import (
     MANY,
     MIB,
     BatchJob,
+    CommandScheduler,
     JobKind,
-    NotSubmitted,
     QueueEntry,
-    SubmitRefusal,
     answered,
     call,
     listed,
     option_words,
     out_of_time,
-    require,
+    parsed,
     told_all,
 )
 
-COMMANDS = ("qsub", "qdel", "qsig", "qstat", "qselect")
 QUEUED = frozenset("HQTW")
 ENDED = frozenset("FX")
 # Exit_status of a job that PBS itself has ended.
@@ -49,27 +45,17 @@ HINTS = (
 )
 
 
-class Pbs:
-    """PBS, for the jobs of a study; see `Scheduler`.
-
-    Raises:
-        ConfigError: the commands of PBS are not here.
-    """
+class Pbs(CommandScheduler):
+    """PBS, for the jobs of a study; see `Scheduler`."""
 
     title = "PBS"
     variables: tuple[str, ...] = ("PBS_",)
+    commands = ("qsub", "qdel", "qsig", "qstat", "qselect")
+    hints = HINTS
 
     def __init__(self, kind: JobKind) -> None:
-        require(*COMMANDS, key=kind.key)
-        self.resources = kind.resources
+        super().__init__(kind)
         self._has_history = True
-
-    def check(self, ranks: int) -> None:
-        """See whether the server answers: PBS judges a job only when that is submitted."""
-        try:
-            self._ids()
-        except (OSError, subprocess.SubprocessError) as error:
-            raise NotSubmitted(SubmitRefusal.AWAY, str(error)) from error
 
     def submit(self, job: BatchJob) -> str:
         """Call qsub, which gives the job nothing of our environment."""
@@ -94,9 +80,8 @@ class Pbs:
             told_all(["qsig", "-s", "SIGKILL"], ids, away=AWAY)
         told_all(["qdel"], ids, away=AWAY)
 
-    def hint(self, message: str) -> str:
-        """Advice for a user whose job was refused, "" if there is none."""
-        return next((told for words, told in HINTS if words in message), "")
+    def _ask(self) -> object:
+        return self._ids()
 
     @property
     def _history(self) -> list[str]:
@@ -145,17 +130,12 @@ def entries_in(told: str) -> list[QueueEntry]:
     Raises:
         subprocess.SubprocessError: it is none.
     """
-    if not told.strip():
-        return []
-    try:
-        jobs: Mapping[str, Mapping[str, Any]] = json.loads(told).get("Jobs", {})
-    except ValueError as error:
-        raise subprocess.SubprocessError(f"qstat gave no JSON: {error}") from error
+    jobs: Mapping[str, Mapping[str, Any]] = parsed(told, "qstat", "Jobs") or {}
     return [QueueEntry(id=id_, name=str(job.get("Job_Name")), status=status_of(job)) for id_, job in jobs.items()]
 
 
 def status_of(job: Mapping[str, Any]) -> JobStatus:
-    """What PBS says of a job."""
+    """The status of a job, from PBS's words."""
     state, code = str(job.get("job_state")), job.get("Exit_status")
     if state in QUEUED:
         return JobStatus(state=JobState.QUEUED, reason=str(job.get("comment", "")).removeprefix("Not Running: "))
@@ -167,7 +147,7 @@ def status_of(job: Mapping[str, Any]) -> JobStatus:
             limit_s = walltime_s(limit)
         except ValueError:
             limit_s = None
-        return JobStatus(state=JobState.ENDED, reason=out_of_time(limit_s), is_out_of_time=True)
+        return out_of_time(limit_s)
     if code in OVER_MEMORY:
         return JobStatus(state=JobState.ENDED, reason="took more memory than PBS gave it (simulation.job.memory)")
     return JobStatus(state=JobState.ENDED, exit_code=0 if code == 0 else None)

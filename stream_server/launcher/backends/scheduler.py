@@ -1,5 +1,6 @@
 """The protocol of batch schedulers, its answers, and the door to their commands."""
 
+import json
 import math
 import os
 import shutil
@@ -8,12 +9,12 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Protocol, Self
+from typing import Any, Protocol, Self
 
 from stream_server.config import StudyConfig
 from stream_server.config.job_sections import JobSettings
 from stream_server.errors import ConfigError
-from stream_server.launcher.backends.backend import JobStatus
+from stream_server.launcher.backends.backend import JobState, JobStatus
 
 LIMIT_S = 60.0
 # So many job numbers fit on a command line.
@@ -22,7 +23,7 @@ MIB = 2**20
 
 
 class SubmitRefusal(StrEnum):
-    """Why a job was not submitted: `FULL`, a limit of the site; `AWAY`, no answer; `WRONG`, the job itself.
+    """The reason why a job was not submitted: `FULL`, a limit of the site; `AWAY`, no answer; `WRONG`, the job itself.
 
     After `AWAY` the job may be in the queue nevertheless.
     """
@@ -147,6 +148,37 @@ class Scheduler(Protocol):
         """Advice for a user whose job was refused, "" if there is none."""
 
 
+class CommandScheduler(Scheduler):
+    """The part of a `Scheduler` that is the same for all that are asked by their own commands.
+
+    `commands` have to be on the PATH. `hints` pair words of a refusal with advice.
+
+    Raises:
+        ConfigError: one of the commands is not here.
+    """
+
+    commands: Sequence[str]
+    hints: Sequence[tuple[str, str]]
+
+    def __init__(self, kind: JobKind) -> None:
+        require(*self.commands, key=kind.key)
+        self.kind = kind
+        self.resources = kind.resources
+
+    def check(self, ranks: int) -> None:
+        """See whether it answers: it judges a job only when that is submitted."""
+        try:
+            self._ask()
+        except (OSError, subprocess.SubprocessError) as error:
+            raise NotSubmitted(SubmitRefusal.AWAY, str(error)) from error
+
+    def hint(self, message: str) -> str:
+        return advice(message, self.hints)
+
+    def _ask(self) -> object:
+        return self.queue()
+
+
 def require(*commands: str, key: str = "launcher.backend") -> None:
     """See that the commands of the scheduler are here that `key` of study.json names.
 
@@ -243,6 +275,11 @@ def told_all(command: Sequence[str], ids: Collection[str], *, away: Sequence[str
             raise subprocess.CalledProcessError(done.returncode, command[0], stderr=done.stderr)
 
 
+def advice(message: str, hints: Sequence[tuple[str, str]]) -> str:
+    """The advice of the first hint whose words are in a refusal, "" if there is none."""
+    return next((text for words, text in hints if words in message), "")
+
+
 def option_words(job: JobSettings, dash: str) -> list[str]:
     """The words of `simulation.job.options`, for commands whose options have one dash, or two and a sign `=`."""
     words: list[str] = []
@@ -253,10 +290,25 @@ def option_words(job: JobSettings, dash: str) -> list[str]:
     return words
 
 
-def out_of_time(limit_s: float | None) -> str:
-    """How a job ended that reached its time limit, in words that follow its name."""
+def out_of_time(limit_s: float | None) -> JobStatus:
+    """The status of a job that has reached its time limit."""
     walltime = "" if limit_s is None else f" of {in_words(limit_s)}"
-    return f"ended after its walltime{walltime} (simulation.job.walltime)"
+    reason = f"ended after its walltime{walltime} (simulation.job.walltime)"
+    return JobStatus(state=JobState.ENDED, reason=reason, is_out_of_time=True)
+
+
+def parsed(told: str, command: str, key: str) -> Any:
+    """The value of a key in the JSON of a command, None if it gave nothing, or nothing of that name.
+
+    Raises:
+        subprocess.SubprocessError: it is no JSON.
+    """
+    if not told.strip():
+        return None
+    try:
+        return json.loads(told).get(key)
+    except ValueError as error:
+        raise subprocess.SubprocessError(f"{command} gave no JSON: {error}") from error
 
 
 def in_words(seconds: float) -> str:

@@ -6,25 +6,23 @@ from stream_server.config import StudyConfig, walltime_s
 from stream_server.errors import ConfigError
 from stream_server.launcher.backends import slurm_commands, slurm_job
 from stream_server.launcher.backends.batch import BatchBackend
-from stream_server.launcher.backends.scheduler import BatchJob, JobKind, NotSubmitted, QueueEntry, in_words, require
+from stream_server.launcher.backends.scheduler import (
+    BatchJob,
+    CommandScheduler,
+    JobKind,
+    NotSubmitted,
+    QueueEntry,
+    in_words,
+)
 
-COMMANDS = ("sbatch", "scancel", "squeue")
 
-
-class Slurm:
-    """Slurm, for the jobs of a study; see `Scheduler`.
-
-    Raises:
-        ConfigError: the commands of Slurm are not here.
-    """
+class Slurm(CommandScheduler):
+    """Slurm, for the jobs of a study; see `Scheduler`."""
 
     title = "Slurm"
     variables: tuple[str, ...] = ("SLURM_",)
-
-    def __init__(self, kind: JobKind) -> None:
-        require(*COMMANDS, key=kind.key)
-        self.kind = kind
-        self.resources = kind.resources
+    commands = ("sbatch", "scancel", "squeue")
+    hints = slurm_commands.HINTS
 
     def check(self, ranks: int) -> None:
         """Ask sbatch, which says nothing of a walltime above the limit of the partition."""
@@ -59,10 +57,6 @@ class Slurm:
         if at_once:
             slurm_commands.cancel(ids, "--full", "--signal=KILL")
         slurm_commands.cancel(ids)
-
-    def hint(self, message: str) -> str:
-        """Advice for a user whose job was refused, "" if there is none."""
-        return slurm_commands.hint(message)
 
 
 class SlurmBackend(BatchBackend):

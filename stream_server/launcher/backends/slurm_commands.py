@@ -66,15 +66,10 @@ def status_of(state: str, reason: str, limit: str) -> JobStatus:
         return JobStatus(state=JobState.QUEUED, reason="" if reason == "None" else reason)
     if state not in ENDED:
         return JobStatus(state=JobState.ENDING if state == "COMPLETING" else JobState.RUNNING)
-    is_out_of_time = state == "TIMEOUT"
-    told = out_of_time(seconds_in(limit)) if is_out_of_time else ENDED[state]
-    return JobStatus(
-        state=JobState.ENDED,
-        exit_code=0 if state == "COMPLETED" else None,
-        reason=told,
-        excuse=told if state in NOT_ITS_FAULT else "",
-        is_out_of_time=is_out_of_time,
-    )
+    if state == "TIMEOUT":
+        return out_of_time(seconds_in(limit))
+    exit_code, excuse = 0 if state == "COMPLETED" else None, ENDED[state] if state in NOT_ITS_FAULT else ""
+    return JobStatus(state=JobState.ENDED, exit_code=exit_code, reason=ENDED[state], excuse=excuse)
 
 
 def submit(options: Sequence[str], script: str) -> str:
@@ -146,11 +141,6 @@ def seconds_in(limit: str) -> float | None:
     values = [0, 0, 0, *map(int, clock.split(":"))][-3:]
     hours, minutes, seconds = values
     return float(((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + seconds)
-
-
-def hint(message: str) -> str:
-    """The advice to a user whose job is refused, "" if none is known."""
-    return next((told for words, told in HINTS if words in message), "")
 
 
 def _sbatch(options: Sequence[str], script: str) -> str:

@@ -9,10 +9,10 @@ from stream_server.launcher.journal.records import (
     AttemptStarted,
     AttemptStarting,
     FirstStep,
+    JournalRecord,
     LauncherLeft,
     LauncherStarted,
     PlanTaken,
-    Record,
     ServerEnded,
     ServerStarted,
     ServerStarting,
@@ -80,7 +80,7 @@ class History:
     failed_batch: int | None = None
 
     @classmethod
-    def of(cls, records: Iterable[Record]) -> "History":
+    def of(cls, records: Iterable[JournalRecord]) -> "History":
         """Add them up."""
         history = cls()
         for record in records:
@@ -99,7 +99,7 @@ class History:
         """Return what a new run needs to know of the ones before it."""
         return History(highest=self.highest, num_starts=self.num_starts)
 
-    def _add(self, record: Record) -> None:
+    def _add(self, record: JournalRecord) -> None:
         match record:
             case LauncherLeft():
                 self.ended_in_order = True

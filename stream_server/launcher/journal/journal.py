@@ -13,7 +13,7 @@ from stream_server.errors import ConfigError
 from stream_server.failpoints import failpoint
 from stream_server.launcher.journal import records
 from stream_server.launcher.journal.history import History
-from stream_server.launcher.journal.records import DamagedJournal, OtherJournalFormat, Record
+from stream_server.launcher.journal.records import DamagedJournal, JournalRecord, OtherJournalFormat
 from stream_server.storage import disk
 from stream_server.storage.lines import LineFile
 
@@ -35,7 +35,7 @@ class Journal:
         self.file = output_dir / JOURNAL_FILE
         self.history = History()
         self._lines = LineFile(self.file)
-        self._unwritten: list[Record] = []
+        self._unwritten: list[JournalRecord] = []
         self._is_behind = False
 
     def __enter__(self) -> Self:
@@ -84,7 +84,7 @@ class Journal:
             finally:
                 os.close(descriptor)
 
-    def write(self, *written: Record) -> None:
+    def write(self, *written: JournalRecord) -> None:
         """Put records on disk.
 
         Raises:
@@ -97,7 +97,7 @@ class Journal:
         self._is_behind = False
         failpoint("launcher.after_journal")
 
-    def note(self, *noted: Record) -> None:
+    def note(self, *noted: JournalRecord) -> None:
         """Put records on disk, or, while that cannot take them, before the next ones."""
         try:
             self.write(*noted)
@@ -107,7 +107,7 @@ class Journal:
             self._is_behind = True
             self._unwritten += noted
 
-    def defer(self, *deferred: Record) -> None:
+    def defer(self, *deferred: JournalRecord) -> None:
         """Put records on disk with the next ones, or in `flush`: nothing may follow from them before."""
         self._unwritten += deferred
 

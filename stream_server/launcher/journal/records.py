@@ -76,7 +76,7 @@ class ServerStarting:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ServerStarted:
-    """It runs; its first process leads a session."""
+    """The server runs; its first process leads a session."""
 
     number: int
     pid: int
@@ -129,7 +129,7 @@ class AttemptCancelled:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AttemptEnded:
-    """It is over, and has not failed by itself; `Fail` is the record of one that has."""
+    """An attempt is over, and has not failed by itself; `Fail` is the record of one that has."""
 
     simulation: int
     attempt: int
@@ -141,7 +141,7 @@ class FirstStep:
     """A time step of a simulation has come to the server: the simulations can be made to run."""
 
 
-Record = (
+JournalRecord = (
     LauncherStarted
     | LauncherLeft
     | PlanTaken
@@ -161,17 +161,17 @@ Record = (
 )
 
 _CHECKSUM = b',"crc32":'
-_KINDS: dict[str, type[Record]] = codec.by_name(get_args(Record))
+_KINDS: dict[str, type[JournalRecord]] = codec.by_name(get_args(JournalRecord))
 
 
-def encode(*records: Record) -> bytes:
+def encode(*records: JournalRecord) -> bytes:
     """The line of one record, or of several, which ends with the checksum of what is before."""
     encoded = [codec.encode(record) for record in records]
     text = encoded[0][:-1] if len(encoded) == 1 else b'{"records":[%b]' % b",".join(encoded)
     return with_checksum(text) + b"\n"
 
 
-def decode(journal: bytes) -> Iterator[Record]:
+def decode(journal: bytes) -> Iterator[JournalRecord]:
     """All records of a journal. A last line without its end was never written to the end, and is left out.
 
     Raises:
@@ -193,7 +193,7 @@ def with_checksum(text: bytes) -> bytes:
     return text + _CHECKSUM + b"%d}" % zlib.crc32(text)
 
 
-def _records(frame: bytes) -> list[Record]:
+def _records(frame: bytes) -> list[JournalRecord]:
     values = codec.parse(frame)
     if "records" not in values:
         return [_record(values)]
@@ -205,8 +205,8 @@ def _records(frame: bytes) -> list[Record]:
     return [_record(each) for each in several]
 
 
-def _record(values: dict[str, Any]) -> Record:
+def _record(values: dict[str, Any]) -> JournalRecord:
     if values.get("message") == LauncherStarted.__name__ and values.get("format") != FORMAT:
         raise OtherJournalFormat(f"it is of format {quoted(values.get('format', 1))}, this version knows {FORMAT} only")
-    record: Record = codec.message(values, _KINDS)
+    record: JournalRecord = codec.message(values, _KINDS)
     return record

@@ -74,7 +74,7 @@ class LiveSimulations:
             self._job_of[it.id].has_ended = True
 
     def discard(self, simulation: int) -> None:
-        """Nothing more of a simulation is awaited, if it was."""
+        """Remove a simulation, of which nothing more is awaited, if it is here."""
         self._all.pop(simulation, None)
         self.attached.pop(simulation, None)
         job = self._job_of.pop(simulation, None)

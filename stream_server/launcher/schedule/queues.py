@@ -30,11 +30,11 @@ class StartQueue:
         return simulation in self.untried or simulation in self.again
 
     def add(self, simulation: int, *, again: bool, may_share: bool = False) -> None:
-        """It comes after all others of its queue."""
+        """Put a simulation behind all others of its queue."""
         (self.again if again else self.untried)[simulation] = may_share
 
     def remove(self, simulation: int) -> None:
-        """It does not wait any more, if it did."""
+        """Remove a simulation, if it waits."""
         self.untried.pop(simulation, None)
         self.again.pop(simulation, None)
 
@@ -127,7 +127,7 @@ class AttachQueue:
         self._tokens.clear()
 
     def decline_all(self, text: str) -> list[Give | NoneLeft]:
-        """Nobody gets anything any more."""
+        """Decline all requests."""
         answers: list[Give | NoneLeft] = [it.decline(text, busy=False) for it in self._open]
         self._open.clear()
         return answers

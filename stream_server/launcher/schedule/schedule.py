@@ -8,6 +8,7 @@ from operator import attrgetter
 
 from stream_server.launcher.schedule.actions import AbortStudy, Action, Cancel, Continue, Drop, FailLater, Submit
 from stream_server.launcher.schedule.live import LiveSimulations
+from stream_server.launcher.schedule.progress_clock import ProgressClock
 from stream_server.launcher.schedule.queues import AttachQueue, StartQueue
 from stream_server.launcher.schedule.retry_policy import RetryPolicy, ScheduleLimits
 from stream_server.launcher.schedule.shared_jobs import SharedJobs
@@ -33,6 +34,7 @@ class SimulationSchedule:
         self._simulations: dict[int, ScheduledSimulation] = {}
         self._highest_known: dict[int, int] = {}
         self.jobs = SharedJobs(self._simulations, limits)
+        self._clock = ProgressClock(self.jobs, timeout_s=limits.timeout_s)
         self._waiting = StartQueue()
         self._live = LiveSimulations()
         self._requests = AttachQueue(limits.max_attached)
@@ -73,7 +75,7 @@ class SimulationSchedule:
         return self._live.shares_a_job(simulation)
 
     def decided(self, simulation: int) -> list[ScheduledSimulation]:
-        """Those in the job of this one, which was cancelled, whose `reason` and `excuse` are known thereby."""
+        """The members of the cancelled job of this simulation whose `reason` and `excuse` are known by that."""
         it = self._simulations[simulation]
         members = () if self.stopped else self.jobs.members(it)
         return [each for each in members if each.is_decided and not each.state.terminal]
@@ -209,7 +211,7 @@ class SimulationSchedule:
         it.at_fault, it.over = it.at_fault or at_fault, it.over or over
         if was_spent or not it.is_spent:
             return False
-        self.jobs.give_time_to_end(it, now)
+        self._clock.restart(it, now)
         return True
 
     def job_ended(
@@ -267,8 +269,7 @@ class SimulationSchedule:
 
     def was_suspended(self, seconds: float, now: float) -> None:
         """The launcher itself was stopped, or too busy to listen: neither simulations nor the server were silent."""
-        for it in self._live:
-            it.quiet_since = min(now, it.quiet_since + seconds)
+        self._clock.stood_still(self._live, seconds, now)
 
     def finish(self, reason: str, now: float) -> list[Action]:
         """Start nothing any more, under later plans neither; what runs goes on to its end."""
@@ -336,15 +337,12 @@ class SimulationSchedule:
         """The simulations whose clock runs, and when it runs out."""
         if self.stopped:
             return [(it, self._cancel_at) for it in self._live if not it.cancelled]
-        if self.away:
-            return []
-        timed = ((it, it.deadline(self.limits.timeout_s)) for it in self.jobs.on_the_clock(self._live))
-        return [(it, deadline) for it, deadline in timed if deadline is not None]
+        return [] if self.away else self._clock.deadlines(self._live)
 
     def _deadline(self, it: ScheduledSimulation) -> float | None:
         if self.stopped:
             return None if it.cancelled else self._cancel_at
-        return None if self.away or self.jobs.waits(it) else it.deadline(self.limits.timeout_s)
+        return None if self.away else self._clock.deadline(it)
 
     def _begin(
         self, simulation: int, now: float, *, has_job: bool, job_members: tuple[int, ...] = (), client: str = ""
@@ -363,7 +361,7 @@ class SimulationSchedule:
         if it is None or it.state.terminal:
             return []
         self._waiting.remove(simulation)
-        self.jobs.give_time_to_end(it, now)
+        self._clock.restart(it, now)
         self._close(it, state)
         return self._fill(now)
 

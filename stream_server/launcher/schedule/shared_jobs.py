@@ -1,7 +1,7 @@
 """Jobs that several simulations share: who is in them, when they are over, and whose fault a failure is. Pure."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import takewhile
 
 from stream_server.launcher.schedule.live import LiveSimulations
@@ -32,7 +32,7 @@ class SharedJobs:
         return num_for_worker(num_waiting, most=limits.per_worker, max_running=limits.max_running)
 
     def members(self, it: ScheduledSimulation) -> list[ScheduledSimulation]:
-        """Those in the job of this one, itself first."""
+        """The simulations in the job of this one, itself first."""
         return [it, *self._others(it)]
 
     def waits(self, it: ScheduledSimulation) -> bool:
@@ -77,24 +77,6 @@ class SharedJobs:
         """How many of `max_running` these take, the attached ones apart: workers are as one simulation."""
         return len(live.jobs) if self.are_workers else len(live) - len(live.attached)
 
-    def on_the_clock(self, live: LiveSimulations) -> Iterator[ScheduledSimulation]:
-        """Go through those of these that do not wait for others."""
-        yield from live.attached.values()
-        for job in live.jobs:
-            if not self.are_workers or job.has_ended:
-                yield from (it for it in job.live.values() if not self.waits(it))
-            elif (first := job.first_unspent()) is not None:
-                yield first
-            else:
-                # All are spent, so that none waits for another.
-                yield from job.live.values()
-
-    def give_time_to_end(self, it: ScheduledSimulation, now: float) -> None:
-        """This may be the last one for which its job ran: from now on that has the timeout to end, or to go on."""
-        it.quiet_since = now
-        for mate in self._others(it):
-            mate.quiet_since = now if mate.is_spent or self.are_workers else mate.quiet_since
-
     def cancel(self, it: ScheduledSimulation) -> None:
         """The job of this one is cancelled, since its clock has run out."""
         members = self.members(it)
@@ -110,7 +92,7 @@ class SharedJobs:
         return [mate for simulation in it.job_members if (mate := self._mate(simulation, it))]
 
     def _mate(self, simulation: int, it: ScheduledSimulation) -> ScheduledSimulation | None:
-        """This simulation if it is another one in the job of `it`, which still runs for it."""
+        """The simulation of this id, if it is another one in the job of `it`, which still runs for it; None if not."""
         mate = self._simulations.get(simulation)
         if mate is None or mate is it or not mate.has_job:
             return None

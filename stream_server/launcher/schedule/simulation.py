@@ -3,8 +3,6 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
-CONFIRM_S = 10.0
-CONFIRM_FAILURE_S = 1.0
 NOT_BEGUN = "its worker ended before it had come to it"
 RESTARTED = "the server or the launcher was restarted meanwhile"
 
@@ -32,7 +30,7 @@ class ScheduledSimulation:
     `highest_known` is the highest number that any attempt is known to have had. `excuse` says why a failure of this
     attempt does not count: it has seen a restart of the server, nobody saw it end, or another one brought its job down.
     `job_members` are the simulations whose attempts were started in one job, this one included.
-    `reached_s` is how long an attempt took to its last new step; `confirmation_s` how long the ledger's word may take.
+    `quiet_since`, `blocked`, and `reached_s`, how long an attempt took to its last new step, are for `ProgressClock`.
     `ended_well`: its job ended with exit code 0.
     While the job runs, `at_fault` tells how a rank of this attempt failed by itself, and `over` that nobody sends for
     it any more: all its ranks have ended, or it had ended for a server that has lost it.
@@ -54,7 +52,6 @@ class ScheduledSimulation:
     started: float = 0.0
     quiet_since: float = 0.0
     reached_s: float = 0.0
-    confirmation_s: float = 0.0
     ended_well: bool = False
     at_fault: str = ""
     over: bool = False
@@ -93,17 +90,17 @@ class ScheduledSimulation:
 
     @property
     def is_spent(self) -> bool:
-        """Nothing more is to come of this attempt: a job that it shares goes on for the others."""
+        """Whether nothing more is to come of this attempt, though a job that it shares may go on for others."""
         return self.state.terminal or self.over or bool(self.at_fault)
 
     @property
     def is_decided(self) -> bool:
-        """It was cancelled, and not over before: what its processes did then tells nothing."""
+        """Whether it was cancelled before it was over, so that how its processes ended tells nothing."""
         return self.cancelled and (bool(self.at_fault) or not self.over)
 
     @property
     def is_new(self) -> bool:
-        """It has never been tried."""
+        """Whether it has never been tried."""
         return max(self.attempt, self.highest_known) < 0
 
     def begin(self, now: float, *, has_job: bool, job_members: tuple[int, ...] = (), client: str = "") -> None:
@@ -116,7 +113,7 @@ class ScheduledSimulation:
         self.started = self.quiet_since = now
 
     def go_on(self, *, excuse: str) -> None:
-        """This attempt continues under a new plan; what the server has received counts anew."""
+        """Continue this attempt under a new plan; what the server has received counts anew."""
         self.over = self.over or self.state.terminal
         self.state, self.received, self.blocked = ScheduledState.RUNNING, 0, False
         self.excuse = self.excuse or excuse
@@ -137,14 +134,3 @@ class ScheduledSimulation:
         if self.cancelled:
             return
         self.reason, self.ended_well = reason, exit_code == 0
-        self.confirmation_s = CONFIRM_S if self.ended_well else CONFIRM_FAILURE_S
-
-    def deadline(self, timeout_s: float) -> float | None:
-        """The time at which this attempt has been quiet for too long, None while no clock runs."""
-        if self.cancelled or (self.blocked and self.state is ScheduledState.RUNNING):
-            return None
-        if self.state is ScheduledState.EXITED:
-            return self.quiet_since + self.confirmation_s
-        # Steps that the server knows are not sent again: a new attempt is quiet until it has caught up.
-        catching_up_s = self.reached_s if self.state is ScheduledState.RUNNING and self.received == 0 else 0.0
-        return self.quiet_since + timeout_s + catching_up_s

@@ -350,7 +350,7 @@ class Reports:
         self._logs[ended.simulation, ended.attempt] = ended.log
 
     def attempts_ended(self, ended: Sequence[AttemptEnd]) -> None:
-        """Nothing of these attempts is to be waited for any more."""
+        """Note in the journal that these attempts have ended, so that no later launcher waits for them."""
         if ended:
             self.journal.defer(
                 *(records.AttemptEnded(simulation=it.simulation, attempt=it.attempt, reason=it.reason) for it in ended)

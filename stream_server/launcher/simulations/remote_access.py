@@ -1,4 +1,4 @@
-"""How ranks on other nodes reach the launcher: over TCP, with keys that they find in a file of the output folder."""
+"""The access of ranks on other nodes to the launcher: over TCP, with keys from a file of the output folder."""
 
 import math
 import socket
@@ -37,7 +37,7 @@ class RemoteAccess:
 
     @classmethod
     def of(cls, config: StudyConfig, num_ranks: int, before: Path) -> Self | None:
-        """That of a study whose server has so many ranks; None where all of them run on this node, beside us.
+        """The access of a study whose server has so many ranks; None where all of them run on this node, beside us.
 
         `before` is the file of a launcher that was killed, if it has left one.
 
@@ -128,7 +128,7 @@ class RemotePort:
         self._guard.heard(self.name, frames[0].bytes, frames[-1])
 
     def end_turn(self) -> None:
-        """All that had come to the socket has been read."""
+        """End a turn, in which all that had come to the socket was read."""
         self._guard.turn += 1
 
     def close(self) -> None:

@@ -127,7 +127,7 @@ class Starter:
         keys: Mapping[int, KeyPair | None],
         errors: dict[tuple[int, int], Exception],
     ) -> dict[tuple[int, int], JobSpec]:
-        """What runs each attempt of a job; those for which nothing does are in `errors`, unless the disk refuses."""
+        """Make the specification of each attempt's job; what is wrong with an attempt goes into `errors`."""
         specs: dict[tuple[int, int], JobSpec] = {}
         for simulation, attempt in members:
             try:

@@ -9,12 +9,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from stream_server.config import load
-from stream_server.errors import StreamServerError
+from stream_server.errors import EXIT_FORCED, StreamServerError
 from stream_server.launcher.backends.mpirun import require
 from stream_server.launcher.supervision.runs import rename_earlier_run, run_simulations, run_study
 from stream_server.launcher.supervision.server_job import ServerCommand
 from stream_server.machine import descriptors
-from stream_server.machine.forced_exit import EXIT_FORCED
 from stream_server.machine.garbage import keep_modules
 from stream_server.machine.screen import outliving_a_full_disk, tell
 from stream_server.storage.ownership import private_files

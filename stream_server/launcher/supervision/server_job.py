@@ -65,7 +65,7 @@ class ServerCommand:
 
     @classmethod
     def of(cls, config: StudyConfig, file: Path, overrides: Sequence[str], *, resume: bool) -> Self:
-        """That of a study in a `file`, as the command line changes it.
+        """The command for a study in a `file`, as the command line changes it.
 
         Raises:
             ConfigError: the allocation has no room for `server.ranks`.
@@ -160,7 +160,7 @@ class ServerJob:
         return cls(mark, leader) if members or (leader is not None and leader.alive) else None
 
     def also_kill(self, registered: Callable[[], Sequence[Leader]]) -> None:
-        """These belong to it as well, such as ranks that have told us who they are."""
+        """Kill these with it, such as ranks that have told us who they are."""
         self._registered = registered
 
     def ask_to_leave(self) -> None:
@@ -309,7 +309,7 @@ class RunningServer:
 
     @property
     def _was_refused(self) -> bool:
-        """It ended by itself before any of its ranks came to life; of other nodes, some may have been away."""
+        """Whether it ended by itself before any of its ranks came to life; other nodes may have been away."""
         return self.job.status == FAILED and not self.liveness.presence.known and self.liveness.remote is None
 
     def close(self) -> None:

@@ -9,18 +9,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from stream_server.errors import EXIT_SAVED, ConfigError, InternalError, RankLost, RanksDiverged, UserCodeError
+from stream_server.errors import (
+    CODES_BY_BATCH,
+    CODES_OF_REFUSAL,
+    EXIT_SAVED,
+    FINAL_CODES,
+    ConfigError,
+    RankLost,
+    UserCodeError,
+)
 from stream_server.storage.disk import read_text
 
-FINAL_CODES = frozenset({0, 2, 4, 5, 6, 75})
-# What happens at the same batch again will happen each time.
-CODES_BY_BATCH = frozenset({UserCodeError.exit_code, RanksDiverged.exit_code, InternalError.exit_code})
 MAX_PAUSE_S = 60.0
 # A network or a node may be away for a minute or two.
 NODE_PAUSE_S = 10.0
 REPORT_FILE = "report.json"
 FAILURE_FILE = "exit.json"
-REFUSED_CODES = frozenset({2, 6})
 LARGEST_CODE = 255
 
 
@@ -51,7 +55,7 @@ class Restart:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NoRestart:
-    """It stays away: leave with this exit code."""
+    """Do not start it again: leave with this exit code."""
 
     exit_code: int
     text: str
@@ -146,7 +150,7 @@ class EndReports:
         if status is not None and not was_planned:
             if status == EXIT_SAVED:
                 return ServerEnd(exit_code=status, message="the server was stopped while it was set up")
-            if status in REFUSED_CODES:
+            if status in CODES_OF_REFUSAL:
                 return ServerEnd(exit_code=status, message=f"the server refused to start, with exit code {status}")
             if status == 0 and _read(self.output_dir / REPORT_FILE).get("exit_code") == 0:
                 return ServerEnd(exit_code=0, message="the study had been finished before")

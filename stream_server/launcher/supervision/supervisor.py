@@ -218,7 +218,7 @@ class Supervisor:
             )
 
     def _adopt(self, server: OpenServer) -> None:
-        """Go on with the server of a launcher that was killed. One that has ended meanwhile is simply started."""
+        """Continue with the server of a launcher that was killed. One that has ended meanwhile is started again."""
         starting = server.starting
         job = self.servers.adopt(server)
         if job is None:

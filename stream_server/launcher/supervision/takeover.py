@@ -20,7 +20,7 @@ LOOK_S = 0.02
 
 
 def begin(journal: Journal, jobs: AttemptJobs, servers: Servers, *, link: str | None) -> LauncherStarted:
-    """Go on where another launcher was killed, or see that nothing of an earlier run is left; put it on record.
+    """Continue where another launcher was killed, or check that nothing of an earlier run is left; record it.
 
     `link` is the address that rank 0 gave this launcher, None when it supervises the server.
     """

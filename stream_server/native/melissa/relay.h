@@ -1,4 +1,4 @@
-/* What stands behind Melissa's functions: fields by name, time steps counted here, errors printed once. */
+/* The code behind Melissa's functions: fields by name, time steps counted here, errors printed once. */
 #ifndef SC_RELAY_H
 #define SC_RELAY_H
 

@@ -1,4 +1,4 @@
-/* What a server rank says on a data connection. */
+/* The answers of a server rank on a data connection. */
 #include <stdlib.h>
 
 #include "data_connection.h"
@@ -25,7 +25,7 @@ static int take_opened(sc_data_connection *connection, const sc_opened *opened, 
     connection->is_open = true;
     connection->incarnation = opened->incarnation;
     connection->credit = opened->credit;
-    connection->window = sc_window_begin(opened->credit);
+    connection->window = sc_credit_window_begin(opened->credit);
     if (!sc_bits_load(&connection->known, opened->known, opened->num_known_bytes))
         return sc_no_memory(error);
     uint32_t num = steps_per_message(opening, opened->credit);
@@ -40,9 +40,9 @@ static int take_opened(sc_data_connection *connection, const sc_opened *opened, 
 }
 
 static void take_ack(sc_data_connection *connection, const sc_ack *ack) {
-    sc_window_received(&connection->window, ack->received);
-    connection->backlog->received = ack->received;
-    sc_backlog_durable(connection->backlog, ack->durable);
+    sc_credit_window_received(&connection->window, ack->received);
+    connection->retained->received = ack->received;
+    sc_retained_durable(connection->retained, ack->durable);
     connection->has_ended |= ack->ended;
     connection->has_stopped |= ack->stop;
 }

@@ -14,7 +14,7 @@
 /* Less than that is mostly memory that was used before. */
 #define POPULATED_BYTES ((size_t)128 * 1024)
 
-/* What a core's own cache holds, about. */
+/* The size of a core's own cache, about. */
 #define COLD_BYTES ((uint64_t)4 * 1024 * 1024)
 
 struct sc_pool {
@@ -86,7 +86,7 @@ void sc_pool_close(sc_pool *pool) {
         end(pool);
 }
 
-/* Have the system hand out these pages at once: that takes half the time of one after the other. */
+/* Make the system hand out these pages at once: that takes half the time of one after the other. */
 static void populate(void *memory, size_t num_bytes) {
 #ifdef MADV_POPULATE_WRITE
     uintptr_t page_bytes = (uintptr_t)sysconf(_SC_PAGESIZE);

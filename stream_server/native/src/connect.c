@@ -29,7 +29,7 @@ static int64_t number_in_environment(const char *name) {
     return text == NULL ? 0 : strtoll(text, NULL, 10);
 }
 
-/* What is simulated, as the caller says, or else the environment. */
+/* The parameters of a program that runs alone: from the caller, or else the environment. */
 static int parameters_alone(sc_parameters *parameters, const stream_options *options, sc_error *error) {
     const char *text = getenv(PARAMETERS_VARIABLE);
     if (options->num_parameters > 0 || text == NULL || text[0] == '\0')

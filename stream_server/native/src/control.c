@@ -86,7 +86,7 @@ static int unreachable(const sc_asker *asker, sc_error *error) {
 
 int sc_ask(const sc_asker *asker, const sc_message *question, sc_reply *answer, sc_error *error) {
     sc_patience patience = sc_patience_begin(asker->timeout_s, SC_REPEAT_S, 0);
-    /* What was given to this client in an answer that was lost is given to it again. */
+    /* A client whose answer was lost is given the same again. */
     char name[SC_NAME_BYTES];
     sc_new_name(name);
     for (;;) {

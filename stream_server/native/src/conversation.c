@@ -196,7 +196,7 @@ static int begin_session(sc_conversation *conversation, sc_error *error) {
     return code == STREAM_OK ? account(conversation, is_new, error) : code;
 }
 
-/* Have a session with the newest server; what it does not know of what was sent before is unsent then. */
+/* Open a session with the newest server; what it does not know of what was sent before is unsent then. */
 static int begin_sessions(sc_conversation *conversation, sc_error *error) {
     int code;
     do
@@ -222,7 +222,7 @@ static void notice_end(sc_conversation *conversation) {
     conversation->stop_reason = reason == NULL ? NULL : sc_copy_text(reason);
 }
 
-/* Have a step unsent, the last of them. */
+/* Retain a step as unsent, the last of them. */
 static int retain(sc_conversation *conversation, int64_t index, uint64_t present, const sc_slice arrays[],
                   sc_error *error) {
     sc_client *client = &conversation->client;

@@ -1,4 +1,4 @@
-/* What one client rank tells the study, over all starts of the server. */
+/* The conversation of one client rank with the study, over all starts of the server. */
 #ifndef SC_CONVERSATION_H
 #define SC_CONVERSATION_H
 
@@ -43,7 +43,7 @@ int sc_conversation_finish(sc_conversation *conversation, sc_error *error);
 
 /* Go on without the server: `keep` what would be sent, until it may resume and then sends or finishes. */
 int sc_conversation_interrupt(sc_conversation *conversation, sc_error *error);
-/* Keep a step while interrupted; the oldest ones go when the window is full. */
+/* Keep a step while interrupted; the oldest ones go when there is no room. */
 int sc_conversation_keep(sc_conversation *conversation, int64_t index, uint64_t present, const sc_slice arrays[],
                          sc_error *error);
 /* Whether the server was started again since it was spoken to. */

@@ -133,7 +133,7 @@ static void write_reals(void *to, stream_dtype dtype, const double *from, size_t
     }
 }
 
-/* What most solvers need: they compute in double, and the study keeps float. */
+/* The conversion that most solvers need: they compute in double, and the study keeps float. */
 static void doubles_to_floats(void *to, const void *from, size_t num) {
     EACH(double, float, value);
 }

@@ -76,13 +76,13 @@ static int send_messages(sc_dealer *dealer, const sc_layout *layout, const sc_st
 }
 
 void sc_data_connection_begin(sc_data_connection *connection, const sc_opening *opening, int server_rank,
-                              sc_dealer *dealer, sc_backlog *backlog) {
+                              sc_dealer *dealer, sc_retained *retained) {
     *connection = (sc_data_connection){
         .dealer = dealer,
         .opening = opening,
         .server_rank = server_rank,
         .incarnation = opening->welcome->incarnation,
-        .backlog = backlog,
+        .retained = retained,
         .pending_since = -PENDING_S,
         .last_send = -PENDING_S,
     };
@@ -107,7 +107,7 @@ int sc_data_connection_keep(sc_data_connection *connection, const sc_unsent *uns
     steps.index = unsent->index;
     steps.stride = opening->stride;
     /* What is sent next is never durable without it. */
-    return sc_backlog_add(connection->backlog, 1, &steps, error);
+    return sc_retained_add(connection->retained, 1, &steps, error);
 }
 
 int sc_data_connection_ask_to_open(sc_data_connection *connection, sc_error *error) {
@@ -158,7 +158,7 @@ int sc_data_connection_send_statics(sc_data_connection *connection, sc_error *er
     sc_steps_release(&steps);
     if (code != STREAM_OK)
         return code;
-    return sc_window_sent(&connection->window, 0, data.sequence - connection->window.sequence, error);
+    return sc_credit_window_sent(&connection->window, 0, data.sequence - connection->window.sequence, error);
 }
 
 /* Send steps, and keep them. */
@@ -170,12 +170,12 @@ static int send_steps(sc_data_connection *connection, sc_steps *steps, sc_error 
         code = send_messages(connection->dealer, connection->opening->layout, steps, next_data(connection),
                              &num_messages, error);
     if (code == STREAM_OK)
-        code = sc_window_sent(&connection->window, num_steps, num_messages, error);
+        code = sc_credit_window_sent(&connection->window, num_steps, num_messages, error);
     if (code != STREAM_OK) {
         sc_steps_release(steps);
         return code;
     }
-    return sc_backlog_add(connection->backlog, connection->window.sequence, steps, error);
+    return sc_retained_add(connection->retained, connection->window.sequence, steps, error);
 }
 
 static int send_pending(sc_data_connection *connection, sc_error *error) {
@@ -232,21 +232,21 @@ int sc_data_connection_send(sc_data_connection *connection, int64_t index, uint6
     return STREAM_OK;
 }
 
-/* Have what waited for company in the backlog; false: no memory. */
+/* Retain what waited for company; false: no memory. */
 static bool keep_pending(sc_data_connection *connection) {
     sc_steps steps;
     sc_error ignored;
     if (connection->pending.steps.num == 0)
         return true;
     return sc_pending_take(&connection->pending, &steps, &ignored) == STREAM_OK &&
-           sc_backlog_add(connection->backlog, connection->window.sequence + 1, &steps, &ignored) == STREAM_OK;
+           sc_retained_add(connection->retained, connection->window.sequence + 1, &steps, &ignored) == STREAM_OK;
 }
 
 void sc_data_connection_leave(sc_data_connection *connection) {
     if (!keep_pending(connection))
-        connection->backlog->retention->has_lost = true;
+        connection->retained->retention->has_lost = true;
     sc_pending_free(&connection->pending);
-    sc_window_free(&connection->window);
+    sc_credit_window_free(&connection->window);
     sc_bits_free(&connection->known);
     free(connection->stop_reason);
     free(connection->stale);

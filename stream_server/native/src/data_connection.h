@@ -6,9 +6,9 @@
 #include "pending.h"
 #include "retention.h"
 #include "transport.h"
-#include "window.h"
+#include "credit_window.h"
 
-/* What all connections of one client rank to one start of the server have in common. */
+/* The data that all connections of one client rank to one start of the server share. */
 typedef struct {
     const sc_welcome *welcome;
     const sc_layout *layout;
@@ -22,11 +22,10 @@ typedef struct {
 /* Sends this client rank's steps to one server rank; small ones travel several to a message.
  *
  * Nothing here waits: a caller that wants to send checks whether there is room, and reads the answers if not. What
- * was sent is in the backlog. `credit` is how many steps may be on their way, `known` are the steps that the server
+ * was sent is in `retained`. `credit` is how many steps may be on their way, `known` are the steps that the server
  * had before the connection was opened, num_steps how many different steps belong to this server rank so far (the
- * sender counts them), silent_s for how long nothing came when it was last waited for something, `stale` what a
- * server that was started
- * again has answered, or NULL; is_unknown: the server says that it was never opened. */
+ * sender counts them), silent_s for how long nothing came when it was last waited for something, `stale` what a server
+ * that was started again has answered, or NULL; is_unknown: the server says that it was never opened. */
 typedef struct {
     sc_dealer *dealer;
     const sc_opening *opening;
@@ -43,26 +42,26 @@ typedef struct {
     bool is_unknown;
     bool has_sent_statics;
     uint32_t incarnation;
-    sc_window window;
-    sc_backlog *backlog;
+    sc_credit_window window;
+    sc_retained *retained;
     sc_pending pending;
     double pending_since;
     double last_send;
 } sc_data_connection;
 
 void sc_data_connection_begin(sc_data_connection *connection, const sc_opening *opening, int server_rank,
-                              sc_dealer *dealer, sc_backlog *backlog);
+                              sc_dealer *dealer, sc_retained *retained);
 
-/* Send nothing more; all that was sent, or waited for company, is in the backlog. */
+/* Send nothing more; all that was sent, or waited for company, is retained. */
 void sc_data_connection_leave(sc_data_connection *connection);
 
-/* Whether it is another one to the server than what was opened: what was under way may not have come. */
+/* Whether the server takes the connection for another one than what was opened: what was under way may be lost. */
 bool sc_data_connection_is_lost(const sc_data_connection *connection);
 
 /* Whether credit is left for one more step. */
 bool sc_data_connection_has_room(const sc_data_connection *connection);
 
-/* Have a step that the server knows in the backlog, until it is durable. */
+/* Retain a step that the server knows, until it is durable. */
 int sc_data_connection_keep(sc_data_connection *connection, const sc_unsent *unsent, sc_error *error);
 
 /* Announce this rank's blocks; may be repeated until the answer is there. */

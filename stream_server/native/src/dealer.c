@@ -1,6 +1,8 @@
 #include <errno.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 #include <zmq.h>
 
 #include "transport.h"
@@ -100,14 +102,26 @@ void sc_dealer_heed_refusals(sc_dealer *dealer, void *context) {
     if (strncmp(dealer->address, "tcp:", 4) != 0)
         return;
     snprintf(place, sizeof place, "inproc://refusals-%p", dealer->socket);
-    if (zmq_socket_monitor(dealer->socket, place, REFUSALS) != 0)
-        return;
-    /* Without it a refusal is silence, which ends as any other. */
+    /* Without it a refusal is silence, which ends as any other. An event that nobody could receive would block
+     * ZeroMQ's thread for good: so the receiver comes first, and goes last. */
     dealer->refusals = zmq_socket(context, ZMQ_PAIR);
-    if (dealer->refusals != NULL && zmq_connect(dealer->refusals, place) != 0) {
+    if (dealer->refusals != NULL && (zmq_connect(dealer->refusals, place) != 0 ||
+                                     zmq_socket_monitor(dealer->socket, place, REFUSALS) != 0)) {
         zmq_close(dealer->refusals);
         dealer->refusals = NULL;
     }
+}
+
+void sc_dealer_close(sc_dealer *dealer, int linger_ms) {
+    if (dealer->refusals != NULL) {
+        zmq_socket_monitor(dealer->socket, NULL, 0);
+        zmq_close(dealer->refusals);
+    }
+    zmq_setsockopt(dealer->socket, ZMQ_LINGER, &linger_ms, sizeof linger_ms);
+    zmq_close(dealer->socket);
+    if (dealer->folder >= 0)
+        close(dealer->folder);
+    free(dealer->address);
 }
 
 bool sc_dealer_was_refused(sc_dealer *dealer) {

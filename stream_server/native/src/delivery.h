@@ -5,7 +5,7 @@
 #include "conversation.h"
 #include "fields.h"
 
-/* Has the user's arrays checked and sent, and knows what to do while the server is away.
+/* Checks and sends the user's arrays, and knows what to do while the server is away.
  *
  * The server is away when it says nothing for timeout_s while it is waited for; what then happens is the study's to say
  * (if_server_away). */
@@ -33,7 +33,7 @@ typedef struct {
 sc_delivery *sc_delivery_new(const sc_participant *participant, sc_welcome *welcome);
 void sc_delivery_free(sc_delivery *delivery);
 
-/* What the newest server answered. */
+/* The answer of the newest server. */
 const sc_welcome *sc_delivery_welcome(const sc_delivery *delivery);
 
 /* Send what was put as one step. */

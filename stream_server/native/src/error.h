@@ -1,4 +1,4 @@
-/* What went wrong, as a code and a sentence. */
+/* An error: a code and a sentence. */
 #ifndef SC_ERROR_H
 #define SC_ERROR_H
 
@@ -16,7 +16,7 @@ typedef struct {
 int sc_fail(sc_error *error, int code, const char *format, ...) __attribute__((format(printf, 3, 4)));
 int sc_no_memory(sc_error *error);
 
-/* What an errno means; like strerror, but for any thread. Gives `text`. */
+/* The meaning of an errno; like strerror, but for any thread. Gives `text`. */
 const char *sc_reason(int number, char text[SC_REASON_BYTES]);
 
 #endif

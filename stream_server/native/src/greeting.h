@@ -11,7 +11,7 @@ int sc_check_options(int rank, int num_ranks, const stream_options *options, sc_
 int sc_parameters_copy(sc_parameters *parameters, int num, const char *const names[], const double values[],
                        sc_error *error);
 
-/* What this process says. It owns its study and parameters: free with sc_greeting_free. */
+/* The Hello of this process. It owns its study and parameters: free with sc_greeting_free. */
 typedef struct {
     sc_hello hello;
     char *study;

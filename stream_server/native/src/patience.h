@@ -27,7 +27,7 @@ double sc_patience_silent_s(const sc_patience *patience);
 /* The silence has lasted timeout_s at the end of the last turn. */
 bool sc_patience_is_over(const sc_patience *patience);
 
-/* It is so long since the wait began. */
+/* Whether the wait has lasted so long. */
 bool sc_patience_has_lasted(const sc_patience *patience, double most_s);
 
 /* How long to wait before looking again whether it is over or the question may be repeated. */

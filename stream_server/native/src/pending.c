@@ -5,7 +5,7 @@ bool sc_pending_fits(const sc_pending *pending, int64_t index, uint64_t present)
     return steps->num == 0 || (present == steps->present && index == steps->index + steps->num * steps->stride);
 }
 
-/* Have room for steps with these blocks: new, or left by the last ones. */
+/* Make room for steps with these blocks: new, or left by the last ones. */
 static int begin(sc_pending *pending, int64_t index, uint64_t present, sc_error *error) {
     sc_steps *steps = &pending->steps;
     if (steps->buffer == NULL || steps->present != present) {

@@ -29,13 +29,13 @@ const sc_json_value *sc_read_member(sc_reader *reader, const sc_json_value *obje
 const sc_json_value *sc_read_default(sc_reader *reader, const sc_json_value *object, const char *key);
 const sc_json_value *sc_read_optional(sc_reader *reader, const sc_json_value *object, const char *key);
 
-/* What a value must be. The value NULL gives zeros. */
+/* The type of a value. The value NULL gives zeros. */
 int64_t sc_read_whole(sc_reader *reader, const sc_json_value *value, int64_t low, int64_t high);
 double sc_read_real(sc_reader *reader, const sc_json_value *value);
 bool sc_read_flag(sc_reader *reader, const sc_json_value *value);
 /* The place of a text among `names`. */
 int sc_read_choice(sc_reader *reader, const sc_json_value *value, const char *const names[], int num);
-/* Whether it is a list or object of so many entries. */
+/* Whether the value is a list or object of so many entries. */
 bool sc_read_entries(sc_reader *reader, const sc_json_value *value, sc_json_kind kind, size_t low, size_t high);
 /* A copy of a text of so many bytes, without a zero character. */
 char *sc_read_text(sc_reader *reader, const sc_json_value *value, size_t low, size_t high);

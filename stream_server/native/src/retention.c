@@ -2,65 +2,65 @@
 
 #include <stdlib.h>
 
-void sc_retention_begin(sc_retention *retention, const sc_layout *layout, int64_t window_bytes) {
-    *retention = (sc_retention){.layout = layout, .window_bytes = (size_t)window_bytes};
+void sc_retention_begin(sc_retention *retention, const sc_layout *layout, int64_t max_bytes) {
+    *retention = (sc_retention){.layout = layout, .max_bytes = (size_t)max_bytes};
 }
 
 size_t sc_retention_step_bytes(const sc_retention *retention, const sc_steps *steps) {
     return (SC_ENTRY_BYTES + steps->num * sc_steps_step_bytes(steps, retention->layout)) / steps->num;
 }
 
-static void drop(sc_backlog *backlog) {
-    sc_sent *sent = backlog->first;
-    backlog->first = sent->next;
+static void drop(sc_retained *retained) {
+    sc_sent *sent = retained->first;
+    retained->first = sent->next;
     if (sent->next == NULL)
-        backlog->last = NULL;
-    backlog->retention->num_bytes -= sent->num_bytes;
+        retained->last = NULL;
+    retained->retention->num_bytes -= sent->num_bytes;
     sc_steps_release(&sent->steps);
     free(sent);
 }
 
-void sc_retention_free_backlogs(sc_retention *retention) {
-    while (retention->backlogs != NULL) {
-        sc_backlog *backlog = retention->backlogs;
-        retention->backlogs = backlog->next;
-        while (backlog->first != NULL)
-            drop(backlog);
-        free(backlog);
+void sc_retention_free_connections(sc_retention *retention) {
+    while (retention->of_connections != NULL) {
+        sc_retained *retained = retention->of_connections;
+        retention->of_connections = retained->next;
+        while (retained->first != NULL)
+            drop(retained);
+        free(retained);
     }
 }
 
 void sc_retention_free(sc_retention *retention) {
-    sc_retention_free_backlogs(retention);
+    sc_retention_free_connections(retention);
     sc_retention_forget_all(retention);
     free(retention->unsent);
     retention->unsent = NULL;
 }
 
-sc_backlog *sc_retention_backlog(sc_retention *retention) {
-    sc_backlog *backlog = calloc(1, sizeof *backlog);
-    if (backlog != NULL) {
-        backlog->retention = retention;
-        backlog->next = retention->backlogs;
-        retention->backlogs = backlog;
+sc_retained *sc_retention_of_connection(sc_retention *retention) {
+    sc_retained *retained = calloc(1, sizeof *retained);
+    if (retained != NULL) {
+        retained->retention = retention;
+        retained->next = retention->of_connections;
+        retention->of_connections = retained;
     }
-    return backlog;
+    return retained;
 }
 
-/* The backlog whose oldest message is the oldest of all that were received, or NULL. */
-static sc_backlog *oldest_received(const sc_retention *retention) {
-    sc_backlog *oldest = NULL;
-    for (sc_backlog *it = retention->backlogs; it != NULL; it = it->next)
+/* The retained steps of the connection whose oldest message is the oldest of all that were received, or NULL. */
+static sc_retained *oldest_received(const sc_retention *retention) {
+    sc_retained *oldest = NULL;
+    for (sc_retained *it = retention->of_connections; it != NULL; it = it->next)
         if (it->first != NULL && it->first->end <= it->received &&
             (oldest == NULL || it->first->age < oldest->first->age))
             oldest = it;
     return oldest;
 }
 
-/* Let the oldest ones go until the window is kept, or none may go. */
+/* Let the oldest ones go until all fits, or none may go. */
 static void make_room(sc_retention *retention) {
-    while (retention->num_bytes > retention->window_bytes) {
-        sc_backlog *oldest = oldest_received(retention);
+    while (retention->num_bytes > retention->max_bytes) {
+        sc_retained *oldest = oldest_received(retention);
         if (oldest != NULL)
             drop(oldest);
         else if (retention->unsent_may_go && sc_retention_first(retention) != NULL)
@@ -70,8 +70,8 @@ static void make_room(sc_retention *retention) {
     }
 }
 
-int sc_backlog_add(sc_backlog *backlog, int64_t end, sc_steps *steps, sc_error *error) {
-    sc_retention *retention = backlog->retention;
+int sc_retained_add(sc_retained *retained, int64_t end, sc_steps *steps, sc_error *error) {
+    sc_retention *retention = retained->retention;
     sc_sent *sent = malloc(sizeof *sent);
     if (sent == NULL) {
         sc_steps_release(steps);
@@ -80,19 +80,19 @@ int sc_backlog_add(sc_backlog *backlog, int64_t end, sc_steps *steps, sc_error *
     size_t num_bytes = steps->num * sc_retention_step_bytes(retention, steps);
     *sent = (sc_sent){.age = retention->next_age++, .end = end, .num_bytes = num_bytes, .steps = *steps};
     steps->buffer = NULL;
-    if (backlog->last == NULL)
-        backlog->first = sent;
+    if (retained->last == NULL)
+        retained->first = sent;
     else
-        backlog->last->next = sent;
-    backlog->last = sent;
+        retained->last->next = sent;
+    retained->last = sent;
     retention->num_bytes += num_bytes;
     make_room(retention);
     return STREAM_OK;
 }
 
-void sc_backlog_durable(sc_backlog *backlog, int64_t mark) {
-    while (backlog->first != NULL && backlog->first->end <= mark)
-        drop(backlog);
+void sc_retained_durable(sc_retained *retained, int64_t mark) {
+    while (retained->first != NULL && retained->first->end <= mark)
+        drop(retained);
 }
 
 static int grow_unsent(sc_retention *retention, sc_error *error) {

@@ -1,11 +1,11 @@
-/* What one client rank sent that is not durable yet, kept so that it can be sent again. No sockets, no clock. */
+/* The steps of one client rank that are not durable yet, kept so that they can be sent again. No sockets, no clock. */
 #ifndef SC_RETENTION_H
 #define SC_RETENTION_H
 
 #include "bits.h"
 #include "steps.h"
 
-/* What a message takes up beside its bytes: that of the Python client, so that all clients keep the same steps. */
+/* The memory that a message takes beside its bytes in the Python client, so that all clients keep the same steps. */
 #define SC_ENTRY_BYTES 1500
 
 typedef struct sc_retention sc_retention;
@@ -19,15 +19,15 @@ typedef struct sc_sent {
     sc_steps steps;
 } sc_sent;
 
-/* What was sent over one connection and is not durable yet, oldest first. `received` is the mark up to which the server
- * has it. */
-typedef struct sc_backlog {
-    struct sc_backlog *next;
+/* The steps that were sent over one connection and are not durable yet, oldest first. `received` is the mark up to
+ * which the server has them. */
+typedef struct sc_retained {
+    struct sc_retained *next;
     sc_retention *retention;
     int64_t received;
     sc_sent *first;
     sc_sent *last;
-} sc_backlog;
+} sc_retained;
 
 /* One step that no connection has: row `row` of `steps`. */
 typedef struct {
@@ -37,46 +37,47 @@ typedef struct {
     sc_steps steps;
 } sc_unsent;
 
-/* Keeps steps until they are durable, if they fit into window_bytes; else the oldest ones go first.
+/* Keeps steps until they are durable, if they fit into max_bytes; else the oldest ones go first.
  *
  * What the server has not received is kept at any price, for credit bounds it; unless `unsent_may_go`, since nobody may
  * ever come for it. `unsent` are the steps that no connection has, in the order in which they are to be sent, from
  * first_unsent to end_unsent. has_lost: for lack of memory it does not keep all that it should. */
 struct sc_retention {
     const sc_layout *layout;
-    size_t window_bytes;
+    size_t max_bytes;
     size_t num_bytes;
     bool unsent_may_go;
     bool has_lost;
     int64_t next_age;
-    sc_backlog *backlogs;
+    sc_retained *of_connections;
     sc_unsent *unsent;
     size_t first_unsent;
     size_t end_unsent;
     size_t unsent_capacity;
 };
 
-void sc_retention_begin(sc_retention *retention, const sc_layout *layout, int64_t window_bytes);
+void sc_retention_begin(sc_retention *retention, const sc_layout *layout, int64_t max_bytes);
 void sc_retention_free(sc_retention *retention);
 
-/* That of a new connection; it lives until sc_retention_set_aside. NULL: no memory. */
-sc_backlog *sc_retention_backlog(sc_retention *retention);
+/* The retained steps of a new connection; they live until sc_retention_set_aside. NULL: no memory. */
+sc_retained *sc_retention_of_connection(sc_retention *retention);
 
-/* These have been sent, and are complete with the messages below `end`. Takes over the steps, also on an error. */
-int sc_backlog_add(sc_backlog *backlog, int64_t end, sc_steps *steps, sc_error *error);
+/* Retain steps that have been sent, and are complete with the messages below `end`. Takes over the steps, also on an
+ * error. */
+int sc_retained_add(sc_retained *retained, int64_t end, sc_steps *steps, sc_error *error);
 /* All messages with a smaller sequence than `mark` are in a checkpoint: they are kept no longer. */
-void sc_backlog_durable(sc_backlog *backlog, int64_t mark);
+void sc_retained_durable(sc_retained *retained, int64_t mark);
 
 /* The connections are gone, and what they have is kept no longer. */
-void sc_retention_free_backlogs(sc_retention *retention);
+void sc_retention_free_connections(sc_retention *retention);
 /* The connections are gone: all that they have is unsent again, in the order of `entered`, which has at least those
  * steps. */
 int sc_retention_set_aside(sc_retention *retention, const sc_entered *entered, sc_error *error);
 
-/* What one of these steps takes up. */
+/* The memory that one of these steps takes. */
 size_t sc_retention_step_bytes(const sc_retention *retention, const sc_steps *steps);
 
-/* Here is another unsent step, the last in the order. Takes over the steps, also on an error. */
+/* Retain another unsent step, the last in the order. Takes over the steps, also on an error. */
 int sc_retention_keep(sc_retention *retention, sc_steps *steps, sc_error *error);
 /* The first unsent step, or NULL. */
 sc_unsent *sc_retention_first(sc_retention *retention);

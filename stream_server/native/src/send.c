@@ -1,4 +1,4 @@
-/* What a simulation does with its time steps. */
+/* The functions with which a simulation sends its time steps. */
 #include <stdio.h>
 
 #include "simulation.h"

@@ -12,7 +12,7 @@
 #define SC_REOPEN_S 1.0
 #endif
 
-/* What is waited for, what is said again while it is not there, and how long that may last (perhaps INFINITY). */
+/* A wait: its end, the question that is repeated until then, and its longest time (perhaps INFINITY). */
 typedef struct {
     bool (*is_done)(const sc_data_connection *connection);
     int (*repeat)(sc_data_connection *connection, sc_error *error);
@@ -114,13 +114,13 @@ static int connect_to_all(sc_session *session, sc_error *error) {
                                  welcome->num_server_ranks, error);
     for (int rank = 0; rank < welcome->num_server_ranks && code == STREAM_OK; ++rank) {
         code = sc_transport_connect(&session->transport, &welcome->endpoints[rank], NULL, error);
-        sc_backlog *backlog = sc_retention_backlog(&client->retention);
-        if (code == STREAM_OK && backlog == NULL)
+        sc_retained *retained = sc_retention_of_connection(&client->retention);
+        if (code == STREAM_OK && retained == NULL)
             code = sc_no_memory(error);
         if (code != STREAM_OK)
             break;
         sc_data_connection_begin(&session->connections[rank], &session->opening, rank,
-                                 &session->transport.dealers[rank], backlog);
+                                 &session->transport.dealers[rank], retained);
         ++session->num;
     }
     return code;
@@ -190,7 +190,7 @@ int sc_session_wait_for_room(sc_session *session, sc_data_connection *connection
     int code = STREAM_OK;
     if (!sc_data_connection_has_room(connection)) {
         sc_awaited room = {sc_data_connection_has_room, sc_data_connection_ping, SC_PING_S, most_s};
-        /* What this rank holds back for one server rank may be what the others wait for. */
+        /* The others may wait for what this rank holds back for one server rank. */
         code = sc_session_flush(session, error);
         if (code == STREAM_OK)
             code = wait_for(session, connection, room, error);

@@ -11,7 +11,7 @@ enum {
     SC_ENDED = 102 /* the study has ended: nothing more is wanted */
 };
 
-/* What outlives the sessions of one client rank. */
+/* The data of a client rank that outlives its sessions. */
 typedef struct {
     void *context;
     sc_pool *pool;
@@ -52,7 +52,7 @@ void sc_session_close(sc_session *session, bool linger);
 
 /* The connections over which a step has to go. */
 sc_connections sc_session_connections(sc_session *session, int64_t index);
-/* Those of them whose server rank does not know the step. */
+/* The connections whose server rank does not know the step. */
 sc_connections sc_session_lacking(sc_session *session, int64_t index);
 
 /* Wait for credit, not much longer than most_s (perhaps INFINITY); *has_room says whether there is some. */

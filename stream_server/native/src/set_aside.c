@@ -1,12 +1,12 @@
-/* What connections had that are gone. */
+/* The steps of connections that are gone. */
 #include <stdlib.h>
 
 #include "retention.h"
 
 static size_t num_kept(const sc_retention *retention) {
     size_t num = retention->end_unsent - retention->first_unsent;
-    for (const sc_backlog *backlog = retention->backlogs; backlog != NULL; backlog = backlog->next)
-        for (const sc_sent *sent = backlog->first; sent != NULL; sent = sent->next)
+    for (const sc_retained *retained = retention->of_connections; retained != NULL; retained = retained->next)
+        for (const sc_sent *sent = retained->first; sent != NULL; sent = sent->next)
             num += sent->steps.num;
     return num;
 }
@@ -24,13 +24,13 @@ static int by_index(const void *left, const void *right) {
     return a->found < b->found ? -1 : a->found > b->found;
 }
 
-/* All that is kept, by index; of what was sent twice the first one comes first. None of it owns its buffer. */
+/* The retained steps by index; of what was sent twice the first one comes first. None of it owns its buffer. */
 static void collect(const sc_retention *retention, sc_kept *kept) {
     size_t num = 0;
     for (size_t i = retention->first_unsent; i < retention->end_unsent; ++i, ++num)
         kept[num] = (sc_kept){retention->unsent[i], num};
-    for (const sc_backlog *backlog = retention->backlogs; backlog != NULL; backlog = backlog->next)
-        for (const sc_sent *sent = backlog->first; sent != NULL; sent = sent->next)
+    for (const sc_retained *retained = retention->of_connections; retained != NULL; retained = retained->next)
+        for (const sc_sent *sent = retained->first; sent != NULL; sent = sent->next)
             for (uint32_t row = 0; row < sent->steps.num; ++row, ++num) {
                 int64_t index = sent->steps.index + row * sent->steps.stride;
                 size_t num_bytes = sc_retention_step_bytes(retention, &sent->steps);
@@ -54,7 +54,7 @@ static const sc_kept *find(const sc_kept *kept, size_t num, int64_t index) {
 
 /* Replace the unsent steps by these, which own their buffers. */
 static void replace(sc_retention *retention, sc_unsent *unsent, size_t num) {
-    sc_retention_free_backlogs(retention);
+    sc_retention_free_connections(retention);
     sc_retention_forget_all(retention);
     free(retention->unsent);
     retention->unsent = unsent;
@@ -70,7 +70,7 @@ int sc_retention_set_aside(sc_retention *retention, const sc_entered *entered, s
     if (retention->has_lost)
         return sc_no_memory(error);
     if (num == 0) {
-        sc_retention_free_backlogs(retention);
+        sc_retention_free_connections(retention);
         return STREAM_OK;
     }
     sc_kept *kept = calloc(num, sizeof *kept);

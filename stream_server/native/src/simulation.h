@@ -1,4 +1,4 @@
-/* What a simulation holds in its hands: one run of the solver, as the study sees it. */
+/* A simulation: one run of the solver, as the study sees it. */
 #ifndef SC_SIMULATION_H
 #define SC_SIMULATION_H
 
@@ -32,7 +32,7 @@ struct stream_simulation {
     sc_delivery *delivery; /* NULL: alone, or too late */
 };
 
-/* What the next call gives before it does anything: STREAM_OK, or STREAM_STOP if nothing more is wanted, or the
+/* The result of the next call, before it does anything: STREAM_OK, or STREAM_STOP if nothing more is wanted, or the
  * failure; STREAM_ERROR_ARGUMENT without a simulation. */
 int sc_simulation_state(stream_simulation *simulation);
 

@@ -1,16 +1,16 @@
-/* What a simulation can ask about itself and its study. */
+/* The questions of a simulation about itself and its study. */
 #include <stdio.h>
 #include <string.h>
 
 #include "nearest.h"
 #include "simulation.h"
 
-/* What the study has said, or NULL. */
+/* The study's Welcome, or NULL. */
 static const sc_welcome *study_of(const stream_simulation *simulation) {
     return simulation->delivery == NULL ? NULL : &simulation->delivery->welcome;
 }
 
-/* What a question gives: that the simulation came too late, or has failed. */
+/* The result of a question: that the simulation came too late, or has failed. */
 static int answer_of(stream_simulation *simulation) {
     if (simulation->has_failed)
         return simulation->error.code;

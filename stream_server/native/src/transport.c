@@ -15,7 +15,7 @@
 
 #define LINGER_MS 2000
 #define LONGEST_WAIT_S 3600.0
-/* What ZeroMQ's threads and a first socket open, without which it ends the process, and the folder of that. */
+/* The descriptors of ZeroMQ's threads and a first socket, without which it ends the process, and of its folder. */
 #define NUM_FILES 9
 
 static int fail(sc_error *error, const char *what) {
@@ -86,15 +86,8 @@ int sc_transport_open(sc_transport *transport, void *context, const sc_connectio
 
 void sc_transport_close(sc_transport *transport, bool linger) {
     int linger_ms = linger ? LINGER_MS : 0;
-    for (int i = 0; i < transport->num; ++i) {
-        zmq_setsockopt(transport->dealers[i].socket, ZMQ_LINGER, &linger_ms, sizeof linger_ms);
-        zmq_close(transport->dealers[i].socket);
-        if (transport->dealers[i].refusals != NULL)
-            zmq_close(transport->dealers[i].refusals);
-        if (transport->dealers[i].folder >= 0)
-            close(transport->dealers[i].folder);
-        free(transport->dealers[i].address);
-    }
+    for (int i = 0; i < transport->num; ++i)
+        sc_dealer_close(&transport->dealers[i], linger_ms);
     transport->num = 0;
     free(transport->dealers);
     free(transport->items);

@@ -5,7 +5,7 @@
 #include "buffer.h"
 #include "connection_file.h"
 
-/* What an errno after a call of ZeroMQ means; it may lie in `text`. */
+/* The meaning of an errno after a call of ZeroMQ; it may lie in `text`. */
 const char *sc_zmq_reason(int number, char text[SC_REASON_BYTES]);
 
 /* ZeroMQ's threads. NULL: they cannot be had. */
@@ -49,10 +49,13 @@ void sc_new_name(char name[SC_NAME_BYTES]);
  * be NULL or "". STREAM_ERROR_UNREACHABLE: none can. */
 int sc_transport_connect(sc_transport *transport, const sc_addresses *addresses, const char *name, sc_error *error);
 
-/* Have ZeroMQ tell when the server at a TCP address refuses the keys of a connection, or that it has none. */
+/* Make ZeroMQ report when the server at a TCP address refuses the keys of a connection, or that it has none. */
 void sc_dealer_heed_refusals(sc_dealer *dealer, void *context);
-/* Whether it has done so since this was asked last. */
+/* Whether the server has refused the keys since this was last asked. */
 bool sc_dealer_was_refused(sc_dealer *dealer);
+
+/* ZeroMQ sends what it still holds for so long, and then drops it. */
+void sc_dealer_close(sc_dealer *dealer, int linger_ms);
 
 /* Wait for messages, at the latest for timeout_s. */
 int sc_transport_wait(sc_transport *transport, double timeout_s, sc_error *error);

@@ -20,7 +20,7 @@
 /* Of the packed messages; all others are JSON. */
 enum { SC_DATA_KIND = 1, SC_ACK_KIND = 2 };
 
-/* What a server says. */
+/* The messages of a server. */
 enum { SC_WELCOME = 1, SC_OPENED, SC_ACK, SC_INVALIDATED, SC_STOPPED, SC_REFUSAL };
 enum { SC_BY_STEPS = 0, SC_BY_SIMULATIONS = 1 };
 enum { SC_AWAY_WAIT = 0, SC_AWAY_CONTINUE = 1, SC_AWAY_STOP = 2 };

@@ -14,7 +14,7 @@ typedef struct {
 
 /* With the name of the message and the version of the protocol. */
 sc_writer sc_begin_message(const char *name);
-/* What was written; the writer is empty afterwards. */
+/* The text that was written; the writer is empty afterwards. */
 sc_message sc_end_message(sc_writer *writer);
 
 void sc_write_null(sc_writer *writer, const char *key);

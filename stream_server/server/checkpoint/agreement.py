@@ -148,7 +148,7 @@ class CheckpointAgreement(Callback):
         )
 
     def advance(self, total: SaveState) -> None:
-        """Go on by the sum of the states of all ranks. Collective."""
+        """Take the next step that the sum of the states of all ranks allows. Collective."""
         match self._stage:
             case Stage.NONE if total.wanted:
                 self._stage = Stage.DUE

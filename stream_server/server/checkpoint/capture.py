@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -23,6 +22,7 @@ from stream_server.server.checkpoint.folder import (
     Manifest,
     rank_folder,
 )
+from stream_server.server.checkpoint.random_states import random_states
 from stream_server.server.checkpoint.user_state import callbacks_file, user_file
 from stream_server.server.intake.source import ReceptionSnapshot, Source
 from stream_server.server.progress.phases import Phases
@@ -82,7 +82,7 @@ class StudyCapture:
             RanksDiverged: the ranks hold different weights, of which nothing must be saved; on all ranks.
         """
         # The user's state must not change while it is saved.
-        self.stream.settle()
+        self.stream.quiesce()
         self.step.synchronize()
         require_equal(self.ranks, self.step.fingerprints)
         taken = self._taken = self.source.snapshot()
@@ -189,11 +189,6 @@ class StudyCapture:
             user_file(self.server, allow_pickle=self.config.checkpoint.allow_pickle),
             callbacks_file(self.callbacks, framework_of(self.server), allow_pickle=self.config.checkpoint.allow_pickle),
         ]
-
-
-def random_states() -> dict[str, Any]:
-    """The states of Python's and NumPy's global generators, for `restore.set_random_states`."""
-    return {"python": random.getstate(), "numpy": np.random.get_state(legacy=False)}
 
 
 def _state_file(path: str, state: Mapping[str, Any]) -> PendingFile:

@@ -1,6 +1,5 @@
 """Restore: the state that a rank takes back from a checkpoint, on as many ranks as saved it or on others."""
 
-import random
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,7 +14,6 @@ from stream_server.buffers.redeal import BlockDealing, Dealt, redeal
 from stream_server.buffers.statics import StaticFields
 from stream_server.buffers.window_buffer import num_windows_waiting
 from stream_server.buffers.windows import WINDOWS, Windows
-from stream_server.errors import DamagedCheckpoint
 from stream_server.messages.routing import StudyRouting
 from stream_server.ragged import copied
 from stream_server.server.checkpoint.folder import HELD_OUT, RANK, SAMPLES, STATICS, rank_folder
@@ -27,8 +25,6 @@ from stream_server.storage.plain_state import read_state
 from stream_server.storage.sample_file import SampleLayout, read_rows
 
 Arrays = dict[str, NDArray[Any]]
-
-_NO_RANDOM_STATE = (ValueError, TypeError, KeyError, IndexError, OverflowError)
 
 
 class SavedRank:
@@ -91,7 +87,7 @@ class RankRestore:
 
     @property
     def is_own(self) -> bool:
-        """This rank goes on as it was, bit by bit."""
+        """Whether this rank goes on as it was, to the last bit."""
         return self.dealt is None
 
     @property
@@ -225,30 +221,6 @@ def restore_rank(
     return RankRestore(
         incarnation=incarnation, parts=parts, state=state, dealt=dealt[rank], whole_simulations=windows is not None
     )
-
-
-def seed_of(numbers: Sequence[int]) -> int:
-    """A seed of 64 bits, made from several numbers."""
-    return int(np.random.SeedSequence(numbers).generate_state(1, np.uint64)[0])
-
-
-def seed_random_states(seed: int) -> None:
-    """Seed Python's and NumPy's global generators."""
-    random.seed(seed)
-    np.random.seed([seed % 2**32, seed >> 32])
-
-
-def set_random_states(states: Any) -> None:
-    """Set the states of Python's and NumPy's global generators, as `random_states` gave them.
-
-    Raises:
-        DamagedCheckpoint: these are no states of generators.
-    """
-    try:
-        random.setstate(states["python"])
-        np.random.set_state(states["numpy"])
-    except _NO_RANDOM_STATE as error:
-        raise DamagedCheckpoint(f"the state of the random generators cannot be restored: {error}") from error
 
 
 def is_of_replay(folder: Path) -> bool:

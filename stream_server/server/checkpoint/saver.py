@@ -23,7 +23,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Saved:
-    """This rank's part is on disk."""
+    """The part of this rank is on disk."""
 
     number: int
     files: Mapping[str, FileRecord] = field(default_factory=dict)

@@ -11,8 +11,7 @@ from pathlib import Path
 
 import stream_server
 from stream_server import config as study_config
-from stream_server.errors import ConfigError, StreamServerError
-from stream_server.machine.forced_exit import EXIT_FORCED
+from stream_server.errors import EXIT_FORCED, ConfigError, StreamServerError
 from stream_server.machine.garbage import seldom_collecting
 from stream_server.machine.screen import tell, until_the_reader_leaves
 from stream_server.server.run.start import RANK_0_REPORTS_S, Start

@@ -19,12 +19,11 @@ from stream_server.server.progress.length import TrainingLength
 from stream_server.server.progress.progress import Progress
 from stream_server.server.progress.stop import StopReason
 from stream_server.server.ranks.communicator import Ranks
-from stream_server.server.run.build import make_policy, window_shape
+from stream_server.server.run.build import make_policy
 from stream_server.server.run.cores import SimulationCores, share_cores, wait_passively
 from stream_server.server.study.composition import Composition
 from stream_server.server.training.control_round import Stream
 from stream_server.server.training.monitoring.display import shares
-from stream_server.server.training.validation.validation_batches import HeldOutSamples
 from stream_server.server.user.callbacks import Callback
 from stream_server.server.user.components import load_server_class, make_callbacks
 
@@ -97,14 +96,14 @@ class RepeatedBatch:
         return self._batch
 
     def release(self) -> None:
-        """Nothing: it comes again."""
+        """Do nothing: the batch comes again."""
 
     def form_again(self) -> Batch:
         self._batch = self._stream.form_again()
         return self._batch
 
-    def settle(self) -> None:
-        self._stream.settle()
+    def quiesce(self) -> None:
+        self._stream.quiesce()
 
 
 def measure(config: StudyConfig, ranks: Ranks, seconds: float, folder: Path, stack: ExitStack) -> dict[str, Any]:
@@ -135,13 +134,8 @@ def measure(config: StudyConfig, ranks: Ranks, seconds: float, folder: Path, sta
     composition.make_step(stack, make_callbacks(composition.server))
     composition.make_stream(source, stack)
     composition.make_validation(
-        HeldOutSamples(
-            store=source.validation_store,
-            parameters_of=source.parameters_of,
-            window_shape=window_shape(config),
-            statics=source.buffer.slots.statics,
-        ),
-        settle=composition.stream.settle,
+        composition.held_out(source),
+        quiesce=composition.stream.quiesce,
     )
     training = composition.make_training(source, log_every=config.training.log_every_batches, after_logging=[speed])
     replace(training, stream=RepeatedBatch(training.stream)).run()

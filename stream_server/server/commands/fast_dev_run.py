@@ -17,11 +17,10 @@ from stream_server.server.metrics.writers import open_writers
 from stream_server.server.progress.length import TrainingLength
 from stream_server.server.progress.progress import Progress
 from stream_server.server.ranks.communicator import SoloRanks
-from stream_server.server.run.build import make_policy, window_shape
+from stream_server.server.run.build import make_policy
 from stream_server.server.run.cores import share_cores
 from stream_server.server.study.composition import Composition
 from stream_server.server.study.failure import classified
-from stream_server.server.training.validation.validation_batches import HeldOutSamples
 from stream_server.server.training.validation.validation_record import held_out_record
 from stream_server.server.user.callbacks import EVENTS
 from stream_server.server.user.components import make_callbacks
@@ -104,13 +103,8 @@ class Trial:
             trial.make_step(stack, make_callbacks(trial.server))
             trial.make_stream(source, stack)
             trial.make_validation(
-                HeldOutSamples(
-                    store=source.validation_store,
-                    parameters_of=source.parameters_of,
-                    window_shape=window_shape(config),
-                    statics=source.buffer.slots.statics,
-                ),
-                settle=trial.stream.settle,
+                trial.held_out(source),
+                quiesce=trial.stream.quiesce,
                 record=held_out_record(config.output_dir / "validations", trial.server, ranks, is_strict=True),
             )
             trial.make_training(source, log_every=1).run()

@@ -63,7 +63,7 @@ class SyntheticSource:
         return self._parameters[simulation]
 
     def before_draw(self) -> None:
-        """Nothing: the buffer is full."""
+        """Do nothing: the buffer is full."""
 
     def events(self) -> list[mailbox.Event]:
         """Take the events since the last call: all of them come in the first round."""
@@ -160,7 +160,7 @@ class SyntheticSamples:
         }
 
     def _shape(self, simulation: int, name: str, spec: SampleField) -> tuple[int, ...]:
-        """That of one time step; the largest extent of a ragged field comes as well as the smallest."""
+        """The shape of one time step; the largest extent of a ragged field comes as well as the smallest."""
         if not spec.ragged:
             return spec.shape
         largest = spec.shape[0]

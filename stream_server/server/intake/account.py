@@ -66,7 +66,7 @@ class Received:
 
     @classmethod
     def from_json(cls, plain: Mapping[str, Any]) -> "Received":
-        """What `asdict` gave."""
+        """Read back what `asdict` gave."""
         windows = plain.get("windows")
         return cls(**{**plain, "windows": None if windows is None else WindowCounts(**windows)})
 
@@ -114,7 +114,7 @@ class Learned:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SimulationEnd:
-    """How one simulation ended.
+    """The end of one simulation.
 
     `num_steps` is how many steps the study wanted of it, None if that was never known; `num_sent` how many a finished
     simulation said that it has sent, None when that is all of them.

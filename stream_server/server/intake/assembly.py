@@ -54,7 +54,7 @@ class Assembly:
         if not is_alone or attempt.entry.settled.has_any(indices):
             return self._place_steps(connection, data, indices)
         if attempt.num_waiting + num > state.credit:
-            return self._outside_window(connection, data, attempt.num_waiting + num)
+            return self._beyond_credit(connection, data, attempt.num_waiting + num)
         return MessageSeries.of(
             data,
             header,
@@ -174,7 +174,7 @@ class Assembly:
         attempt, sender = connection.attempt, 1 << connection.rank
         missing = [i for i in indices if i not in attempt.entry.settled and i not in attempt.partial_steps]
         if attempt.num_under_way + len(missing) > self.state.credit:
-            return self._outside_window(connection, data, attempt.num_under_way + len(missing))
+            return self._beyond_credit(connection, data, attempt.num_under_way + len(missing))
         if missing:
             for index, slot in zip(missing, self.settlement.claim(len(missing)), strict=True):
                 attempt.partial_steps[index] = PartialStep(attempt, attempt.reservation, index, slot)
@@ -188,7 +188,7 @@ class Assembly:
         connection.count_settled(data.num_steps)
         return self.state.refuse(reason, text, data.sequence)
 
-    def _outside_window(self, connection: Connection, data: Data, num: int) -> Refusal:
+    def _beyond_credit(self, connection: Connection, data: Data, num: int) -> Refusal:
         text = (
             f"simulation {connection.attempt.simulation} would have {num} steps under way, but its credit is "
             f"{self.state.credit}; all its ranks must send the same steps in the same order"

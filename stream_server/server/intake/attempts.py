@@ -305,7 +305,7 @@ class AttemptState:
 
     @property
     def stopped_early(self) -> bool:
-        """Nothing more is wanted of the simulation, and its clients are told so."""
+        """Whether nothing more is wanted of the simulation, which its clients are told."""
         return self.end_state == "stopped_early"
 
     @property

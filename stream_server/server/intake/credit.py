@@ -8,17 +8,17 @@ MAX_SHARE_OF_CAPACITY = 8
 ENOUGH_BYTES = 256 * 1024
 
 
-def credit_per_simulation(*, window_bytes: int, sample_bytes: int, capacity: int, max_simulations: int) -> int:
+def credit_per_simulation(*, retained_bytes: int, sample_bytes: int, capacity: int, max_simulations: int) -> int:
     """How many steps one simulation may have unacknowledged at one server rank.
 
-    The client's window is an upper limit of what is under way. The credit of all `max_simulations` that may run at
+    What a client may retain is an upper limit of what is under way. The credit of all `max_simulations` that may run at
     once takes at most an eighth of the buffer's `capacity` (in samples), or, for many simulations of small samples,
     ENOUGH_BYTES each and the capacity once more. It is never less than two steps, below which a simulation of several
     ranks could not assemble one step while it sends the next.
     """
     share = capacity // max_simulations
     wanted = max(share // MAX_SHARE_OF_CAPACITY, min(share, ENOUGH_BYTES // sample_bytes))
-    return max(MIN_CREDIT, min(window_bytes // sample_bytes, wanted))
+    return max(MIN_CREDIT, min(retained_bytes // sample_bytes, wanted))
 
 
 class CreditPool:

@@ -43,6 +43,7 @@ from stream_server.server.intake.filling import (
 )
 from stream_server.server.intake.layout import Place
 from stream_server.server.intake.ledger import LedgerEntry
+from stream_server.server.intake.series import SeriesIntake
 from stream_server.server.intake.settlement import Settlement
 from stream_server.server.intake.state import IntakeState
 from stream_server.server.intake.statics import StaticIntake
@@ -55,7 +56,7 @@ class Intake:
     """Admits client ranks, takes their steps, and hands them to the buffer turn by turn.
 
     A turn is some calls of `take`, then `flush`. `credit_slots` is how many steps of all simulations together have a
-    slot beside a full buffer, so that a step inside its window always finds one, and half-assembled steps never keep
+    slot beside a full buffer, so that a step within its credit always finds one, and half-assembled steps never keep
     out those parts that would complete them. `nonfinite` says what happens to samples with NaN or infinity: "reject",
     "keep" or "stop". A checkpoint is asked for when a simulation has sent `max_unsaved` steps since the last one.
     """
@@ -78,8 +79,8 @@ class Intake:
             buffer, validation, credit, state.numbering, nonfinite=nonfinite, max_unsaved=max_unsaved
         )
         self.assembly = Assembly(state, self.settlement)
+        self.series = SeriesIntake(state, self.assembly, self.settlement)
         self.statics = StaticIntake(state, buffer, validation, nonfinite=nonfinite)
-        self._in_series: list[AttemptState] = []
 
     def attempt(self, simulation: int) -> AttemptState | None:
         """The current attempt of a simulation; None before its first one."""
@@ -125,7 +126,7 @@ class Intake:
 
     def withdraw(self, simulation: int) -> None:
         """Withdraw the samples of a simulation that were not trained on yet."""
-        self._settle_all_series()
+        self.series.settle_all()
         self.settlement.withdraw(simulation)
 
     def open(self, peer: bytes, message: Open) -> Connection | Refusal | None:
@@ -178,28 +179,17 @@ class Intake:
 
     def settle_waiting(self, connection: Connection) -> Refusal | None:
         """Settle the steps that waited for what this client rank sends once, or whether it has a part of them."""
-        return self._settle(self.statics.settle(connection.attempt) or self.assembly.complete_waiting(connection))
+        return self._settle(self.statics.put_together(connection.attempt) or self.assembly.complete_waiting(connection))
 
     def lose(self, connection: Connection) -> None:
         """Forget the parts of incomplete steps that came over a lost connection: they are sent again."""
-        self._settle_series(connection.attempt)
+        self.series.settle(connection.attempt)
         connection.phase = ConnectionPhase.LOST
         self.assembly.abandon(connection, list(connection.attempt.partial_steps.values()))
 
     def refuse(self, reason: Reason, text: str, sequence: int | None = None) -> Refusal:
         """Make a refusal, and count it."""
         return self.state.refuse(reason, text, sequence)
-
-    def expected(self, connection: Connection, header: bytes) -> MessageSeries | None:
-        """The series that a message goes on with, for `take_next`; None: it has to be decoded, for `take`."""
-        series = connection.series
-        if series is None or not series.goes_on(header):
-            return None
-        if not series.slots:
-            # Two connections may send the same steps; the second one must meet what the first one has settled.
-            self._settle_series(connection.attempt)
-            series.credit = self.assembly.credit_from(connection, series.index)
-        return series if series.credit >= series.num_steps else None
 
     def take(self, connection: Connection, data: Data, header: bytes, payload: Payload) -> Refusal | None:
         """Receive the payload of one message into the slots of its steps.
@@ -209,7 +199,7 @@ class Intake:
         Raises:
             NonFiniteData: a sample has NaN or infinity, and the study is to stop then.
         """
-        self._settle_series(connection.attempt)
+        self.series.settle(connection.attempt)
         connection.series = None
         if data.static:
             self.settlement.touched[connection.peer] = connection
@@ -218,7 +208,7 @@ class Intake:
         placed = self.assembly.place(connection, data, header)
         if isinstance(placed, MessageSeries):
             connection.series = placed
-            return self.take_next(connection, placed, payload)
+            return self.series.take(connection, placed, payload)
         self.settlement.touched[connection.peer] = connection
         if isinstance(placed, Refusal):
             return placed
@@ -256,29 +246,10 @@ class Intake:
             self.slots.lengths[place.field][step.slot] = (data.offset + num_bytes) // place.row_bytes
         return num_bytes
 
-    def take_next(self, connection: Connection, series: MessageSeries, payload: Payload) -> Refusal | None:
-        """Receive the next message of a series; its steps are settled together with those of others."""
-        slots = self.settlement.claim(series.num_steps)
-        try:
-            finite = fill_steps(self.slots, series.places, slots, payload, series.checksum)
-        except Unfit as problem:
-            self._settle_series(connection.attempt)
-            self.settlement.touched[connection.peer] = connection
-            self.settlement.freed += slots
-            connection.series = None
-            connection.count_settled(series.num_steps)
-            return self.refuse(problem.reason, str(problem), series.sequence)
-        if not series.slots:
-            self.settlement.touched[connection.peer] = connection
-            connection.attempt.sender = connection
-            self._in_series.append(connection.attempt)
-        series.add(slots, finite)
-        return None
-
     def finish(self, connection: Connection, end: End) -> Refusal | None:
         """Note that a client rank has sent all."""
         attempt = connection.attempt
-        self._settle_series(attempt)
+        self.series.settle(attempt)
         problem = self._end_problem(attempt, connection, end)
         if problem is not None:
             return self.refuse(Reason.WRONG_STEP, problem)
@@ -299,7 +270,7 @@ class Intake:
         Raises:
             NonFiniteData: as for `take`.
         """
-        self._settle_all_series()
+        self.series.settle_all()
         self.settlement.flush()
         self.statics.free()
 
@@ -314,7 +285,7 @@ class Intake:
         return self.settlement.changes()
 
     def complete_changes(self) -> list[Share]:
-        """Those of them in which this rank's share is complete; the others are still to come by `changes`."""
+        """The changes in which this rank's share is complete; the others stay for `changes`."""
         return self.settlement.complete_changes()
 
     @property
@@ -405,31 +376,10 @@ class Intake:
         self.settlement.finish(simulation)
 
     def _end(self, attempt: AttemptState, event: AttemptEvent) -> None:
-        self._settle_series(attempt)
+        self.series.settle(attempt)
         attempt.hear(event)
         attempt.statics.forget()
         self.settlement.release(attempt)
-
-    def _settle_all_series(self) -> None:
-        for attempt in self._in_series:
-            self._settle_series(attempt)
-        self._in_series.clear()
-
-    def _settle_series(self, attempt: AttemptState) -> None:
-        """Settle the steps of a series of this simulation that are received, if there are any."""
-        connection, attempt.sender = attempt.sender, None
-        if connection is None or connection.series is None:
-            return
-        series = connection.series
-        indices, slots, finite = series.take()
-        # Steps that are looked at one by one may be settled out of their order, but a message only as a whole.
-        size = len(slots) if finite else series.num_steps
-        for start in range(0, len(slots), size):
-            part = slice(start, start + size)
-            message = connection.count(size, size // series.num_steps)
-            origins = [(connection, message)]
-            run = StepRun(attempt, attempt.reservation, indices[part], slots[part], series.absent, origins)
-            self.settlement.settle(run, finite=finite)
 
     def _end_problem(self, attempt: AttemptState, connection: Connection, end: End) -> str | None:
         state = self.state

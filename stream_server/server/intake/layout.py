@@ -1,4 +1,4 @@
-"""Which part of each field every client rank of a simulation sends. Pure."""
+"""The part of each field that every client rank of a simulation sends. Pure."""
 
 import math
 from collections.abc import Mapping, Sequence

@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Origin:
-    """By whom and when the parameters of a simulation were proposed, and the score that they had there."""
+    """The origin of suggested parameters: by whom and when they were proposed, and the score that they had there."""
 
     by: str
     at: str

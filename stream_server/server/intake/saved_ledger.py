@@ -147,7 +147,7 @@ def torn_steps(
 
 
 class _Known:
-    """Which of its blocks know each step of a simulation, and which have rejected it.
+    """The blocks that know each step of a simulation, and those that have rejected it.
 
     `first` and `last` are those blocks, step by step; the first one counts the step. What it has rejected is rejected;
     what only the last one has comes again.

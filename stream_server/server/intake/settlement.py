@@ -21,8 +21,8 @@ REJECTED = "nonfinite"
 NUM_RESERVED_SLOTS = 64
 
 
-class SampleRecord(Protocol):
-    """A recording of the accepted samples, in the order in which they go into the stream."""
+class SampleRecorder(Protocol):
+    """Records the accepted samples, in the order in which they go into the stream."""
 
     def append(self, slots: Sequence[int]) -> None: ...
 
@@ -64,7 +64,7 @@ class Settlement:
         self.numbering = numbering
         self.nonfinite = nonfinite
         self.max_unsaved = max_unsaved
-        self.recorder: SampleRecord | None = None
+        self.recorder: SampleRecorder | None = None
         self.has_pressure = False
         self.has_complete_share = False
         self.num_withdrawn = 0
@@ -110,7 +110,7 @@ class Settlement:
             self._reserved_slots.sort()
         slots = self._reserved_slots[:num]
         del self._reserved_slots[:num]
-        assert len(slots) == num, "a step inside its window has no slot"
+        assert len(slots) == num, "a step within its credit has no slot"
         return slots
 
     def settle(self, run: StepRun, *, finite: bool = False) -> None:
@@ -253,7 +253,7 @@ class Settlement:
         return self._shares(changed.values())
 
     def complete_changes(self) -> list[Share]:
-        """Those of the changes that others wait for: shares that are complete. The rest stays for `changes`."""
+        """The changes that others wait for, shares that are complete. The rest stays for `changes`."""
         complete = [attempt for attempt in self.changed.values() if attempt.share_complete]
         for attempt in complete:
             del self.changed[attempt.simulation]

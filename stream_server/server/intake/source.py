@@ -22,7 +22,7 @@ REPLAY = "replay"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReceptionSnapshot:
-    """All that this rank has received, at one moment: what to save, and what to tell the clients once it is committed.
+    """The samples of this rank at one moment: what to save, and what to tell the clients once it is committed.
 
     `state` is plain; the rows of `buffer` are read later, those of `validation` never change. `roster` is rank 0's.
     `received_marks` say how far connections are received, and durable once this is in a committed checkpoint.

@@ -28,7 +28,7 @@ class StaticIntake:
     a simulation never differ in what they share. `nonfinite` is as for `Intake`.
 
     Where the rows of a ragged field lie that a client rank sends, follows from the blocks of those before it. So they
-    are kept as they come until `settle` can put them together, or compare them.
+    are kept as they come until they can be put together, or compared.
     """
 
     def __init__(self, state: IntakeState, buffer: Buffer, validation: ValidationStore, *, nonfinite: str) -> None:
@@ -60,7 +60,7 @@ class StaticIntake:
             return self.state.refuse(problem.reason, str(problem), data.sequence)
         return None
 
-    def settle(self, attempt: AttemptState) -> Refusal | None:
+    def put_together(self, attempt: AttemptState) -> Refusal | None:
         """Keep the fields of a simulation, if all of them are there, or compare the rows that came of ragged ones.
 
         Both may have waited for another client rank to say how many rows it has.

@@ -116,7 +116,7 @@ def find_metrics(server: Any) -> Iterator[tuple[str, Any]]:
 
 
 def is_metric(value: Any) -> bool:
-    """Whether this collects over batches, rather than being a number."""
+    """Whether `value` is a metric object, which collects over batches, rather than a number."""
     return not isinstance(value, type) and all(
         callable(getattr(value, name, None)) for name in ("update", "compute", "reset")
     )

@@ -182,7 +182,7 @@ class Metrics:
 
     @staticmethod
     def _give(writers: list[Writer], record: Record) -> list[Writer]:
-        """Those of the writers that go on."""
+        """Give the record to the writers; returns those that did not fail."""
         if not (record.values or record.histograms or record.figures):
             return writers
         return [writer for writer in writers if _did(writer, partial(writer.write, record))]

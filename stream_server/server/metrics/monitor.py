@@ -20,7 +20,7 @@ class Monitor:
 
     @property
     def is_validated(self) -> bool:
-        """Whether it comes from validations."""
+        """Whether the monitored value comes from validations."""
         return self.name.startswith(VALIDATED)
 
     def of_validation(self, metrics: Mapping[str, float]) -> float | None:

@@ -53,7 +53,7 @@ class TensorBoardWriter:
         self._write(Event(step=record.batch, summary=summary))
 
     def flush(self) -> None:
-        """Nothing is kept back."""
+        """Do nothing: nothing is kept back."""
 
     def close(self) -> None:
         self._file.close()

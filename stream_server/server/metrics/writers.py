@@ -6,7 +6,7 @@ import json
 import logging
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -123,37 +123,28 @@ class JsonLinesWriter:
         self._file = path.open("a", encoding="utf-8")
 
     def write(self, record: Record) -> None:
-        if not record.values:
-            return
-        finite = {name: value if math.isfinite(value) else None for name, value in record.values.items()}
-        self._file.write(json.dumps({**record.axes, **finite}, allow_nan=False) + "\n")
+        for line in self._lines(record):
+            self._file.write(json.dumps({**record.axes, **line}) + "\n")
         self._file.flush()
 
     def flush(self) -> None:
-        """Nothing is kept back."""
+        """Do nothing: nothing is kept back."""
 
     def close(self) -> None:
         self._file.close()
 
+    def _lines(self, record: Record) -> Iterator[dict[str, Any]]:
+        if record.values:
+            yield {name: value if math.isfinite(value) else None for name, value in record.values.items()}
 
-class HistogramsWriter:
+
+class HistogramsWriter(JsonLinesWriter):
     """One JSON object per histogram, with lower end, upper end and count of each interval that has values in it."""
 
-    def __init__(self, path: Path, after: int = 0) -> None:
-        _cut(path, after)
-        self._file = path.open("a", encoding="utf-8")
-
-    def write(self, record: Record) -> None:
+    def _lines(self, record: Record) -> Iterator[dict[str, Any]]:
         for name, histogram in record.histograms.items():
             intervals = [(_short(lower), _short(upper), num) for lower, upper, num in histogram.intervals()]
-            self._file.write(json.dumps({**record.axes, "name": name, "intervals": intervals}) + "\n")
-        self._file.flush()
-
-    def flush(self) -> None:
-        """Nothing is kept back."""
-
-    def close(self) -> None:
-        self._file.close()
+            yield {"name": name, "intervals": intervals}
 
 
 class CsvWriter:
@@ -189,7 +180,7 @@ class CsvWriter:
         self._file.flush()
 
     def flush(self) -> None:
-        """Nothing is kept back."""
+        """Do nothing: nothing is kept back."""
 
     def close(self) -> None:
         self._file.close()

@@ -46,7 +46,7 @@ class Phases:
         self._seconds[name] += seconds
 
     def load_state_dict(self, seconds: Mapping[str, float]) -> None:
-        """Go on counting from here."""
+        """Continue to count from these."""
         self._seconds.update(seconds)
 
 

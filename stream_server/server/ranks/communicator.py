@@ -29,7 +29,7 @@ _RANK_VARIABLES = ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK")
 
 
 class Ranks(Protocol):
-    """This rank among the others.
+    """The ranks of the job, and this one among them.
 
     Main thread only, except `abort`. Every method but `offer` and `abort` is collective: all ranks call it, in
     the same order. Values travel as JSON; nothing is pickled.

@@ -63,9 +63,9 @@ class Dispatcher:
         """Deal with one message; `user` is the key of a newcomer over TCP, None where that is of no concern."""
         connection = self.connections.get(peer)
         if connection is not None and self.is_receiving and not self.stopped:
-            series = self.intake.expected(connection, header)
+            series = self.intake.series.expected(connection, header)
             if series is not None:
-                self._answer(peer, self.intake.take_next(connection, series, payload))
+                self._answer(peer, self.intake.series.take(connection, series, payload))
                 return
         try:
             message = wire.decode(header)

@@ -32,7 +32,7 @@ MESSAGES_PER_TURN = 64
 REPORT_S = 0.2
 HERE_S = 1.0
 # A turn takes the interpreter lock from the training and has a fixed cost, whatever comes in it; so messages gather for
-# a moment first. What a simulation with the smallest window waits for it is far less than a time step.
+# a moment first. What a simulation with the smallest credit waits for it is far less than a time step.
 PAUSE_S = 0.0005
 LARGEST_ITEM_BYTES = 16
 
@@ -139,7 +139,7 @@ class Receiver:
 
     @property
     def parameters(self) -> SimulationParameters:
-        """Those of the simulations that have begun, in the order of study.json."""
+        """The parameters of the simulations that have begun, in the order of study.json."""
         return self.dispatcher.parameters
 
     def account(self) -> RankAccount:

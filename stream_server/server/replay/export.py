@@ -13,9 +13,9 @@ import numpy.typing as npt
 from stream_server.errors import ConfigError, DamagedRecord, SamplesNotWritten
 from stream_server.messages.client import FieldSpec
 from stream_server.server.ranks.communicator import Ranks
+from stream_server.server.replay.dealing import Place, last_pieces
 from stream_server.server.replay.record_format import SAMPLES, EntryKind
 from stream_server.server.replay.record_reader import Recording
-from stream_server.server.replay.schedule import Place, last_pieces
 from stream_server.server.replay.simulation_file import Arrays, path_of, write_simulation
 from stream_server.storage import disk
 

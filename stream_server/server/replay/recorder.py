@@ -100,7 +100,7 @@ class Recorder:
 
     @property
     def is_over(self) -> bool:
-        """Nothing is recorded any more, although the study may go on."""
+        """Whether nothing is recorded any more, although the study may go on."""
         return self._begins_over or self.error is not None
 
     def __enter__(self) -> Self:

@@ -15,10 +15,10 @@ from stream_server.messages.client import Routing
 from stream_server.server.intake.account import RankAccount, Received, WindowCounts
 from stream_server.server.intake.validation_store import ValidationStore
 from stream_server.server.ranks.communicator import Ranks
+from stream_server.server.replay.dealing import Place, RecordCounts, ReplayDealing
 from stream_server.server.replay.file_recording import FileRecording, FilesRecord, files_in
 from stream_server.server.replay.record_format import SAMPLES, EntryHead, EntryKind
 from stream_server.server.replay.record_reader import RankRecord, RecordEntry, Recording, is_record
-from stream_server.server.replay.schedule import Place, RecordCounts, ReplaySchedule
 from stream_server.server.run import build
 
 T = TypeVar("T")
@@ -27,7 +27,7 @@ T = TypeVar("T")
 class Playback:
     """Iterates over the samples of this rank, which a `RankRecord` or `FilesRecord` reads.
 
-    Their order depends only on the record and the `schedule`.
+    Their order depends only on the record and the `dealing`.
 
     Between them come the entries of simulations that have finished. Samples of simulations that are not `wanted`
     are skipped; those of the `withdrawn` are, too, but checked first: an entry with a changed id would be lost there
@@ -37,14 +37,14 @@ class Playback:
     def __init__(
         self,
         files: Sequence[RankRecord | FilesRecord],
-        schedule: ReplaySchedule,
+        dealing: ReplayDealing,
         rank: int,
         *,
         wanted: Callable[[int], bool],
         withdrawn: Collection[int] = (),
     ) -> None:
         self._files = files
-        self._schedule = schedule
+        self._dealing = dealing
         self._rank = rank
         self._wanted = wanted
         self._withdrawn = withdrawn
@@ -55,7 +55,7 @@ class Playback:
     def seek(self, position: int) -> None:
         """Continue at an earlier `position`: the number of entries before it, of all simulations."""
         self.position = position
-        self._places = self._schedule.places(self._rank, [len(file) for file in self._files], position)
+        self._places = self._dealing.places(self._rank, [len(file) for file in self._files], position)
 
     def __iter__(self) -> Self:
         return self
@@ -79,8 +79,8 @@ class Playback:
         # Each piece of static fields is checked by one rank: a sample that became one would be lost without a word.
         if head.kind not in (*SAMPLES, EntryKind.STATICS):
             return True
-        index = self._schedule.index(head.time_step)
-        return self._wanted(head.simulation) and self._schedule.owner(file, head.simulation, index) == self._rank
+        index = self._dealing.index(head.time_step)
+        return self._wanted(head.simulation) and self._dealing.owner(file, head.simulation, index) == self._rank
 
 
 class ReplayShare:
@@ -91,14 +91,14 @@ class ReplayShare:
         config: StudyConfig,
         rank: int,
         recording: Recording | FileRecording,
-        schedule: ReplaySchedule,
+        dealing: ReplayDealing,
         counts: RecordCounts,
     ) -> None:
         self.counts = counts
         self._config = config
         self._rank = rank
         self._recording = recording
-        self._schedule = schedule
+        self._dealing = dealing
         self._windows = build.window_shape(config)
 
     @classmethod
@@ -118,7 +118,7 @@ class ReplayShare:
             return recording
 
         recording = on_all_ranks(ranks, look)
-        schedule = ReplaySchedule(
+        dealing = ReplayDealing(
             num_recorded=len(recording.ranks),
             num_ranks=ranks.size,
             # All windows of a simulation are made on one rank: nobody sends, and none has to wait for another.
@@ -130,8 +130,8 @@ class ReplayShare:
             config,
             ranks.rank,
             recording,
-            schedule,
-            _count(ranks, recording, schedule, config),
+            dealing,
+            _count(ranks, recording, dealing, config),
         )
 
     @property
@@ -152,7 +152,7 @@ class ReplayShare:
         return self._recording.dtypes(self._config)
 
     def account(self, num_late: Mapping[int, int]) -> RankAccount:
-        """All that was recorded counts as accepted by the rank that is given it.
+        """The account of this rank, by which all that was recorded counts as accepted where it is given.
 
         `num_late` are the windows of each simulation that were given up.
         """
@@ -183,7 +183,7 @@ class ReplayShare:
         if self._windows is None:
             return Received(accepted=num)
         # Whole simulations are on one rank.
-        made = self._windows.num_among(self._schedule.steps_of(self.counts.labels[simulation]))
+        made = self._windows.num_among(self._dealing.steps_of(self.counts.labels[simulation]))
         return Received(accepted=num, windows=WindowCounts(of_accepted=made, of_settled=made, late=num_late))
 
     @property
@@ -230,7 +230,7 @@ class ReplayShare:
 
     def _playback(self, wanted: Callable[[int], bool]) -> Playback:
         return Playback(
-            self._recording.ranks, self._schedule, self._rank, wanted=wanted, withdrawn=self.counts.withdrawn
+            self._recording.ranks, self._dealing, self._rank, wanted=wanted, withdrawn=self.counts.withdrawn
         )
 
     @property
@@ -272,14 +272,14 @@ def on_all_ranks(ranks: Ranks, act: Callable[[], T]) -> T:
 
 
 def _count(
-    ranks: Ranks, recording: Recording | FileRecording, schedule: ReplaySchedule, config: StudyConfig
+    ranks: Ranks, recording: Recording | FileRecording, dealing: ReplayDealing, config: StudyConfig
 ) -> RecordCounts:
     mine = RecordCounts(ranks.size, keeps_labels=config.window is not None)
 
     def count() -> None:
         for record in recording.ranks[ranks.rank :: ranks.size]:
             for heads in record.heads():
-                mine.add(record.rank, heads, schedule)
+                mine.add(record.rank, heads, dealing)
                 for head in heads[heads["kind"] == EntryKind.PARAMETERS]:
                     mine.parameters[int(head["simulation"])] = record.read(int(head["number"])).parameters
 

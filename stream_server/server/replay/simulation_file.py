@@ -306,7 +306,7 @@ class SimulationFile:
         return lengths
 
     def _in(self, group: Any, name: str) -> Any:
-        """What has the name in a group of the file.
+        """The object of this name in a group of the file.
 
         Raises:
             ConfigError: it is in another file, which whoever made this one may have chosen.

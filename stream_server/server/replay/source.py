@@ -22,9 +22,9 @@ from stream_server.server.intake.source import REPLAY, ReceptionSnapshot
 from stream_server.server.intake.validation_store import ValidationStore
 from stream_server.server.progress.stop import StopRequests
 from stream_server.server.ranks.communicator import Ranks
+from stream_server.server.replay.dealing import RecordCounts
 from stream_server.server.replay.record_format import EntryKind
 from stream_server.server.replay.record_reader import RecordEntry
-from stream_server.server.replay.schedule import RecordCounts
 from stream_server.server.replay.share import Playback, ReplayShare, on_all_ranks
 from stream_server.server.run.build import ragged_fields
 from stream_server.server.simulations.simulation_state import SimulationPhase
@@ -335,7 +335,7 @@ class ReplaySource:
                 slots.leave_out(name, [slot])
 
     def _share_statics(self, simulation: int) -> None:
-        """Have what the samples of a simulation share as long as there is one; it is read again for a later one."""
+        """Keep the static fields of a simulation as long as there is a sample of it; a later one reads them again."""
         assert self._share is not None
         self._share.put_statics(simulation, self.buffer.slots.statics)
         self.buffer.free_statics(self.validation_store.__contains__)

@@ -48,14 +48,14 @@ class RankPlan:
 def make_plan(config: StudyConfig) -> RankPlan:
     """Derive the sizes from the study; the credit is that of `credit_per_simulation`.
 
-    With fewer spare slots than all windows have together, samples that waited for the buffer and were withdrawn while
-    a checkpoint is written could keep others from finding a slot.
+    With fewer spare slots than the credit of all simulations together, samples that waited for the buffer and were
+    withdrawn while a checkpoint is written could keep others from finding a slot.
     """
     size = sum(spec.num_bytes for spec in config.study.step_fields.values())
     max_clients = config.max_simulations_at_once
     capacity = config.buffer.capacity
     credit = credit_per_simulation(
-        window_bytes=config.client.window, sample_bytes=size, capacity=capacity, max_simulations=max_clients
+        retained_bytes=config.client.window, sample_bytes=size, capacity=capacity, max_simulations=max_clients
     )
     window = config.window
     length, span = (1, 0) if window is None else (window.length, window.span)

@@ -7,7 +7,7 @@ Failure = dict[str, object]
 
 
 class FailedAttempts:
-    """What failed, each with the `id`, the number of `attempts`, the `reason` and the `log`.
+    """The failures, each with the `id`, the number of `attempts`, the `reason` and the `log`.
 
     `given_up` are the simulations that have no attempt left; `later`, by id, attempts that failed after they had sent
     every time step; `retried`, by id, the newest failure that another attempt followed.

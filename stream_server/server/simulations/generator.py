@@ -71,12 +71,12 @@ class PointGenerator:
 
     @property
     def learns(self) -> bool:
-        """It has `ingest`, so that what it suggests later may be better than what it suggests now."""
+        """Whether it has `ingest`, so that what it suggests later may be better than what it suggests now."""
         return callable(getattr(self._source, "ingest", None))
 
     @property
     def stops(self) -> bool:
-        """It has `to_stop`, and is told of results at once."""
+        """Whether it has `to_stop`, and is told of results at once."""
         return callable(getattr(self._source, "to_stop", None))
 
     def suggest(self, num: int) -> SuggestedPoints:
@@ -120,7 +120,7 @@ class PointGenerator:
         return found
 
     def finalize(self) -> None:
-        """Nothing more is asked of it.
+        """End it: nothing more is asked of it.
 
         Raises:
             UserCodeError: it raised.

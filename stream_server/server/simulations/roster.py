@@ -85,7 +85,7 @@ class Roster:
 
     @property
     def origins(self) -> Mapping[int, Origin] | None:
-        """Where parameters that were suggested come from; None if they follow from study.json."""
+        """The origins of suggested parameters; None if parameters follow from study.json."""
         return None if self._origins_of is None else self._origins_of()
 
     @property
@@ -122,7 +122,7 @@ class Roster:
 
     @property
     def failed_simulations(self) -> list[int]:
-        """Those that were given up or withdrew themselves."""
+        """The simulations that were given up or withdrew themselves."""
         return self.table.of_phase(SimulationPhase.GIVEN_UP, SimulationPhase.INVALID)
 
     def begin(self) -> list[Action]:
@@ -271,7 +271,7 @@ class Roster:
             # What came before this rank heard of the stop.
             entry.shares[rank] = share
             before = self._num_missing_of(share.simulation)
-            self.table.settle(share.simulation)
+            self.table.count_settled(share.simulation)
             self.num_missing += self._num_missing_of(share.simulation) - before
         if entry.phase.terminal or share.attempt != entry.attempt:
             return []
@@ -280,7 +280,7 @@ class Roster:
             entry.goes_on = False
             self.num_survived += not entry.had_to_wait
         entry.shares[rank] = share
-        self.table.settle(share.simulation)
+        self.table.count_settled(share.simulation)
         actions: list[Action] = [self._progress(share.simulation)]
         if len(entry.shares) == self.num_ranks and all(s.complete for s in entry.shares.values()):
             actions.append(launcher_link.Finished(simulation=share.simulation))
@@ -301,7 +301,7 @@ class Roster:
         return actions
 
     def end_early(self, notice: notices.EndEarly) -> list[Action]:
-        """Nothing more is wanted of a training simulation, which may wait or run; of any other nothing changes."""
+        """End a training simulation that waits or runs, of which nothing more is wanted; any other stays as it is."""
         simulation, entry = notice.simulation, self.entries.get(notice.simulation)
         if entry is None or entry.phase.terminal or entry.parameters is None or simulation < self._num_held_out:
             return []
@@ -357,7 +357,7 @@ class Roster:
         return self._drop(message.simulations, message.reason)
 
     def finish(self, order: launcher_link.FinishSimulations) -> list[Action]:
-        """Nothing more is to be started: what was never suggested ends here, the rest when it is `dropped`."""
+        """Start nothing more: what was never suggested ends here, the rest when it is `dropped`."""
         self.finish_order = order
         return [order, *self._drop((), order.reason)]
 

@@ -58,7 +58,7 @@ class SimulationTable:
             self.running.discard(simulation)
         self._unsaved.add(simulation)
 
-    def settle(self, simulation: int) -> None:
+    def count_settled(self, simulation: int) -> None:
         """Count what the ranks' latest shares of a simulation say; what they said once stays counted."""
         entry = self.entries[simulation]
         before = entry.num_settled

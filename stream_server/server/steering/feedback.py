@@ -74,7 +74,7 @@ class SampleScores:
         return taken
 
     def rank_state(self) -> list[list[Any]]:
-        """What `take` would give: simulation, score, sum and count of each."""
+        """The state of this rank: simulation, score, sum and count of each sum that `take` would give."""
         return [[simulation, name, *it] for simulation, sums in self._sums.items() for name, it in sums.items()]
 
     def load_rank_states(self, states: Iterable[Iterable[Sequence[Any]]]) -> None:

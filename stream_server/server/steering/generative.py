@@ -61,7 +61,7 @@ class Generative(ModelGenerator):
         self._kept = (waves / waves[0])[1:].clamp(1e-4, 1.0)
 
     def learn(self, places: Array, scores: Array, until: float) -> None:
-        """Go on learning to tell the noise in the places of simulations, given their difficulty."""
+        """Continue to learn the noise in the places of simulations, given their difficulty."""
         clean = torch.from_numpy(2 * places - 1).float()
         # Scores that are equal have one rank, so that those that are all 0 are not told apart.
         values, inverse, counts = np.unique(scores, return_inverse=True, return_counts=True)

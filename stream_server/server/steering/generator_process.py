@@ -44,7 +44,7 @@ class GeneratorProcess:
 
     @property
     def runs(self) -> bool:
-        """It was started and has not gone since."""
+        """Whether it was started and has not ended since."""
         return self._connection is not None
 
     def ask(self, request: Mapping[str, Any], timeout_s: float) -> dict[str, Any]:

@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 
 from stream_server.server.simulations.vocs import cube_of
 
+LEAST_SCORES = 8
+
 Array = NDArray[np.float64]
 
 
@@ -51,7 +53,7 @@ class LearningGenerator(Generator):  # type: ignore[misc]
         return self.cube.places(points), np.array(list(self._scores.values()), np.float64)
 
     def point(self, place: Array, score: float | None) -> dict[str, float]:
-        """What `suggest` returns for a place, shape (d,)."""
+        """The value that `suggest` returns for a place, shape (d,)."""
         point = dict(zip(self._names, self.cube.values(place).tolist(), strict=True))
         return point if score is None else {**point, "_score": score}
 
@@ -66,12 +68,9 @@ class ModelGenerator(LearningGenerator):
         share: of the points that the model chooses; the others come from the whole range.
         generation: the number of points between two fits.
         fit_s: longest time for which a model may learn.
-        least: number of scores that a model needs.
     """
 
-    def __init__(
-        self, vocs: VOCS, seed: int, metric: str, *, share: float, generation: int, fit_s: float, least: int = 8
-    ) -> None:
+    def __init__(self, vocs: VOCS, seed: int, metric: str, *, share: float, generation: int, fit_s: float) -> None:
         super().__init__(vocs, seed, metric)
         if not (0 <= share < 1 and generation >= 1 and fit_s > 0):
             name = type(self).__name__
@@ -79,7 +78,7 @@ class ModelGenerator(LearningGenerator):
                 f"{name} needs 0 <= share < 1, generation >= 1 and fit_s > 0, but has share {share}, generation "
                 f"{generation} and fit_s {fit_s}"
             )
-        self._share, self._size, self._fit_s, self._least = share, generation, fit_s, least
+        self._share, self._size, self._fit_s = share, generation, fit_s
         self._ready: list[tuple[Array, float | None]] = []
 
     def suggest(self, num_points: int | None) -> list[dict[str, float]]:
@@ -104,7 +103,7 @@ class ModelGenerator(LearningGenerator):
         explored = self.random.random((self._size, len(self.cube)))
         chosen = self.random.random(self._size) < self._share
         # Nothing is to be learned from scores that are all the same.
-        if len(scores) < self._least or np.ptp(scores) == 0 or not chosen.any():
+        if len(scores) < LEAST_SCORES or np.ptp(scores) == 0 or not chosen.any():
             return [(place, None) for place in explored]
         self.learn(places, (scores - scores.min()) / np.ptp(scores), time.monotonic() + self._fit_s)
         found, found_scores = self.choose(int(chosen.sum()))

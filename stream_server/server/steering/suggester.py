@@ -132,7 +132,7 @@ class Suggester:
 
     @property
     def suggestions(self) -> Sequence[Suggestion]:
-        """All that was suggested so far; number i is for simulation i."""
+        """The suggestions so far; number i is for simulation i."""
         return self._log.suggestions
 
     @property
@@ -147,7 +147,7 @@ class Suggester:
 
     @property
     def warnings(self) -> list[str]:
-        """What people should know of suggestions that were not those of the class."""
+        """Warnings about suggestions that were not those of the class."""
         num = sum(it.by == self._settings.fallback for it in self.suggestions)
         if not num:
             return []

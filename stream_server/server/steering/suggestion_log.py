@@ -1,4 +1,4 @@
-"""Which parameters were suggested for which simulation, on disk before anybody else hears of them."""
+"""The parameters that were suggested for each simulation, on disk before anybody else hears of them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from stream_server.errors import ConfigError
 from stream_server.storage.checksums import checksummed_json, parse_checksummed_json
 from stream_server.storage.lines import LineFile
 
-LOG_FILE = "suggestions.jsonl"
+SUGGESTIONS_FILE = "suggestions.jsonl"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,7 +34,7 @@ class SuggestionLog:
     def __init__(self, folder: Path, num_parameters: int) -> None:
         self.suggestions: list[Suggestion] = []
         self._num_parameters = num_parameters
-        self._lines = LineFile(folder / LOG_FILE)
+        self._lines = LineFile(folder / SUGGESTIONS_FILE)
 
     def __enter__(self) -> Self:
         """Open it and read what is there.

@@ -19,6 +19,7 @@ from stream_server.server.progress.progress import Progress
 from stream_server.server.progress.schedules import Schedule
 from stream_server.server.progress.stop import StopRequests
 from stream_server.server.ranks.communicator import Ranks
+from stream_server.server.run.build import window_shape
 from stream_server.server.steering.feedback import Feedback
 from stream_server.server.study.source_events import SourceEvents
 from stream_server.server.training.control_round import NoSaves
@@ -163,6 +164,15 @@ class Composition:
             "stage": self.step.stage,
         }
 
+    def held_out(self, source: SampleSource) -> HeldOutSamples:
+        """The held-out samples of a source, for `make_validation`."""
+        return HeldOutSamples(
+            store=source.validation_store,
+            parameters_of=source.parameters_of,
+            window_shape=window_shape(self.config),
+            statics=self.buffer.slots.statics,
+        )
+
     def make_validation(
         self,
         held_out: HeldOutSamples,
@@ -170,7 +180,7 @@ class Composition:
         schedule: Schedule | None = None,
         must_leave: Callable[[], bool] = lambda: False,
         save_before: Callable[[], None] = lambda: None,
-        settle: Callable[[], None] = lambda: None,
+        quiesce: Callable[[], None] = lambda: None,
         record: ValidationRecord | None = None,
         observe: Observe | None = None,
     ) -> Validation:
@@ -188,7 +198,7 @@ class Composition:
             phases=self.phases,
             must_leave=must_leave,
             save_before=save_before,
-            settle=settle,
+            quiesce=quiesce,
             record=record,
             rollouts=self._make_rollouts(held_out),
             observe=observe,

@@ -179,7 +179,7 @@ def serve_metrics(collector: StudyCollector, port: int, file: Path) -> Iterator[
         timeout = PATIENCE_S
 
         def log_message(self, format: str, *args: Any) -> None:
-            """Nothing."""
+            """Log nothing."""
 
     with extra_packages("metrics.prometheus_port"):
         from prometheus_client import CollectorRegistry

@@ -15,7 +15,7 @@ from stream_server.server.checkpoint.agreement import CheckpointAgreement, Miles
 from stream_server.server.checkpoint.capture import StudyCapture
 from stream_server.server.checkpoint.continuation import Continuation
 from stream_server.server.checkpoint.folder import MODEL
-from stream_server.server.checkpoint.restore import seed_of, seed_random_states, set_random_states
+from stream_server.server.checkpoint.random_states import seed_random_states, set_random_states
 from stream_server.server.checkpoint.saver import Saver
 from stream_server.server.checkpoint.user_state import callbacks_file, load_callbacks_state, load_user_state, user_file
 from stream_server.server.intake.source import Source
@@ -34,7 +34,7 @@ from stream_server.server.progress.stop import StopReason, StopRequests
 from stream_server.server.ranks.communicator import Ranks
 from stream_server.server.reception.reception import Reception
 from stream_server.server.replay.source import ReplaySource
-from stream_server.server.run.build import NOISE_STREAM, make_buffer, make_policy, own_blocks, window_shape
+from stream_server.server.run.build import NOISE_STREAM, make_buffer, make_policy, own_blocks
 from stream_server.server.run.cores import share_cores, simulation_cores, wait_passively
 from stream_server.server.run.output import OutputFolder
 from stream_server.server.run.plan import RankPlan, make_plan
@@ -58,7 +58,7 @@ from stream_server.server.training.monitoring.gauges import (
     SpeedGauge,
     StreamGauge,
 )
-from stream_server.server.training.validation.validation_batches import HeldOutSamples, Observe
+from stream_server.server.training.validation.validation_batches import Observe
 from stream_server.server.training.validation.validation_record import held_out_record
 from stream_server.server.user.components import load_server_class, make_callbacks
 from stream_server.server.user.framework import framework_of
@@ -153,9 +153,8 @@ class StudySetUp(Composition):
         self._count_samples(stack)
         stopping = self._make_stopping()
         self._open_model(stack, stopping)
-        self._tell_length()
-        self._tell_cores()
-        self._tell_security()
+        if self.ranks.rank == 0:
+            self._announce()
         # User code is done for now: a rank on which it raised ends the others here, before they open anything.
         barrier(self.ranks)
         # Before there is a port: somebody who floods it could take all file descriptors.
@@ -278,29 +277,18 @@ class StudySetUp(Composition):
         elif config.load is not None:
             log.info("%s", warm_start(config, self.server, self.step, self.server.normalization))
 
-    def _tell_length(self) -> None:
-        """Say at the start if nobody can know how long the training will be."""
-        if self.ranks.rank == 0 and self.progress.expected_batches is None:
+    def _announce(self) -> None:
+        """Say at the start, on the screen and in the log, what those who run the study should know of it."""
+        texts = [f"cores: {self.cores}", *self.cores.warnings]
+        if self.progress.expected_batches is None:
             clock = self.config.training.lr_clock
-            text = f"the number of batches is not known in advance; learning-rate schedules count {clock}"
+            texts.insert(0, f"the number of batches is not known in advance; learning-rate schedules count {clock}")
+        for text in texts:
             log.info("%s", text)
             print(text, file=sys.stderr, flush=True)
-
-    def _tell_security(self) -> None:
-        """Say at the start if connections over TCP are open to everybody."""
-        for text in self.unprotected if self.ranks.rank == 0 else []:
-            log.warning("%s", text)
-
-    def _tell_cores(self) -> None:
-        """Say at the start how the cores are shared out, and if a restart computes with other numbers of threads."""
-        cores, saved = self.cores, self.saved
-        if self.ranks.rank != 0:
-            return
-        for text in (f"cores: {cores}", *cores.warnings):
-            log.info("%s", text)
-            print(text, file=sys.stderr, flush=True)
-        if saved is not None and (change := cores.change_since(saved.get("threads", cores.threads))):
-            log.warning("%s", change)
+        threads = self.cores.threads if self.saved is None else self.saved.get("threads", self.cores.threads)
+        for warning in filter(None, (self.cores.change_since(threads), *self.unprotected)):
+            log.warning("%s", warning)
 
     def _make_display(self, stack: ExitStack, status: Callable[[], DisplayedStatus]) -> list[ProgressDisplay]:
         if self.ranks.rank != 0:
@@ -374,16 +362,11 @@ class StudySetUp(Composition):
     def _make_scheduled_validation(self, observe: Observe | None) -> None:
         source, settings, stops = self.source, self.config.validation, self.stops
         self.make_validation(
-            HeldOutSamples(
-                store=source.validation_store,
-                parameters_of=source.parameters_of,
-                window_shape=window_shape(self.config),
-                statics=self.buffer.slots.statics,
-            ),
+            self.held_out(source),
             schedule=Schedule(every=settings.every_batches, every_s=settings.every_s, at=settings.at),
             must_leave=lambda: stops.pending is StopReason.SAVED or time.monotonic() >= self.leave_at_s,
             save_before=self.checkpoints.take_before_validation if settings.save_before else lambda: None,
-            settle=self.stream.settle,
+            quiesce=self.stream.quiesce,
             record=held_out_record(self.folder.validations, self.server, self.ranks),
             observe=observe,
         )
@@ -439,14 +422,10 @@ class StudySetUp(Composition):
             feedback.scores.load_rank_states(restored.state.get("scores", []))
         self.server.normalization.load_rank_states(restored.state["normalization"])
         self.stream.restore(restored.state)
-        # Last of all, since making the model and opening the sockets may have used random numbers.
-        self._begin_random_streams_anew()
+        # Last of all, since making the model and opening the sockets may have used random numbers. Where states are not
+        # restored, on other ranks or devices, the streams begin anew.
+        numbers = self.continuation.seed(self.config, NOISE_STREAM, self.ranks.size)
+        seed_random_states((*numbers, self.ranks.rank), self.step)
         if restored.is_own:
             set_random_states(restored.state["random"])
             self.step.load_random_state(restored.state["step"])
-
-    def _begin_random_streams_anew(self) -> None:
-        """Seed the generators whose states are not restored: on other ranks or devices there are none, or too few."""
-        seed = seed_of((*self.continuation.seed(self.config, NOISE_STREAM, self.ranks.size), self.ranks.rank))
-        seed_random_states(seed)
-        self.step.seed_random_state(seed)

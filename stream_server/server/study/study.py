@@ -1,4 +1,4 @@
-"""A study on one rank, from beginning to end: open the output folder, set up, train, and settle the account."""
+"""A study on one rank, from beginning to end: open the output folder, set up, train, and close the account."""
 
 import logging
 import resource
@@ -10,12 +10,12 @@ from typing import Any, NoReturn
 
 from stream_server.buffers.batch_memory import no_memory
 from stream_server.config import StudyConfig, check_ranks
-from stream_server.errors import EXIT_SAVED, ConfigError, NoUsableCheckpoint, SamplesNotWritten
+from stream_server.errors import EXIT_FORCED, EXIT_SAVED, ConfigError, NoUsableCheckpoint, SamplesNotWritten
 from stream_server.failpoints import failpoint
 from stream_server.launcher.backends.local import LocalBackend
 from stream_server.launcher.journal.journal import Journal
 from stream_server.machine import descriptors, network, run_folder
-from stream_server.machine.forced_exit import EXIT_FORCED, ForcedExit
+from stream_server.machine.forced_exit import ForcedExit
 from stream_server.machine.garbage import seldom_collecting
 from stream_server.machine.screen import tell
 from stream_server.machine.study_lock import RUN_LOCK, SERVER_LOCK, StudyLock
@@ -251,7 +251,7 @@ class StudyRank:
         self.is_set_up = False
 
     def run(self) -> int:
-        """Train to the end and settle the account. Collective; returns the exit code of all ranks."""
+        """Train to the end and close the account. Collective; returns the exit code of all ranks."""
         set_up, stops = self.set_up, self.set_up.stops
         with ExitStack() as stack:
             try:

@@ -56,7 +56,7 @@ class Saves(Protocol):
         ...
 
     def advance(self, total: SaveState) -> None:
-        """Go on by the sum of the states of all ranks."""
+        """Take the next step that the sum of the states of all ranks allows."""
         ...
 
 
@@ -75,7 +75,7 @@ class NoSaves:
 class Stream(Protocol):
     """A source of batches. `release`: the last one was trained; `form_again`: give it once more.
 
-    `settle`: wait until no user code runs for it on another thread.
+    `quiesce`: wait until no user code runs for it on another thread.
     """
 
     def draw(self, timeout_s: float) -> Batch | None: ...
@@ -84,7 +84,7 @@ class Stream(Protocol):
 
     def form_again(self) -> Batch: ...
 
-    def settle(self) -> None: ...
+    def quiesce(self) -> None: ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -163,7 +163,7 @@ class Round:
 
     @property
     def exit_code(self) -> int:
-        """That of the first rank that failed, 0 if none did."""
+        """The exit code of the first rank that failed, 0 if none did."""
         return next((code for code in self.exit_codes if code), 0)
 
     @property

@@ -132,7 +132,7 @@ class LearnerStep:
         return of_replicated_state(self._server)
 
     def state_dict(self) -> dict[str, Any]:
-        """Nothing: the model of such a server is in its own `state_dict`."""
+        """An empty state: the model of such a server is in its own `state_dict`."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

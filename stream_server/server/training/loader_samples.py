@@ -69,7 +69,7 @@ class HandedSamples:
         self._handed.setdefault(id(sample), _Handed(sample)).draws.append(draw)
 
     def take(self, samples: Iterable[Any]) -> Taken:
-        """These samples make a batch."""
+        """Take the samples that make a batch."""
         draws: list[Draw] = []
         num_added = 0
         for sample in samples:
@@ -250,7 +250,7 @@ class LoaderThread:
             self._changed.wait_for(lambda: bool(self._events) or self._rests)
             return self._events.popleft() if self._events else None
 
-    def settle(self) -> None:
+    def quiesce(self) -> None:
         """Wait until it cannot go on by itself."""
         with self._changed:
             self._changed.wait_for(lambda: self._rests)

@@ -86,7 +86,7 @@ class LoaderStream(SampleStream):
 
     def __enter__(self) -> Self:
         self._thread.__enter__()
-        self._server.normalization.before_change = self.settle
+        self._server.normalization.before_change = self.quiesce
         return self
 
     def __exit__(self, *exc_info: object) -> None:
@@ -106,14 +106,14 @@ class LoaderStream(SampleStream):
         self._release(self._held)
         self._held = ()
 
-    def settle(self) -> None:
+    def quiesce(self) -> None:
         with self._phases.measure("transform"):
-            self._thread.settle()
+            self._thread.quiesce()
 
     def form_again(self) -> Batch:
         """The first batch, by a loader that begins anew with the same samples; those that were None are None again."""
         before = self._made
-        self._thread.settle()
+        self._thread.quiesce()
         self._thread.__exit__()
         events, not_given = self._thread.rest()
         draws = [*self._held, *self._samples.end(), *not_given]

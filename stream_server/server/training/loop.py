@@ -103,7 +103,7 @@ class Training:
             self._train(union_batch if self.normalization.is_ready else self._normalized(union_batch))
             self.callbacks.tell("on_step_end")
         # What follows reads the user's state.
-        self.stream.settle()
+        self.stream.quiesce()
         last_update = self.step.finish()
         # Before the model is validated and exported.
         require_equal(self.ranks, self.step.fingerprints)

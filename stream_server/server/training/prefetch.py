@@ -38,7 +38,7 @@ class Prefetch(Generic[T, R]):
         self._thread.join()
 
     def begin(self, item: T) -> None:
-        """Have the result of `item` made after all others that were begun."""
+        """Begin to make the result of `item`, after all others that were begun."""
         self._num_begun += 1
         self._items.put(item)
 
@@ -51,14 +51,14 @@ class Prefetch(Generic[T, R]):
             raise error
         return result  # type: ignore[return-value]
 
-    def settle(self) -> None:
+    def quiesce(self) -> None:
         """Wait until the thread has nothing to do."""
         while self._num_begun:
             self._receive()
 
     def drop(self) -> None:
         """Wait until the thread has nothing to do, and forget what was made and not taken."""
-        self.settle()
+        self.quiesce()
         self._waiting.clear()
 
     def _receive(self) -> None:

@@ -69,7 +69,7 @@ class SampleStream(Callback):
         return self._earlier_s
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on with the counts of a rank that was saved."""
+        """Continue with the counts of a rank that was saved."""
         self.num_drawn = state["num_drawn"]
         # A checkpoint of an earlier release has none of these.
         self.num_dropped = state.get("num_dropped", 0)
@@ -93,7 +93,7 @@ class SampleStream(Callback):
         """The last batch was trained: its slots may go."""
         raise NotImplementedError
 
-    def settle(self) -> None:
+    def quiesce(self) -> None:
         """Wait until no user code runs on another thread; none does before the next batch is taken."""
 
     def _draw(self, timeout_s: float) -> Draw | None:
@@ -205,10 +205,10 @@ class BatchStream(SampleStream):
             self._buffer.release(self._held)
             self._held = None
 
-    def settle(self) -> None:
+    def quiesce(self) -> None:
         if self._prefetch is not None:
             with self._phases.measure("transform"):
-                self._prefetch.settle()
+                self._prefetch.quiesce()
 
     def _take(self, prefetch: Prefetch[Draw, Batch], timeout_s: float) -> Batch | None:
         if self._version != self._server.normalization.version:

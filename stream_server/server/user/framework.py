@@ -32,7 +32,7 @@ class LearningRateCallback(Callback):
 
 
 class Step(Protocol):
-    """How a server learns. All methods are collective; main thread only. `with` sets the model up and takes it down."""
+    """A server's training. All methods are collective; main thread only. `with` sets the model up and takes it down."""
 
     needs_every_rank: bool
     """Whether a rank without data cannot take part."""
@@ -71,7 +71,7 @@ class Step(Protocol):
         ...
 
     def fingerprints(self) -> Mapping[str, int | None]:
-        """Those of the arrays that are the same on all ranks once the model is united, by name."""
+        """The fingerprints of the arrays that are the same on all ranks once the model is united, by name."""
         ...
 
     def state_dict(self) -> dict[str, Any]:
@@ -112,7 +112,7 @@ class Step(Protocol):
 
 
 class Framework(Protocol):
-    """How servers of one library check their precision, stack samples, learn, and save their state."""
+    """The library that servers compute with: checks of the precision, stacks of samples, the step, and saved state."""
 
     trains_model: bool
     """Whether it trains and saves `server.model`; otherwise all that is learned is in the server's `state_dict`."""

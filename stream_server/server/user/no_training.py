@@ -12,10 +12,10 @@ class NoTraining(StreamServer):
     automatic_optimization = False
 
     def process_batch(self, batch: SimulationBatch, config: Any) -> None:
-        """Nothing is made of a batch."""
+        """Make nothing of a batch."""
 
     def training_step(self, batch: None, batch_idx: int) -> None:
-        """Nothing is learnt, and so there is no loss."""
+        """Learn nothing, and return no loss."""
 
     def validation_step(self, batch: None, batch_idx: int) -> None:
-        """Nothing is validated: held-out samples are recorded, and not kept."""
+        """Validate nothing: held-out samples are recorded, and not kept."""

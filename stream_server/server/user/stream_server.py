@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class StreamServer:
-    """How a study turns the samples of its simulations into a trained model, with any framework or none.
+    """The part of a study that turns the samples of its simulations into a trained model, with any framework or none.
 
     Override at least `process_simulation_data` and `training_step`. All methods are called in the main thread with no
     lock held, but for `process_simulation_data` and `process_batch` with `training.prefetch` or a loader. A server

@@ -1,6 +1,7 @@
 """StreamServer on Lightning Fabric."""
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, ClassVar, Protocol
 
 import torch
@@ -17,6 +18,30 @@ class ManualBackward(Protocol):
     """The backward pass that `manual_backward` runs within a study."""
 
     def backward(self, loss: torch.Tensor, **options: Any) -> None: ...
+
+
+class LastCall:
+    """The last forward pass of a module, if it took one tensor alone and gave one.
+
+    It counts as unknown once either was changed in place.
+    """
+
+    def __init__(self) -> None:
+        self._known: tuple[torch.Tensor, torch.Tensor] | None = None
+        self._versions = (0, 0)
+
+    def note(self, module: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any], output: Any) -> None:
+        """The forward hook of the module."""
+        self._known = None
+        if len(arguments) == 1 and not named and all(_has_version(it) for it in (*arguments, output)):
+            self._known = (arguments[0], output)
+            self._versions = (arguments[0]._version, output._version)
+
+    def output_of(self, inputs: Any) -> torch.Tensor | None:
+        """The output for these very `inputs`; None if it is not known."""
+        if self._known is None or self._known[0] is not inputs:
+            return None
+        return self._known[1] if self._versions == (inputs._version, self._known[1]._version) else None
 
 
 class TorchServer(StreamServer):
@@ -36,6 +61,7 @@ class TorchServer(StreamServer):
     fabric: Any
     train_dataset: StreamDataset
     _manual: ManualBackward | None = None
+    _last_call: LastCall | None = None
 
     def prepare_training_attributes(self) -> Any:
         """Make `model, optimizer` or `model, optimizer, lr_scheduler`; by default those that study.json names.
@@ -80,7 +106,21 @@ class TorchServer(StreamServer):
 
     def predict(self, batch: Any) -> Any:
         """The output of the model for the first item of a batch of inputs and targets; None for any other batch."""
-        return self.model(batch[0]) if isinstance(batch, tuple | list) and len(batch) == 2 else None
+        if not (isinstance(batch, tuple | list) and len(batch) == 2):
+            return None
+        known = None if self._last_call is None else self._last_call.output_of(batch[0])
+        return self.model(batch[0]) if known is None else known
+
+    @contextmanager
+    def remember_calls(self) -> Iterator[None]:
+        """Within, `predict` does not repeat the last forward pass of the model, which `validation_step` made."""
+        self._last_call = LastCall()
+        hook = self.model.register_forward_hook(self._last_call.note, with_kwargs=True)
+        try:
+            yield
+        finally:
+            hook.remove()
+            self._last_call = None
 
     @property
     def device(self) -> torch.device:
@@ -131,3 +171,7 @@ def modules_of(server: TorchServer) -> Iterator[tuple[str, nn.Module]]:
         elif isinstance(value, dict | list | tuple):
             items = value.items() if isinstance(value, dict) else enumerate(value)
             yield from ((f"{name}.{key}", item) for key, item in items if isinstance(item, nn.Module))
+
+
+def _has_version(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and not value.is_inference()

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from stream_server.launcher.journal import records
 from stream_server.launcher.journal.journal import JOURNAL_FILE, Journal
-from stream_server.launcher.journal.records import AttemptStarting, PlanTaken, Record
+from stream_server.launcher.journal.records import AttemptStarting, JournalRecord, PlanTaken
 from stream_server.storage.lines import whole_lines
 from tests.disk.scenarios.scenario import Tell
 
@@ -17,21 +17,21 @@ FOLDER = "run"
 class Writing:
     """These records are about to be written."""
 
-    records: tuple[Record, ...]
+    records: tuple[JournalRecord, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Written:
     """They are."""
 
-    records: tuple[Record, ...]
+    records: tuple[JournalRecord, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class There:
     """All that the journal had at a start."""
 
-    records: tuple[Record, ...]
+    records: tuple[JournalRecord, ...]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -72,7 +72,7 @@ class Journals:
             assert read(folder) == there
 
 
-def record(number: int) -> Record:
+def record(number: int) -> JournalRecord:
     """One of many, some of which are longer than a sector."""
     if number % 5 == 2:
         return AttemptStarting(simulation=number, attempt=0, folder=f"/runs/{number}/" * 60, public_key=None)
@@ -87,13 +87,13 @@ def write(journal: Journal, first: int, num: int, tell: Tell) -> None:
     tell(Written(written))
 
 
-def read(folder: Path) -> tuple[Record, ...]:
+def read(folder: Path) -> tuple[JournalRecord, ...]:
     """The records of the journal."""
     return tuple(records.decode(whole_lines((folder / FOLDER / JOURNAL_FILE).read_bytes())))
 
 
-def _written(told: Sequence[object]) -> tuple[Record, ...]:
-    there: tuple[Record, ...] = ()
+def _written(told: Sequence[object]) -> tuple[JournalRecord, ...]:
+    there: tuple[JournalRecord, ...] = ()
     for fact in told:
         match fact:
             case There(records=found):
@@ -103,7 +103,7 @@ def _written(told: Sequence[object]) -> tuple[Record, ...]:
     return there
 
 
-def _tried(told: Sequence[object]) -> tuple[Record, ...]:
+def _tried(told: Sequence[object]) -> tuple[JournalRecord, ...]:
     """The records that were being written when the power failed."""
     last = told[-1] if told else None
     return last.records if isinstance(last, Writing) else ()

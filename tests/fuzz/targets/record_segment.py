@@ -5,6 +5,7 @@ from xxhash import xxh3_64_intdigest
 
 from stream_server.errors import DamagedRecord
 from stream_server.messages.client import FieldSpec
+from stream_server.server.replay.dealing import last_pieces
 from stream_server.server.replay.record_format import (
     CHECKSUM_BYTES,
     PREAMBLE_BYTES,
@@ -14,7 +15,6 @@ from stream_server.server.replay.record_format import (
     set_checksums,
 )
 from stream_server.server.replay.record_reader import RankRecord
-from stream_server.server.replay.schedule import last_pieces
 from tests.fuzz import scratch
 from tests.fuzz.target import Target
 

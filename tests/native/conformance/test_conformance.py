@@ -18,8 +18,11 @@ NOT_IN_FORTRAN = tuple(f"dtype_{dtype}" for dtype in DTYPES if dtype not in OF_F
 IN_FORTRAN = [case for case in CASES if case.name not in NOT_IN_FORTRAN]
 # Some of each kind: valgrind is slow. The sanitizers look at all.
 UNDER_VALGRIND = (
-    *("page", "mistakes", "parts_again", "stopped_later"),
-    *(pytest.param(it, marks=pytest.mark.full) for it in ("optional", "worker", "static_parts", "ragged")),
+    "parts_again",
+    *(
+        pytest.param(it, marks=pytest.mark.full)
+        for it in ("page", "mistakes", "stopped_later", "optional", "worker", "static_parts", "ragged")
+    ),
 )
 VALGRIND = (
     *("valgrind", "--quiet", "--error-exitcode=99", "--leak-check=full", "--show-leak-kinds=definite,indirect"),

@@ -1,6 +1,6 @@
 /* Drives the retention by lines on standard input; after each one it prints what is kept.
  *
- *     window BYTES | backlog | sent BACKLOG END INDEX NUM STRIDE | received BACKLOG MARK | durable BACKLOG MARK
+ *     max BYTES | connection | sent NUMBER END INDEX NUM STRIDE | received NUMBER MARK | durable NUMBER MARK
  *     aside | keep INDEX | may_go FLAG | forget INDEX
  *
  * A step has eight bytes: a number that counts them. What is printed: the bytes, then "index:number" of the steps that
@@ -12,13 +12,13 @@
 
 #include "../../../stream_server/native/src/retention.h"
 
-enum { MAX_BACKLOGS = 16 };
+enum { MAX_CONNECTIONS = 16 };
 
 static const sc_layout LAYOUT = {.num_blocks = 1, .block_bytes = {8}};
 static sc_retention retention;
 static sc_entered entered;
-static sc_backlog *backlogs[MAX_BACKLOGS];
-static int num_backlogs;
+static sc_retained *of_connections[MAX_CONNECTIONS];
+static int num_connections;
 static int64_t counter;
 static sc_pool *pool;
 
@@ -47,9 +47,9 @@ static void print_step(const sc_steps *steps, uint32_t row) {
 
 static void print_all(void) {
     printf("%zu", retention.num_bytes);
-    for (int i = 0; i < num_backlogs; ++i) {
+    for (int i = 0; i < num_connections; ++i) {
         printf(" ;");
-        for (const sc_sent *sent = backlogs[i]->first; sent != NULL; sent = sent->next)
+        for (const sc_sent *sent = of_connections[i]->first; sent != NULL; sent = sent->next)
             for (uint32_t row = 0; row < sent->steps.num; ++row)
                 print_step(&sent->steps, row);
     }
@@ -69,20 +69,20 @@ static void forget(int64_t index) {
 
 static void obey(const char *verb, const long long numbers[]) {
     sc_error error;
-    if (strcmp(verb, "window") == 0) {
+    if (strcmp(verb, "max") == 0) {
         sc_retention_begin(&retention, &LAYOUT, numbers[0]);
-    } else if (strcmp(verb, "backlog") == 0) {
-        backlogs[num_backlogs++] = sc_retention_backlog(&retention);
+    } else if (strcmp(verb, "connection") == 0) {
+        of_connections[num_connections++] = sc_retention_of_connection(&retention);
     } else if (strcmp(verb, "sent") == 0) {
         sc_steps steps = steps_of(numbers[2], (int)numbers[3], numbers[4]);
-        sc_backlog_add(backlogs[numbers[0]], numbers[1], &steps, &error);
+        sc_retained_add(of_connections[numbers[0]], numbers[1], &steps, &error);
     } else if (strcmp(verb, "received") == 0) {
-        backlogs[numbers[0]]->received = numbers[1];
+        of_connections[numbers[0]]->received = numbers[1];
     } else if (strcmp(verb, "durable") == 0) {
-        sc_backlog_durable(backlogs[numbers[0]], numbers[1]);
+        sc_retained_durable(of_connections[numbers[0]], numbers[1]);
     } else if (strcmp(verb, "aside") == 0) {
         sc_retention_set_aside(&retention, &entered, &error);
-        num_backlogs = 0;
+        num_connections = 0;
     } else if (strcmp(verb, "keep") == 0) {
         sc_steps steps = steps_of(numbers[0], 1, 1);
         sc_retention_keep(&retention, &steps, &error);

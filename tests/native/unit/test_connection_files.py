@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from stream_server.messages.connection import ConnectionFile, Security
 from stream_server.storage.typed import typed
 from tests.native.unit.probe import Probe, text, word, words
+from tests.support.examples import examples
 
 PROBE = "probe_connection"
 # What a text of C can be.
@@ -191,7 +192,7 @@ def test_numbers_are_those_of_python(probe: Probe, number: str) -> None:
         assert word(expected) in answer
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(files, st.data())
 def test_a_damaged_file_is_refused_or_read_as_in_python(
     probe: Probe, file: ConnectionFile, data: st.DataObject

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from stream_server.client_api.fields import Fields
 from stream_server.messages.client import DTYPES, Block, FieldSpec
 from tests.native.unit.probe import Probe, Word, extents, text, word, words
+from tests.support.examples import examples
 
 PROBE = "probe_fields"
 SENT = ("<f8", "<f4", "|i1", "<i4", "|u1", "<c8", "|b1")
@@ -139,7 +140,7 @@ def answers(probe: Probe, case: Case) -> list[tuple[list[str], list[str]]]:
     return pairs
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(cases(max_fields=3, unknown=True))
 def test_blocks_and_bytes_are_those_of_python(probe: Probe, case: Case) -> None:
     assume(not is_lenient(case))
@@ -150,7 +151,7 @@ def test_blocks_and_bytes_are_those_of_python(probe: Probe, case: Case) -> None:
             assert found[0] == "error"
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 @given(cases(max_fields=1, unknown=False))
 def test_mistakes_are_told_in_the_words_of_python(probe: Probe, case: Case) -> None:
     assume(not is_lenient(case))

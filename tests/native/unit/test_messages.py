@@ -34,6 +34,7 @@ from tests.client_api import strategies
 from tests.client_api.test_protocol_page import EXAMPLES, page_bytes
 from tests.fuzz.mutation import mutated_json
 from tests.native.unit.probe import Probe, extents, text, word, words
+from tests.support.examples import examples
 
 PROBE = "probe_wire"
 REPLIES = (Welcome, Opened, Ack, Invalidated, Stop, Refusal)
@@ -169,13 +170,13 @@ def test_any_bytes_get_the_verdict_of_python(probe: Probe, junk: bytes) -> None:
     assert_same_verdict(probe, junk)
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 @given(st.integers(0, 3), st.binary(max_size=30))
 def test_any_body_behind_a_good_prefix_gets_the_verdict_of_python(probe: Probe, kind: int, body: bytes) -> None:
     assert_same_verdict(probe, wire.PREFIX.pack(wire.MAGIC, 2, kind) + body)
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 @given(replies, st.data())
 def test_a_damaged_reply_gets_the_verdict_of_python(probe: Probe, message: Message, data: st.DataObject) -> None:
     damaged = bytearray(header(message))
@@ -186,7 +187,7 @@ def test_a_damaged_reply_gets_the_verdict_of_python(probe: Probe, message: Messa
     assert_same_verdict(probe, bytes(damaged))
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 @given(replies.filter(lambda it: not isinstance(it, Ack)), st.integers(0, 2**32))
 def test_a_reply_with_other_values_gets_the_verdict_of_python(probe: Probe, message: Message, seed: int) -> None:
     changed = mutated_json(header(message), random.Random(seed))

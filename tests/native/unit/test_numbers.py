@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from stream_server.messages.client import DTYPES
 from tests.native.unit.probe import Probe, extents
+from tests.support.examples import examples
 
 PROBE = "probe_numbers"
 NUMPY = [np.dtype(it) for it in DTYPES[1:]]
@@ -109,7 +110,7 @@ def views(draw: st.DrawFn) -> tuple[np.ndarray, np.ndarray]:
     return array, view
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(views(), st.data())
 def test_a_block_is_copied_from_inside_of_any_array(
     probe: Probe, arrays: tuple[np.ndarray, np.ndarray], data: st.DataObject
@@ -130,7 +131,7 @@ def test_the_checksum_has_the_value_on_the_protocol_page(probe: Probe) -> None:
     assert probe.ask("checksum", 0, b"123456789") == [str(0xCBF43926)]
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(st.binary(max_size=200), st.integers(0, 2**32 - 1))
 def test_the_checksum_is_that_of_zlib(probe: Probe, content: bytes, before: int) -> None:
     assert probe.ask("checksum", before, content) == [str(zlib.crc32(content, before))]

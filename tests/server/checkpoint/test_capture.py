@@ -27,7 +27,7 @@ def test_no_user_code_runs_while_its_state_is_saved() -> None:
         base=0,
         source=unused,
         buffer=unused,
-        stream=SimpleNamespace(settle=lambda: calls.append("settled")),  # type: ignore[arg-type]
+        stream=SimpleNamespace(quiesce=lambda: calls.append("settled")),  # type: ignore[arg-type]
         server=unused,
         step=SimpleNamespace(synchronize=synchronize),  # type: ignore[arg-type]
         progress=unused,

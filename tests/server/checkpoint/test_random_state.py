@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from stream_server.errors import DamagedCheckpoint
-from stream_server.server.checkpoint.capture import random_states
-from stream_server.server.checkpoint.restore import set_random_states
+from stream_server.server.checkpoint.random_states import random_states, set_random_states
 from stream_server.storage.plain_state import from_bytes, to_bytes
 
 

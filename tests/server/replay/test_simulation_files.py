@@ -129,7 +129,7 @@ def test_a_full_disk_is_told_and_leaves_no_half_of_a_file(folder: StudyFolder) -
         f"export_record(SoloRanks(), Path({str(config.output_dir / 'record')!r}), "
         f"Path({str(config.output_dir / 'samples')!r}), finished=(), invalid=())"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
     assert done.returncode == 1
     last = done.stderr.strip().splitlines()[-1]
     assert SamplesNotWritten.__name__ in last

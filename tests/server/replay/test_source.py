@@ -222,7 +222,7 @@ def test_a_replay_waits_for_the_slots_that_a_checkpoint_keeps_back(folder: Study
         trainer.join(0.3)
         assert trainer.is_alive()
         player.buffer.thaw_all(frozen)
-        trainer.join(10)
+        trainer.join(100)
         assert not trainer.is_alive()
     assert flat(done) == TRAINED
 

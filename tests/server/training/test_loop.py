@@ -247,7 +247,7 @@ def test_what_runs_on_another_thread_is_settled_before_the_last_update(monkeypat
             heard.append("finished")
             return super().finish()
 
-    monkeypatch.setattr(ScriptedStream, "settle", lambda stream: heard.append("settled"))
+    monkeypatch.setattr(ScriptedStream, "quiesce", lambda stream: heard.append("settled"))
     on_ranks(1, lambda ranks: training(ranks, [1], step=Finishing))
     assert heard == ["settled", "finished"]
 

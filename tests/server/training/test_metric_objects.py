@@ -176,12 +176,13 @@ def test_two_metrics_of_one_name_are_an_error_of_the_user() -> None:
         MetricObjects(server, SoloRanks())
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_torchmetrics_give_on_two_ranks_what_they_give_on_one() -> None:
     # The second rank has no batch of the second set at all.
     sizes = json.dumps({"near": [5, 3, 4], "far": [6]})
     launch = mpirun("mpich", 2, ["-W", "error", "-m", "tests.server.training.metrics_on_ranks", sizes])
-    ran = subprocess.run(launch.argv, env=launch.environment, capture_output=True, text=True, timeout=60, check=False)
+    ran = subprocess.run(launch.argv, env=launch.environment, capture_output=True, text=True, timeout=120, check=False)
     assert ran.returncode == 0, ran.stderr
     [alone], ranks = json.loads(ran.stdout)
     assert len(ranks) == 2

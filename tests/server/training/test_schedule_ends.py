@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from stream_server.server.progress.batches import StepOutcome, UnionBatch
 from stream_server.server.progress.progress import Progress
 from tests.server.training.runs_of_ranks import full_batches, study
+from tests.support.examples import examples
 from tests.support.settings import length_of
 
 
@@ -137,7 +138,7 @@ class History:
         now.num_missing += num
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(
     num_samples=st.integers(1, 120),
     pseudo_epochs=st.integers(1, 3),

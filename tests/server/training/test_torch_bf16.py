@@ -55,6 +55,7 @@ def validation_loss(precision: str) -> float:
 
 
 # Without instructions for it in the processor, bf16 is slow, and slower still beside other work.
+@pytest.mark.full
 @pytest.mark.slow
 def test_bf16_mixed_trains_the_heat_network_to_within_a_tenth_of_the_32_bit_loss() -> None:
     at_start, expected, found = 300.0**2, validation_loss("32-true"), validation_loss("bf16-mixed")

@@ -53,7 +53,7 @@ def test_what_runs_on_another_thread_is_settled_before_any_code_of_the_user() ->
             heard.append("val_dataloader")
             return [np.array([4.0])]
 
-    validation(Loading(), settle=lambda: heard.append("settled")).run()
+    validation(Loading(), quiesce=lambda: heard.append("settled")).run()
     assert heard == ["settled", "val_dataloader"]
 
 

@@ -363,7 +363,7 @@ def test_a_damaged_record_is_named(tmp_path: Path) -> None:
     ("server", "num_ranks"),
     [
         ("torch_server.py:TinyServer", 1),
-        ("sample_loss_server.py:LargestDeviationServer", 2),
+        pytest.param("sample_loss_server.py:LargestDeviationServer", 2, marks=pytest.mark.full),
         pytest.param("torch_server.py:TinyServer", 2, marks=pytest.mark.full),
     ],
 )

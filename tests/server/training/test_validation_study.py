@@ -55,6 +55,7 @@ def validated(run: Run) -> list[int]:
     return [record["batch"] for record in map(json.loads, lines) if "val/loss" in record]
 
 
+@pytest.mark.full
 def test_a_signal_in_a_validation_costs_no_batch_of_it_and_writes_no_value_twice(tmp_path: Path) -> None:
     study = tmp_path / "study"
     shutil.copytree(STUDY, study)

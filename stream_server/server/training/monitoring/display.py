@@ -44,7 +44,7 @@ FULL = 0.95
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DisplayedStatus:
-    """How far the study has come, at one moment; `phases_s` are those of rank 0.
+    """The progress of the study at one moment; `phases_s` are those of rank 0.
 
     `simulations` counts by state, with the states waiting, queued, running, finished and given_up among them.
     `fraction` of the run is done, None when its length is not known. `draws` counts each use of a sample. Training

@@ -1,4 +1,4 @@
-"""How the counts of a study have changed: rates over the last seconds, losses so far, the time that is left."""
+"""The trends of a study: rates over the last seconds, losses so far, the time that is left."""
 
 from collections import deque
 from collections.abc import Sequence
@@ -29,7 +29,7 @@ class Mark(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Trend:
-    """How the status has changed over the last seconds. `waiting` is the share of time in which there was no data.
+    """The trend of the last seconds. `waiting` is the share of time in which there was no data.
 
     `left_s` is None unless it can be told.
     """

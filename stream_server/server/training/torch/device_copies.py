@@ -18,7 +18,7 @@ class OnItsWay:
 
 
 class Device(Protocol):
-    """What copies ask of a GPU."""
+    """The operations of a GPU that copies need."""
 
     def pin(self, tensor: torch.Tensor) -> torch.Tensor:
         """A copy in memory of the host that the device reads by itself."""
@@ -33,7 +33,7 @@ class Device(Protocol):
         ...
 
     def wait(self, event: Any) -> None:
-        """Have the steps of the calling thread begin after an event; the thread itself goes on."""
+        """Make the steps of the calling thread begin after an event; the thread itself goes on."""
         ...
 
     def use(self, tensor: torch.Tensor) -> None:

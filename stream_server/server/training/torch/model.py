@@ -34,6 +34,12 @@ def set_up(server: TorchServer, fabric: Fabric, precision: Precision, *, compile
     model, optimizers, server.lr_scheduler = [*made, None][:3]
     if not hasattr(model, "named_parameters"):
         raise UserCodeError(f"{name} must return a torch.nn.Module as the model, but returned {model!r}")
+    if sharded := [it for it, parameter in model.named_parameters() if hasattr(parameter, "device_mesh")]:
+        raise UserCodeError(
+            f"{name} returned a model that the ranks share out: the parameter {sharded[0]} is a DTensor, as "
+            "fully_shard makes it. A rank without a batch calls no forward pass, in which the others would wait for "
+            "its part of the weights: return the whole model on each rank"
+        )
     several = isinstance(optimizers, tuple | list)
     if several and server.automatic_optimization:
         raise UserCodeError(f"{name} returned several optimizers, which needs automatic_optimization = False")

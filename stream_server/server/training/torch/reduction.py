@@ -46,7 +46,7 @@ class UnionGradients:
         """Leave no gradient behind, also not of parameters that no optimizer has."""
         clear(self.named().values())
 
-    def share(self, source: int = 0) -> None:
+    def broadcast(self, source: int = 0) -> None:
         """Give parameters and module buffers of rank `source` to all ranks.
 
         Raises:
@@ -58,9 +58,9 @@ class UnionGradients:
             for tensor in named.values():
                 if not is_lazy(tensor):
                     _broadcast(tensor, source)
-            self.share_buffers(source)
+            self.broadcast_buffers(source)
 
-    def share_buffers(self, source: int) -> None:
+    def broadcast_buffers(self, source: int) -> None:
         """Give the buffers of rank `source` to all ranks, those of the other modules of the server, too."""
         if self._ranks.size > 1:
             for module in (self._model, *self._other_modules()):
@@ -68,7 +68,7 @@ class UnionGradients:
                     if not is_lazy(buffer):
                         _broadcast(buffer, source)
 
-    def share_module(self, module: nn.Module, source: int) -> None:
+    def broadcast_module(self, module: nn.Module, source: int) -> None:
         """Give another module of rank `source` to all ranks, such as an average of the weights."""
         if self._ranks.size > 1:
             for tensor in (*module.parameters(), *module.buffers()):

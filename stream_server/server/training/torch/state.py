@@ -64,7 +64,7 @@ def torch_random_states() -> dict[str, Any]:
 
 
 def set_torch_random_states(states: Any) -> None:
-    """Go on where `torch_random_states` was called; devices that are not there any more are left out.
+    """Restore what `torch_random_states` returned; devices that are not there any more are left out.
 
     Raises:
         DamagedCheckpoint: these are no states of generators.

@@ -160,10 +160,10 @@ class TorchStep:
             with self._measure("all_reduce"):
                 if self._manual:
                     self._manual.catch_up()
-                self._union.share_buffers(self._buffers_from)
+                self._union.broadcast_buffers(self._buffers_from)
                 evaluated = self._weights.returned
                 if evaluated is not self._server.model:
-                    self._union.share_module(evaluated, self._buffers_from)
+                    self._union.broadcast_module(evaluated, self._buffers_from)
 
     def fingerprints(self) -> Fingerprints:
         model = self._server.model
@@ -222,7 +222,7 @@ class TorchStep:
         self._union = UnionGradients(
             self._ranks, server.model, as_list(server.optimizer), lambda: other_modules(server).values()
         )
-        self._union.share()
+        self._union.broadcast()
         if not server.automatic_optimization:
             self._manual = ManualOptimization(server, self._ranks, self._precision, self._gradients, self._union)
             server.take_steps(self._manual)

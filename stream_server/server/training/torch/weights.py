@@ -150,7 +150,8 @@ class Weights:
         try:
             for part in parts:
                 part.eval()
-            yield
+            with server.remember_calls():
+                yield
         finally:
             server.model = trained
             for module, training in modes:
@@ -219,7 +220,7 @@ class LeftOut:
         self._marks = _marks(parameter)
 
     def is_unchanged(self, parameter: nn.Parameter) -> bool:
-        """Whether it is frozen and has the same values as then."""
+        """Whether a parameter is frozen and has the values that it had then."""
         if parameter.requires_grad:
             return False
         if _marks(parameter) != self._marks:

@@ -276,7 +276,7 @@ def lead_times(spacing: int, num: int) -> list[int]:
 
 
 def shown_steps(num: int) -> list[int]:
-    """Those of the steps 1 … `num` that are shown: 1, 2, 5, 10, 20, …, and the last one."""
+    """The steps of 1 … `num` that are shown: 1, 2, 5, 10, 20, …, and the last one."""
     spread = (step * 10**power for power in range(len(str(num))) for step in SHOWN_STEPS)
     return sorted({num, *(step for step in spread if step <= num)}) if num else []
 

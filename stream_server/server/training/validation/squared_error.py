@@ -39,7 +39,7 @@ class SquaredError:
             self._is_known = False
             return errors
         self._sums = flat.sum(axis=0) + (self._sums if self._num else 0.0)
-        self._squares += float(np.sum(flat**2))
+        self._squares += float(np.vdot(flat, flat))
         self._errors += float(np.sum(errors)) * targets.size / flat.size
         self._num += len(flat)
         return errors
@@ -71,8 +71,10 @@ def squared_errors(outputs: Array, targets: Array | None) -> Array:
     if targets is None or targets.size != outputs.size:
         return np.full(len(outputs), np.nan)
     num = len(outputs)
-    difference = outputs.reshape(num, -1).astype(np.result_type(outputs, np.float64)) - targets.reshape(num, -1)
-    return np.asarray(np.mean(np.abs(difference) ** 2, axis=1))
+    dtype = np.complex128 if np.iscomplexobj(outputs) or np.iscomplexobj(targets) else np.float64
+    difference = np.subtract(outputs.reshape(num, -1), targets.reshape(num, -1), dtype=dtype)
+    flat = difference.view(np.float64)
+    return np.asarray(np.einsum("ij,ij->i", flat, flat) / difference.shape[1])
 
 
 def _numbers_of(targets: Array) -> Array:

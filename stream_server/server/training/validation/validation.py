@@ -1,4 +1,4 @@
-"""How good the model is on samples it never trains on."""
+"""Validation of the model on samples that it is never trained on."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -30,7 +30,7 @@ class Validation(Callback):
     Main thread, collective: every rank calls `run` after the same batches. One that is due after a step waits for the
     next round, when all else that belongs to the step is done, averages of the weights too. At the end of the training
     it validates once more, unless this batch was validated already. `save_before` is called first each time,
-    and `settle` before any code of the user's: it ends what runs on another thread.
+    and `quiesce` before any code of the user's: it ends what runs on another thread.
 
     A validation that some rank `must_leave` half-way, on a signal or before the time limit, stays due: the study
     goes on with it when it is started again, from the batch at which it was left. It begins anew if the number of ranks
@@ -60,7 +60,7 @@ class Validation(Callback):
         phases: Phases | None = None,
         must_leave: Callable[[], bool] = lambda: False,
         save_before: Callable[[], None] = lambda: None,
-        settle: Callable[[], None] = lambda: None,
+        quiesce: Callable[[], None] = lambda: None,
         record: ValidationRecord | None = None,
         rollouts: Rollouts | None = None,
         observe: Observe | None = None,
@@ -78,7 +78,7 @@ class Validation(Callback):
         self._phases = phases or Phases()
         self._must_leave = must_leave
         self._save_before = save_before
-        self._settle = settle
+        self._quiesce = quiesce
         self._record = record
         self._rollouts = rollouts
         self._observe = observe
@@ -131,7 +131,7 @@ class Validation(Callback):
             ConfigError: a loader shuffles, and there are several ranks.
         """
         with self._phases.measure("validation"):
-            self._settle()
+            self._quiesce()
             sets = self._sets()
             values = self._go_through(sets, must_leave) if sets else {}
             if values is None:
@@ -144,7 +144,7 @@ class Validation(Callback):
 
     @property
     def warnings(self) -> list[str]:
-        """What kept predictions of this rank from being recorded."""
+        """The reasons why predictions of this rank could not be recorded."""
         return [] if self._record is None else self._record.warnings
 
     def state_dict(self) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from pathlib import Path
 from stream_server.errors import ConfigError
 from stream_server.launcher.journal import records
 from stream_server.launcher.journal.journal import JOURNAL_FILE, Journal
-from stream_server.launcher.journal.records import LauncherStarted, PlanTaken, Record
+from stream_server.launcher.journal.records import JournalRecord, LauncherStarted, PlanTaken
 from stream_server.launcher.schedule.actions import Give
 from tests.sweep.calls.programs.program import Program
 from tests.sweep.calls.ran import Ran, Say
@@ -71,12 +71,12 @@ def judge(folder: Path, ran: Ran) -> Iterator[str]:
         yield f"there although their writing failed: {unsaid}"
 
 
-def _before() -> list[Record]:
+def _before() -> list[JournalRecord]:
     started = LauncherStarted(pid=1, boot="b", link="ipc:///tmp/x/link", supervises=True, resumed=False)
     return [started, PlanTaken(incarnation=1)]
 
 
-def _record(number: int) -> Record:
+def _record(number: int) -> JournalRecord:
     return Give(token=1, simulation=number, attempt=0)
 
 

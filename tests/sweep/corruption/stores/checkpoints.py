@@ -9,10 +9,9 @@ import numpy as np
 
 from stream_server.buffers import Firo
 from stream_server.errors import NoUsableCheckpoint
-from stream_server.server.checkpoint.capture import random_states
 from stream_server.server.checkpoint.folder import REASON_FILE, CheckpointFolder
 from stream_server.server.checkpoint.incarnations import begin_incarnation
-from stream_server.server.checkpoint.restore import set_random_states
+from stream_server.server.checkpoint.random_states import random_states, set_random_states
 from stream_server.server.checkpoint.saver import commit
 from stream_server.server.checkpoint.search import find_usable
 from stream_server.server.ranks.communicator import SoloRanks

@@ -8,9 +8,9 @@ from stream_server.launcher.journal.journal import JOURNAL_FILE, Journal
 from stream_server.launcher.journal.records import (
     AttemptStarted,
     AttemptStarting,
+    JournalRecord,
     LauncherStarted,
     PlanTaken,
-    Record,
 )
 from stream_server.launcher.schedule.actions import Fail
 from tests.sweep.corruption.stores.store import Store, Verdict
@@ -36,7 +36,7 @@ def read(folder: Path) -> Verdict:
     return Verdict.SHORTER
 
 
-def _records(study: int) -> list[Record]:
+def _records(study: int) -> list[JournalRecord]:
     link = f"ipc:///tmp/{study}/link"
     started = LauncherStarted(pid=1234, boot="b", link=link, supervises=True, resumed=False)
     attempts = range(study, study + 4)

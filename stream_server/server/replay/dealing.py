@@ -17,7 +17,7 @@ Place = tuple[int, int]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ReplaySchedule:
+class ReplayDealing:
     """Deals the files of `num_recorded` ranks to the `num_ranks` ranks of a replay.
 
     With as many ranks as files, each rank is given one file, if it `keeps_ranks`. Otherwise each rank goes through all
@@ -101,16 +101,16 @@ class RecordCounts:
         """The number of samples of a simulation on all ranks."""
         return sum(of_rank[simulation] for of_rank in self.samples)
 
-    def add(self, file: int, heads: Entries, schedule: ReplaySchedule) -> None:
+    def add(self, file: int, heads: Entries, dealing: ReplayDealing) -> None:
         """Count entries of a file by their heads. `parameters` are not in a head: the reader of the entry sets them."""
         samples = heads[np.isin(heads["kind"], SAMPLES)]
-        steps, num = schedule.time_steps, schedule.num_ranks
+        steps, num = dealing.time_steps, dealing.num_ranks
         # Which rank has a step depends on its index only by the remainder of a division by the number of ranks.
         remainders = (samples["time_step"] - steps.first) // steps.every % num
         pairs, counts = np.unique(samples["simulation"] * num + remainders, return_counts=True)
         for pair, count in zip(pairs.tolist(), counts.tolist(), strict=True):
             simulation, remainder = divmod(pair, num)
-            self.samples[schedule.owner(file, simulation, remainder)][simulation] += count
+            self.samples[dealing.owner(file, simulation, remainder)][simulation] += count
         if self._keeps_labels:
             for simulation in np.unique(samples["simulation"]).tolist():
                 self._add_labels(simulation, samples["time_step"][samples["simulation"] == simulation])
@@ -159,7 +159,7 @@ def last_pieces(heads: Entries) -> dict[int, int]:
 
 
 def in_turn(lengths: Sequence[int], position: int) -> Iterator[Place]:
-    """Go through files of these lengths, in turn an entry of each: pairs of file and number, from `position` on."""
+    """Take in turn an entry of each of these files: pairs of file and number, from `position` on."""
     first = _rounds_before(lengths, position)
     skipped = position - _num_before(lengths, first)
     for number in range(first, max(lengths, default=0)):

@@ -1,17 +1,17 @@
-#include "window.h"
+#include "credit_window.h"
 
 #include <stdlib.h>
 
-sc_window sc_window_begin(uint32_t credit) {
-    return (sc_window){.room = credit};
+sc_credit_window sc_credit_window_begin(uint32_t credit) {
+    return (sc_credit_window){.room = credit};
 }
 
-void sc_window_free(sc_window *window) {
+void sc_credit_window_free(sc_credit_window *window) {
     free(window->ring);
     window->ring = NULL;
 }
 
-static int grow(sc_window *window, sc_error *error) {
+static int grow(sc_credit_window *window, sc_error *error) {
     size_t capacity = window->capacity == 0 ? 16 : 2 * window->capacity;
     sc_on_the_way *ring = calloc(capacity, sizeof *ring);
     if (ring == NULL)
@@ -25,7 +25,7 @@ static int grow(sc_window *window, sc_error *error) {
     return STREAM_OK;
 }
 
-int sc_window_sent(sc_window *window, uint32_t num_steps, int64_t num_messages, sc_error *error) {
+int sc_credit_window_sent(sc_credit_window *window, uint32_t num_steps, int64_t num_messages, sc_error *error) {
     if (window->num == window->capacity) {
         int code = grow(window, error);
         if (code != STREAM_OK)
@@ -38,7 +38,7 @@ int sc_window_sent(sc_window *window, uint32_t num_steps, int64_t num_messages, 
     return STREAM_OK;
 }
 
-void sc_window_received(sc_window *window, int64_t mark) {
+void sc_credit_window_received(sc_credit_window *window, int64_t mark) {
     while (window->num > 0 && window->ring[window->first].end <= mark) {
         window->room += window->ring[window->first].num_steps;
         window->first = (window->first + 1) % window->capacity;

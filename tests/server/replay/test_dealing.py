@@ -4,11 +4,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stream_server.messages.client import Routing, TimeSteps
-from stream_server.server.replay.schedule import ReplaySchedule, in_turn
+from stream_server.server.replay.dealing import ReplayDealing, in_turn
 
 
-def schedule(num_recorded: int, num_ranks: int, routing: Routing = Routing.STEPS) -> ReplaySchedule:
-    return ReplaySchedule(
+def dealing(num_recorded: int, num_ranks: int, routing: Routing = Routing.STEPS) -> ReplayDealing:
+    return ReplayDealing(
         num_recorded=num_recorded,
         num_ranks=num_ranks,
         routing=routing,
@@ -30,14 +30,14 @@ def test_the_order_goes_on_from_every_position(lengths: list[int], data: st.Data
 
 
 def test_as_many_ranks_as_were_recorded_have_a_file_each() -> None:
-    same = schedule(3, 3)
+    same = dealing(3, 3)
     assert list(same.files(1)) == [1]
     assert same.owner(1, 7, 4) == 1
 
 
 def test_another_number_of_ranks_is_dealt_by_the_routing() -> None:
-    other = schedule(3, 2)
+    other = dealing(3, 2)
     assert list(other.files(1)) == [0, 1, 2]
     assert other.index(25) == 3
     assert [other.owner(0, 4, index) for index in range(3)] == [0, 1, 0]
-    assert [schedule(3, 2, Routing.SIMULATIONS).owner(0, 4, index) for index in range(3)] == [0, 0, 0]
+    assert [dealing(3, 2, Routing.SIMULATIONS).owner(0, 4, index) for index in range(3)] == [0, 0, 0]

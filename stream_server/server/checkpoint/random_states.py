@@ -1,0 +1,38 @@
+"""The states of the random generators of a rank: Python's, NumPy's global one and the framework's."""
+
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from stream_server.errors import DamagedCheckpoint
+from stream_server.server.user.framework import Step
+
+_NO_STATE = (ValueError, TypeError, KeyError, IndexError, OverflowError)
+
+
+def random_states() -> dict[str, Any]:
+    """The states of Python's and NumPy's global generators, for `set_random_states`."""
+    return {"python": random.getstate(), "numpy": np.random.get_state(legacy=False)}
+
+
+def set_random_states(states: Any) -> None:
+    """Set the states of Python's and NumPy's global generators, as `random_states` gave them.
+
+    Raises:
+        DamagedCheckpoint: these are no states of generators.
+    """
+    try:
+        random.setstate(states["python"])
+        np.random.set_state(states["numpy"])
+    except _NO_STATE as error:
+        raise DamagedCheckpoint(f"the state of the random generators cannot be restored: {error}") from error
+
+
+def seed_random_states(numbers: Sequence[int], step: Step) -> None:
+    """Seed the global generators, and those of the framework, with a seed made from several numbers."""
+    seed = int(np.random.SeedSequence(numbers).generate_state(1, np.uint64)[0])
+    random.seed(seed)
+    np.random.seed([seed % 2**32, seed >> 32])
+    step.seed_random_state(seed)
