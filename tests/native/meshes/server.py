@@ -39,14 +39,15 @@ class MeshServer(StreamServer):
         with (self.output_dir / f"samples-{self.rank}.txt").open("a") as file:
             np.savetxt(file, keys, fmt="%d")
         slopes = now[edges[:, 1]] - now[edges[:, 0]]
-        error = np.mean(np.append(now + self.weight - then, slopes**2))
+        # All meshes of a batch may be empty.
+        error = np.mean([0.0, *(now + self.weight - then), *slopes**2])
         (gradient,) = self.all_reduce([np.array([error])])
         self.weight -= 0.1 * gradient
         return float(error**2)
 
     def validation_step(self, batch, batch_idx):
         now, then, _, _ = batch
-        return float(np.mean(np.append(now + self.weight - then, 0.0)) ** 2)
+        return float(np.mean([0.0, *(now + self.weight - then)]) ** 2)
 
     def on_train_end(self):
         if self.rank == 0:
