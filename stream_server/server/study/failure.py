@@ -35,7 +35,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Failure:
-    """The first failure of a rank, where and with what; `batch` is the one that was trained, None outside of training."""
+    """A failure of a rank: where and what it was; `batch` is the one that was trained, None outside of training."""
 
     rank: int
     thread: str
