@@ -38,7 +38,6 @@ def study(nodes: Cluster) -> Path:
     return folder
 
 
-@pytest.mark.full
 def test_a_study_goes_on_from_allocation_to_allocation_as_the_example_does(nodes: Cluster, study: Path) -> None:
     """The script of configs/heat, with a smaller study, a walltime of a minute, and nodes that are taken by others."""
     shutil.copy(PROJECT / "configs" / "heat" / "chain.sh", study)

@@ -90,8 +90,7 @@ TRAJECTORIES = {
 }
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("study", ["ks", "gray-scott", "advection"])
+@pytest.mark.parametrize("study", ["ks", "gray-scott", pytest.param("advection", marks=pytest.mark.full)])
 def test_a_study_of_trajectories_forecasts_them_better_and_better(study: str, tmp_path: Path) -> None:
     settings = TRAJECTORIES[study] | {
         "study.simulations": NUM_TRAJECTORIES,

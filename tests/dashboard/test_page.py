@@ -126,7 +126,6 @@ def test_who_comes_without_the_token_reads_what_to_open(link: str) -> None:
         opener.open(link.partition("?")[0], timeout=120)
 
 
-@pytest.mark.full
 def test_nothing_is_fetched_from_anywhere_else_and_the_token_leaves_the_address(browser: Browser, link: str) -> None:
     own = re.findall(r"//([^/]+)/", link)[0]
     assert browser.driver.current_url == f"http://{own}/"
@@ -148,7 +147,6 @@ def test_with_the_token_a_websocket_of_another_page_gets_403(link: str) -> None:
     assert answer_to(link, "/ws", upgrade | cookie | {"Origin": "http://127.0.0.1:1"}) == 403
 
 
-@pytest.mark.full
 def test_it_follows_a_run_over_a_restart_of_its_server_that_takes_back_batches(browser: Browser, folder: Path) -> None:
     run = make_run(folder / "heat", num_running=1)
     with StudyLock(run / RUN_LOCK, "stream-launcher"):
@@ -182,7 +180,6 @@ def test_runs_are_compared_and_a_damaged_one_says_so(browser: Browser, folder: P
     browser.choose("compared", [])
 
 
-@pytest.mark.full
 def test_two_thousand_simulations_are_shown_and_followed(browser: Browser, folder: Path) -> None:
     run = make_run(folder / "many", num_simulations=NUM_MANY, num_running=8)
     with StudyLock(run / RUN_LOCK, "stream-launcher"):
@@ -193,7 +190,6 @@ def test_two_thousand_simulations_are_shown_and_followed(browser: Browser, folde
         browser.wait_for(lambda: browser.columns("timeline")["right"][-1] > before)
 
 
-@pytest.mark.full
 def test_its_stop_button_stops_a_study_once_it_is_confirmed(browser: Browser, folder: Path) -> None:
     (folder / "runs").mkdir()
     settings = ENDLESS | {"simulation.command": ["python", "endless.py", "0.1"]}

@@ -56,7 +56,6 @@ def test_the_study_of_the_readme_passes_its_check_as_it_is_and_can_be_tried_on_m
         assert exit_code == 0, output
 
 
-@pytest.mark.full
 def test_the_study_of_the_readme_runs_on_two_ranks(study: Path, tmp_path: Path) -> None:
     done = run_study(study, tmp_path / "run", num_ranks=2, settings=SMALL, limit_s=120)
     assert done.exit_code == 0, done.output

@@ -1,4 +1,4 @@
-"""Several commands of `stream-server`, each in a fork of one process, which has imported torch once."""
+"""Several commands of `stream-server`, each in a fork of one process, which has imported torch and Fabric once."""
 
 import importlib
 import json
@@ -39,7 +39,7 @@ def _run(arguments: list[str], output: Path) -> int:
 
 
 if __name__ == "__main__":
-    importlib.import_module("torch")
+    importlib.import_module("stream_server.server.training.torch.framework")
     from stream_server.server.commands.cli import main
 
     print(json.dumps([_run(each, Path(sys.argv[1], str(i))) for i, each in enumerate(json.loads(sys.argv[2]))]))
