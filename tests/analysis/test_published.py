@@ -94,8 +94,8 @@ def test_the_windows_in_files_are_those_of_the_stream_and_their_loss_that_of_the
     server.model = load_class(config.training.model.class_, config.study_dir, kind="")(**config.training.model.args)
     batch = torch.from_numpy(inputs[:, None, :64]), torch.from_numpy(inputs[:, 64:])
     truth = torch.from_numpy(outputs).reshape(39, 2, 1, 64)
-    expected = server.training_step((batch, truth), 0).mean()
-    assert float(learner.loss(torch.from_numpy(inputs), torch.from_numpy(outputs))) == pytest.approx(float(expected))
+    expected = server.training_step((batch, truth), 0).mean().item()
+    assert learner.loss(torch.from_numpy(inputs), torch.from_numpy(outputs)).item() == pytest.approx(expected)
 
 
 def test_each_kind_of_buffer_of_the_study_of_trajectories_is_one_that_a_study_may_have() -> None:
