@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from stream_server.config.job_sections import JobSettings
-from stream_server.launcher.backends import job_script, slurm
+from stream_server.launcher.backends import job_script, scheduler
 from stream_server.launcher.backends.backend import LOG_FILE, JobSpec
 from stream_server.launcher.backends.local import LocalBackend
 from stream_server.launcher.backends.mpirun import Mpirun
@@ -87,7 +87,7 @@ def test_a_job_on_this_machine(folder: Path, what: str) -> None:
 @pytest.mark.parametrize("what", ["arguments", "variables"])
 def test_a_job_of_slurm(folder: Path, what: str, monkeypatch: pytest.MonkeyPatch) -> None:
     words = (ARGUMENTS, *EVIL) if what == "arguments" else (VARIABLES, str(len(EVIL)))
-    monkeypatch.setattr(slurm, "require", lambda *commands, key: None)
+    monkeypatch.setattr(scheduler, "require", lambda *commands, key: None)
     monkeypatch.setattr(SlurmBackend, "_wake", lambda backend: None)
     settings = JobSettings(environment={f"EVIL_{i}": it for i, it in enumerate(EVIL) if "\udcff" not in it})
     config: Any = SimpleNamespace(
