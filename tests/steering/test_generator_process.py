@@ -15,7 +15,7 @@ LONG = {"what": "x" * (4 << 20)}
 def test_a_process_that_reads_nothing_is_ended_after_the_time_limit(tmp_path: Path) -> None:
     it = GeneratorProcess(tmp_path / "log")
     try:
-        it._start(timeout_s=60.0)
+        it._start(timeout_s=3.0)
         assert it._process is not None
         os.kill(it._process.pid, signal.SIGSTOP)
         with pytest.raises(NoAnswer, match="did not answer within"):
