@@ -35,7 +35,7 @@ AT_ONCE = (1, 2, 4)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Setting:
-    """What a user may set by hand; what is None is left as it is shipped."""
+    """The settings that a user may choose by hand; those that are None stay as they are shipped."""
 
     ranks: int = 1
     threads: int | None = None

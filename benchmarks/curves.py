@@ -1,4 +1,4 @@
-"""What the receiver takes for a sample, as samples become larger, and as a study becomes longer.
+"""The time of the receiver for each sample, as samples become larger, and as a study becomes longer.
 
 A client in another process sends over ipc as it is shipped, so that small steps share messages, while the main thread
 draws from a FIFO; the time is the CPU time of the receiver thread. Beside it stands what a copy of the sample takes.

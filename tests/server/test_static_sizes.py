@@ -48,7 +48,7 @@ def size_of(simulation: int, rank: int = 0, num_ranks: int = 1) -> int:
 
 
 def part_of(simulation: int, rank: int, num_ranks: int) -> dict[str, NDArray[Any]]:
-    """What a client rank sends once."""
+    """The static fields of a client rank."""
     random = np.random.default_rng((simulation, rank))
     num = size_of(simulation, rank, num_ranks)
     parts = {"nodes": random.normal(size=(num, 2)), "edges": random.integers(0, 9, (2 * num, 2))}

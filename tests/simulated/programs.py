@@ -45,7 +45,7 @@ def value(simulation: int, time_step: int) -> np.ndarray:
 
 
 def edges(simulation: int) -> np.ndarray:
-    """What a simulation sends once, some of them nothing."""
+    """The static fields of a simulation; some have no rows."""
     return np.full(3 * simulation % (MOST_EDGES + 1), float(simulation))
 
 

@@ -158,7 +158,7 @@ def check(store: Path, good: Good) -> None:
 
 
 def statics_of(simulation: int) -> dict[str, np.ndarray]:
-    """What a simulation sends once; of the second field each has another number of rows, perhaps none."""
+    """The static fields of a simulation; of the second one each has another number of rows, perhaps none."""
     return {"mesh": np.array([simulation, 0.5]), "edges": np.full(simulation % (LARGEST + 1), simulation + 0.25)}
 
 
