@@ -73,7 +73,7 @@ Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Learner:
-    """A network with its optimizer and schedules; `loss` takes inputs and outputs of some samples, and gives their mean."""
+    """A network with its optimizer and schedules; `loss` gives the mean over some samples, of inputs and outputs."""
 
     loss: Loss
     optimizer: torch.optim.Optimizer
