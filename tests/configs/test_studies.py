@@ -90,7 +90,7 @@ TRAJECTORIES = {
 }
 
 
-@pytest.mark.parametrize("study", ["ks", "gray-scott", pytest.param("advection", marks=pytest.mark.full)])
+@pytest.mark.parametrize("study", ["ks", "gray-scott", "advection"])
 def test_a_study_of_trajectories_forecasts_them_better_and_better(study: str, tmp_path: Path) -> None:
     settings = TRAJECTORIES[study] | {
         "study.simulations": NUM_TRAJECTORIES,
