@@ -19,7 +19,6 @@ def listening(processes: Iterable[psutil.Process]) -> set[str]:
     return {f"{it.laddr.ip}:{it.laddr.port}" for it in connections if it.status == psutil.CONN_LISTEN}
 
 
-@pytest.mark.full
 @pytest.mark.slow
 def test_two_ranks_that_train_on_one_node_listen_on_loopback_alone_if_the_study_says_so(tmp_path: Path) -> None:
     settings = {

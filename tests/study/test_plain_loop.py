@@ -36,7 +36,7 @@ NAMED: dict[str, Any] = {
 }
 
 
-@pytest.fixture(scope="module", params=[1, *(pytest.param(num, marks=pytest.mark.full) for num in (2, 4))])
+@pytest.fixture(scope="module", params=[2, *(pytest.param(num, marks=pytest.mark.full) for num in (1, 4))])
 def trained(request: pytest.FixtureRequest, recorded: Run, tmp_path_factory: pytest.TempPathFactory) -> Run:
     """A study of 80 samples, on each number of ranks."""
     return run_study(

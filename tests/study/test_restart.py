@@ -25,18 +25,19 @@ PACED: dict[str, Any] = SAVES | {"study.simulations": 3, "simulation.command": [
 ENDLESS: dict[str, Any] = {"simulation.command": ["python", "endless.py"], "study.time_steps": None}
 
 
-@pytest.mark.full
 @pytest.mark.parametrize(
     ("mpi", "points"),
     [
         ("openmpi", ["server.before_report=kill"]),
-        ("mpich", ["buffer.drawn=kill@3", "checkpoint.renamed=kill@2"]),
-        ("mpich", ["incarnations.appended=kill", "checkpoint.before_rename=kill@2"]),
-        ("mpich", ["server.before_announcement=kill", "server.before_end=kill"]),
-        ("mpich", ["checkpoint.before_manifest=kill@2"]),
-        ("mpich", ["server.before_last_checkpoint=kill"]),
-        ("openmpi", ["checkpoint.part_written=kill@9"]),
-        ("openmpi", ["server.before_conclusion=kill@2"]),
+        pytest.param("mpich", ["buffer.drawn=kill@3", "checkpoint.renamed=kill@2"], marks=pytest.mark.full),
+        pytest.param(
+            "mpich", ["incarnations.appended=kill", "checkpoint.before_rename=kill@2"], marks=pytest.mark.full
+        ),
+        pytest.param("mpich", ["server.before_announcement=kill", "server.before_end=kill"], marks=pytest.mark.full),
+        pytest.param("mpich", ["checkpoint.before_manifest=kill@2"], marks=pytest.mark.full),
+        pytest.param("mpich", ["server.before_last_checkpoint=kill"], marks=pytest.mark.full),
+        pytest.param("openmpi", ["checkpoint.part_written=kill@9"], marks=pytest.mark.full),
+        pytest.param("openmpi", ["server.before_conclusion=kill@2"], marks=pytest.mark.full),
     ],
     ids=lambda value: value if isinstance(value, str) else "-".join(point.partition("=")[0] for point in value),
 )
@@ -208,7 +209,7 @@ def on_a_small_disk(disk: Path, kept: Path) -> list[str]:
     return ["unshare", "--map-root-user", "--mount", "sh", "-c", script, str(disk), str(kept)]
 
 
-@pytest.mark.parametrize("clear_at", [pytest.param(8, marks=pytest.mark.full), None])
+@pytest.mark.parametrize("clear_at", [8, None])
 def test_a_full_disk_stops_no_training_and_destroys_no_good_checkpoint(
     run: Callable[..., Run], tmp_path: Path, clear_at: int | None
 ) -> None:

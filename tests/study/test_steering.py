@@ -29,7 +29,6 @@ def parameters(run: Run) -> dict[int, tuple[float, float]]:
     return {int(row["simulation"]): (float(row["offset"]), float(row["slope"])) for row in rows(run)}
 
 
-@pytest.mark.full
 def test_a_class_that_dies_again_and_again_costs_no_simulation(tmp_path: Path) -> None:
     sampler = {"class": "learning_sampler.py:Dying", "lookahead": 1, "fallback": "halton"}
     done = run_here(NUMPY_STUDY, tmp_path / "run", settings=STRICT | {"parameters.sampler": sampler})
@@ -47,7 +46,6 @@ def test_a_class_that_cannot_begin_ends_the_start_with_its_message(tmp_path: Pat
     assert "please report it" not in done.output
 
 
-@pytest.mark.full
 def test_a_server_that_is_killed_between_suggestion_and_start_gives_no_simulation_other_parameters(
     tmp_path: Path,
 ) -> None:
@@ -65,7 +63,6 @@ def test_a_server_that_is_killed_between_suggestion_and_start_gives_no_simulatio
     assert len(set(after.values())) == 5
 
 
-@pytest.mark.full
 def test_a_redrawn_simulation_gets_new_parameters(tmp_path: Path) -> None:
     settings = {
         "simulation.command": ["python", "troubled.py", "crash", "3"],
@@ -154,7 +151,6 @@ def test_a_simulation_that_teaches_nothing_more_is_stopped_and_the_account_balan
     assert f"{len(low)} stopped early" in done.output
 
 
-@pytest.mark.full
 @pytest.mark.parametrize(
     ("num_simulations", "num_around", "mean_above"), [(16, 1, -0.1), pytest.param(32, 5, 0.45, marks=pytest.mark.full)]
 )

@@ -57,8 +57,9 @@ def assert_windows(run: Run, expected: set[Window], *, num_expected: int) -> Non
     assert trained_in(run) == expected
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("policy", ["firo", "fifo", "reservoir"])
+@pytest.mark.parametrize(
+    "policy", [pytest.param("firo", marks=pytest.mark.full), "fifo", pytest.param("reservoir", marks=pytest.mark.full)]
+)
 def test_each_window_of_a_study_is_trained(tmp_path: Path, policy: str) -> None:
     bound = WINDOWS["training.draws_per_sample"] if policy == "reservoir" else None
     settings = WINDOWS | {"buffer.policy": policy, "training.draws_per_sample": bound}

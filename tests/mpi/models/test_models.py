@@ -26,7 +26,7 @@ ONE_PER_UPDATE: dict[str, Any] = {}
 TWO_PER_UPDATE: dict[str, Any] = {"accumulate": 2, "clip_norm": 0.2}
 LAYOUTS = [
     pytest.param(1, "mpich", TWO_PER_UPDATE, id="1 rank, accumulated"),
-    pytest.param(2, "mpich", ONE_PER_UPDATE, id="2 ranks, MPICH", marks=pytest.mark.full),
+    pytest.param(2, "mpich", ONE_PER_UPDATE, id="2 ranks, MPICH"),
     pytest.param(3, "openmpi", TWO_PER_UPDATE, id="3 ranks, Open MPI, accumulated and clipped", marks=pytest.mark.full),
     pytest.param(2, "openmpi", TWO_PER_UPDATE, id="2 ranks, Open MPI, accumulated and clipped", marks=pytest.mark.full),
     pytest.param(3, "mpich", ONE_PER_UPDATE, id="3 ranks, MPICH", marks=pytest.mark.full),
