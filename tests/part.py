@@ -44,6 +44,7 @@ class Part:
         self.arguments = arguments
         self.mark = mark
         self.counts: Counter[str] = Counter()
+        self.failed: dict[str, str] = {}
         self.seconds: dict[str, float] = {}
         self.cpu_s: dict[str, float] = {}
         self.num_collected = 0
@@ -141,6 +142,7 @@ class Part:
             self.seconds[report["ended"]] = report["seconds"]
             self.cpu_s[report["ended"]] = report["cpu_s"]
             if report["outcome"] == "failed":
+                self.failed[report["ended"]] = report["reason"]
                 self.say(f"FAILED {report['ended']}")
 
     def _marked(self) -> list[psutil.Process]:

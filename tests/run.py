@@ -10,7 +10,6 @@ import argparse
 import compileall
 import json
 import os
-import random
 import selectors
 import signal
 import sys
@@ -87,6 +86,9 @@ def summary(parts: Sequence[Part]) -> bool:
     num_missing = sum(part.num_collected for part in parts) - len(tests)
     if num_missing:
         print(f"{num_missing} tests have no outcome")
+    for part in parts:
+        for test, reason in part.failed.items():
+            print(f"FAILED {test}: {reason}")
     return bool(tests) and not num_missing and not any(part.has_failed for part in parts)
 
 
@@ -122,8 +124,6 @@ def main() -> int:
     # Quick tests compute, and each process imports and collects all of them first; the others mostly wait for processes
     # of their own, and one of them for a cluster.
     num_parts = options.parts or min(MAX_PARTS, (os.cpu_count() or 1) + (0 if options.quick else 5))
-    if not any(word.startswith("--hypothesis-seed") for word in arguments):
-        arguments.append(f"--hypothesis-seed={random.SystemRandom().getrandbits(32)}")
     signal.signal(signal.SIGTERM, _leave)
     # A shell without job control starts what runs in the background with SIGINT ignored, and so would be all studies.
     signal.signal(signal.SIGINT, signal.default_int_handler)

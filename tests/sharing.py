@@ -20,6 +20,7 @@ FIRST = ("cluster/test_nodes.py", "cluster/test_allocations.py", "cluster/test_s
 # short ones.
 LONGEST_FIRST = ("study", "launcher", "cluster", "chaos", "mpi", "configs", "native", "install")
 QUIET = "quiet"
+MAX_REASON = 200
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -40,7 +41,7 @@ class Share:
         self.reports = reports
         self._nodes: list[pytest.Item | pytest.Collector] = []
         self._quiet: list[pytest.Item] = []
-        self._outcome, self._seconds = "passed", 0.0
+        self._outcome, self._reason, self._seconds = "passed", "", 0.0
         self._cpu_s = _cpu_s()
         os.set_inheritable(reports, False)
         # Locked by every process of the run until it ends, in whatever way.
@@ -95,11 +96,14 @@ class Share:
         self._seconds += report.duration
         if report.outcome != "passed" and self._outcome != "failed":
             self._outcome = report.outcome
+            self._reason = _first_line(report)
         if report.when == "teardown":
             used_s = _cpu_s()
             cpu_s, self._cpu_s = used_s - self._cpu_s, used_s
-            self._report(ended=report.nodeid, outcome=self._outcome, seconds=self._seconds, cpu_s=cpu_s)
-            self._outcome, self._seconds = "passed", 0.0
+            self._report(
+                ended=report.nodeid, outcome=self._outcome, reason=self._reason, seconds=self._seconds, cpu_s=cpu_s
+            )
+            self._outcome, self._reason, self._seconds = "passed", "", 0.0
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
@@ -142,6 +146,13 @@ def _cpu_s() -> float:
     """The CPU time of this process and of all that it has waited for."""
     used = os.times()
     return used.user + used.system + used.children_user + used.children_system
+
+
+def _first_line(report: pytest.TestReport) -> str:
+    """The beginning of what went wrong."""
+    crash = getattr(report.longrepr, "reprcrash", None)
+    lines = (crash.message if crash else report.longreprtext).strip().splitlines()
+    return lines[0][:MAX_REASON] if lines else ""
 
 
 def _files(node: pytest.Item | pytest.Collector) -> Iterator[pytest.Item | pytest.Collector]:

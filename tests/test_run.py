@@ -62,7 +62,7 @@ def test_a_failure_is_told_with_its_reason(tmp_path: Path) -> None:
     ran = run(tmp_path, parts=2, a=PASSING, b=FAILING, c=PASSING)
     assert ran.returncode == 1
     assert "FAILED test_b.py::test_it_fails" in ran.stdout
-    assert "assert 1 == 2" in ran.stdout
+    assert "\nFAILED test_b.py::test_it_fails: assert 1 == 2\n" in ran.stdout
     assert "FAILED: 2 passed, 1 failed, 0 skipped" in ran.stdout
 
 

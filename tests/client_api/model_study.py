@@ -178,9 +178,10 @@ class Study:
     def must_be_held(self) -> set[int]:
         """The steps that no server is known to have, unless the client was left alone; and the newest that surely fit.
 
-        Into the window fits what is under way beside them, or waits for room, or one message.
+        Into the window fits what is under way beside them, or waits for room, or one message. A step of two blocks is
+        retained for each of its connections.
         """
-        num = self.window_bytes // STEP_BYTES - (MAX_RANKS + 2) * self.credit
+        num = (self.window_bytes // STEP_BYTES - (MAX_RANKS + 2) * self.credit) // (2 if self.overlap else 1)
         newest = set(self.entered[-num:] if num > 0 else [])
         return (newest | (set() if self.was_left_alone else set(self.entered) - self.received)) - self.safe
 
