@@ -3,7 +3,8 @@
 Both train the heat study's network at its published small scale (batches of 10 samples of 40 kB) on one thread, and
 count batches per second of CPU time. Ours is the whole way from a full Reservoir: draw, gather, transform, control
 round, step, finite check, counters, log. The reference holds as many samples as two tensors and does what a training
-from memory does at its least: take random rows, forward, backward, update.
+from memory does at its least: take random rows, forward, backward, update. `step.compiled` is our loop with
+`training.compile`, against our loop without it.
 
     python -m benchmarks.step
 """
@@ -47,7 +48,7 @@ LOG_EVERY_BATCHES = 10
 
 
 def results() -> Iterator[Result]:
-    """step.overhead."""
+    """step.overhead and step.compiled."""
     os.environ["OMP_NUM_THREADS"] = "1"
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -55,6 +56,8 @@ def results() -> Iterator[Result]:
         with ExitStack() as stack:
             ours, bare = Ours(stack), Bare()
             yield alternated("step.overhead", "batches/s", ours.one_round, bare.one_round, num_pairs=NUM_PAIRS)
+            compiled = Ours(stack, compile=True)
+            yield alternated("step.compiled", "batches/s", compiled.one_round, ours.one_round, num_pairs=NUM_PAIRS)
     finally:
         torch.set_num_threads(threads)
 
@@ -98,8 +101,10 @@ class Server(TorchServer):
 class Ours:
     """A training that goes on for some batches each round; `rate` gives batches per second of a clock."""
 
-    def __init__(self, stack: ExitStack, server_class: type[StreamServer] = Server, *, prefetch: int = 0) -> None:
-        self._config = settings(precision="32-true", max_batches=BATCHES_PER_ROUND)
+    def __init__(
+        self, stack: ExitStack, server_class: type[StreamServer] = Server, *, prefetch: int = 0, **training: Any
+    ) -> None:
+        self._config = settings(precision="32-true", max_batches=BATCHES_PER_ROUND, **training)
         self._ranks = SoloRanks()
         self._buffer = filled_buffer()
         self._server = server_class(self._config)
