@@ -40,7 +40,7 @@ class Ready:
     """A stream with so many batches, all there."""
 
     def __init__(self, num: int) -> None:
-        self._batch = Batch(data=None, size=10, keys=np.zeros((2, 10), np.int64), num_first=10)
+        self._batch = Batch(data=None, size=10, keys=np.zeros((2, 10), np.int64), is_first=np.ones(10, bool))
         self._num = num
 
     def draw(self, timeout_s: float) -> Batch:
