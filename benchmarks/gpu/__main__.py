@@ -1,4 +1,4 @@
-"""Measure training on a GPU, and write benchmarks/gpu.json, traces and pictures.
+"""Measure training on a GPU, and write benchmarks/gpu.json and pictures of some steps.
 
 python -m benchmarks.gpu [CASE …] [--precisions …] [--rounds N] [--live] [--folder FOLDER] [--small]
 
@@ -46,13 +46,14 @@ def main() -> int:
     parser.add_argument("--precisions", nargs="+", default=["32-true"], choices=PRECISIONS)
     parser.add_argument("--rounds", type=int, default=NUM_ROUNDS)
     parser.add_argument("--live", action="store_true", help="while clients send")
-    parser.add_argument("--folder", type=Path, default=FOLDER, help="for gpu.json, traces and pictures")
+    parser.add_argument("--folder", type=Path, default=FOLDER, help="for gpu.json and pictures")
     parser.add_argument("--small", action="store_true", help="the same code in seconds, on a CPU too: a test of it")
     options = parser.parse_args()
     if DEVICE.type == "cpu" and not options.small:
         parser.error("torch finds no GPU here (nvidia-smi, torch.cuda.is_available()); --small runs on the CPU")
     results: list[Result] = []
     facts: dict[str, Any] = {}
+    options.folder.mkdir(parents=True, exist_ok=True)
     for case in SMALL if options.small else CASES:
         if options.cases and case.name not in options.cases:
             continue
@@ -66,7 +67,7 @@ def main() -> int:
                     results.append(it)
                     facts |= more
                     show([it])
-    write(options.folder / RESULTS, results, facts)
+                write(options.folder / RESULTS, results, facts)
     return 0
 
 
@@ -132,7 +133,7 @@ def compared(
 
 
 def traces(name: str, way: Callable[[], float], folder: Path) -> dict[str, Any]:
-    """The share of time in which the device computes and copies; a trace and a picture of some."""
+    """The share of time in which the device computes and copies; a picture of the last steps."""
     trace = folder / f"{name}.trace.json.gz"
     timeline = Timeline(way, trace)
     busy = {f"{name}.computes": timeline.busy(copies=False), f"{name}.copies": timeline.busy(copies=True)}

@@ -15,7 +15,7 @@ SETTINGS: dict[str, Any] = {"training.prefetch": 1, "training.log_every_batches"
 
 def study(output_dir: Path, num_ranks: int, **settings: Any) -> Run:
     changes = SETTINGS | {key.replace("__", "."): value for key, value in settings.items()}
-    return run_study(OPERATOR_STUDY, output_dir, num_ranks=num_ranks, mpi="mpich", settings=changes, limit_s=150)
+    return run_study(OPERATOR_STUDY, output_dir, num_ranks=num_ranks, mpi="mpich", settings=changes, limit_s=60)
 
 
 def metrics_of(run: Run) -> list[dict[str, Any]]:
