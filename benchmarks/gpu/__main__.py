@@ -78,7 +78,14 @@ def filled(case: Case) -> Iterator[tuple[Reception, list[Sender]]]:
     credit = max(4, min(case.capacity, MAX_QUEUED_BYTES // case.sample_bytes) // NUM_CLIENTS)
     with ExitStack() as stack:
         study = stack.enter_context(
-            reception(policy, sample_bytes=case.sample_bytes, credit=credit, num_simulations=NUM_CLIENTS)
+            reception(
+                policy,
+                sample_bytes=case.sample_bytes,
+                credit=credit,
+                num_simulations=NUM_CLIENTS,
+                # Each of the streams that are compared has a batch or more.
+                held=16 * case.batch_size,
+            )
         )
         files = [study.write_connection(simulation) for simulation in range(NUM_CLIENTS)]
         clients = [stack.enter_context(sender("client", file, case.sample_bytes)) for file in files]
@@ -116,13 +123,14 @@ def compared(
         for way in (reference, *ways.values()):
             way()
         rates: dict[str, list[tuple[float, float]]] = {it: [] for it in ways}
-        arrived, started_s = study.buffer.num_made, time.monotonic()
+        policy: Any = study.buffer.policy
+        arrived, started_s = policy._num_inserts, time.monotonic()
         for turn in range(options.rounds):
             limit = reference()
             for it in list(ways) if turn % 2 else reversed(ways):
                 rates[it].append((ways[it](), limit))
         elapsed_s = time.monotonic() - started_s
-        facts: dict[str, Any] = {f"{name}.arrived_per_s": (study.buffer.num_made - arrived) / elapsed_s}
+        facts: dict[str, Any] = {f"{name}.arrived_per_s": (policy._num_inserts - arrived) / elapsed_s}
         if DEVICE.type == "cuda":
             facts[f"{name}.device_peak_bytes"] = torch.cuda.max_memory_allocated()
         for it, pairs in rates.items():
