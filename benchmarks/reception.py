@@ -83,7 +83,8 @@ def reception(
 
     With keys over TCP as by default, unless nothing `encrypts`.
 
-    `spare` slots are there for checkpoints, `held` for samples of draws that are not released. A client retains `window_bytes` of what is in none.
+    `spare` slots are there for checkpoints, `held` for samples of draws that are not released.
+    A client retains `window_bytes` of what is in none.
     """
     fields = (FieldSpec(name="field", shape=(sample_bytes // 4,), dtype="<f4"),)
     room = credit * num_simulations
