@@ -3,7 +3,8 @@
 Both train the heat study's network at its published small scale (batches of 10 samples of 40 kB) on one thread, and
 count batches per second of CPU time. Ours is the whole way from a full Reservoir: draw, gather, transform, control
 round, step, finite check, counters, log. The reference holds as many samples as two tensors and does what a training
-from memory does at its least: take random rows, forward, backward, update.
+from memory does at its least: take random rows, forward, backward, update. `step.compiled` is our loop with
+`training.compile`, against our loop without it.
 
     python -m benchmarks.step
 """
@@ -47,7 +48,7 @@ LOG_EVERY_BATCHES = 10
 
 
 def results() -> Iterator[Result]:
-    """step.overhead."""
+    """step.overhead and step.compiled."""
     os.environ["OMP_NUM_THREADS"] = "1"
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -55,6 +56,8 @@ def results() -> Iterator[Result]:
         with ExitStack() as stack:
             ours, bare = Ours(stack), Bare()
             yield alternated("step.overhead", "batches/s", ours.one_round, bare.one_round, num_pairs=NUM_PAIRS)
+            compiled = Ours(stack, compile=True)
+            yield alternated("step.compiled", "batches/s", compiled.one_round, ours.one_round, num_pairs=NUM_PAIRS)
     finally:
         torch.set_num_threads(threads)
 
@@ -109,8 +112,9 @@ class Ours:
         batch_size: int = BATCH_SIZE,
         num_batches: int = BATCHES_PER_ROUND,
         num_threads: int = 1,
+        **training: Any,
     ) -> None:
-        self._config = settings(precision=precision, max_batches=num_batches)
+        self._config = settings(precision=precision, max_batches=num_batches, **training)
         self._ranks = SoloRanks()
         self._buffer = filled_buffer() if buffer is None else buffer
         self._batch_size = batch_size
