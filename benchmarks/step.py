@@ -107,13 +107,14 @@ class Ours:
         server_class: type[StreamServer] = Server,
         *,
         prefetch: int = 0,
+        precision: str = "32-true",
         buffer: Buffer | None = None,
         batch_size: int = BATCH_SIZE,
         num_batches: int = BATCHES_PER_ROUND,
         num_threads: int = 1,
         **training: Any,
     ) -> None:
-        self._config = settings(**{"precision": "32-true", "max_batches": num_batches} | training)
+        self._config = settings(precision=precision, max_batches=num_batches, **training)
         self._ranks = SoloRanks()
         self._buffer = filled_buffer() if buffer is None else buffer
         self._batch_size = batch_size

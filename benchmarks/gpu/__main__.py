@@ -1,4 +1,4 @@
-"""Measure training on a GPU, and write benchmarks/gpu.json, traces and pictures.
+"""Measure training on a GPU, and write benchmarks/gpu.json and pictures of some steps.
 
 python -m benchmarks.gpu [CASE …] [--precisions …] [--rounds N] [--live] [--folder FOLDER] [--small]
 
@@ -46,13 +46,14 @@ def main() -> int:
     parser.add_argument("--precisions", nargs="+", default=["32-true"], choices=PRECISIONS)
     parser.add_argument("--rounds", type=int, default=NUM_ROUNDS)
     parser.add_argument("--live", action="store_true", help="while clients send")
-    parser.add_argument("--folder", type=Path, default=FOLDER, help="for gpu.json, traces and pictures")
+    parser.add_argument("--folder", type=Path, default=FOLDER, help="for gpu.json and pictures")
     parser.add_argument("--small", action="store_true", help="the same code in seconds, on a CPU too: a test of it")
     options = parser.parse_args()
     if DEVICE.type == "cpu" and not options.small:
         parser.error("torch finds no GPU here (nvidia-smi, torch.cuda.is_available()); --small runs on the CPU")
     results: list[Result] = []
     facts: dict[str, Any] = {}
+    options.folder.mkdir(parents=True, exist_ok=True)
     for case in SMALL if options.small else CASES:
         if options.cases and case.name not in options.cases:
             continue
@@ -66,7 +67,7 @@ def main() -> int:
                     results.append(it)
                     facts |= more
                     show([it])
-    write(options.folder / RESULTS, results, facts)
+                write(options.folder / RESULTS, results, facts)
     return 0
 
 
@@ -77,7 +78,14 @@ def filled(case: Case) -> Iterator[tuple[Reception, list[Sender]]]:
     credit = max(4, min(case.capacity, MAX_QUEUED_BYTES // case.sample_bytes) // NUM_CLIENTS)
     with ExitStack() as stack:
         study = stack.enter_context(
-            reception(policy, sample_bytes=case.sample_bytes, credit=credit, num_simulations=NUM_CLIENTS)
+            reception(
+                policy,
+                sample_bytes=case.sample_bytes,
+                credit=credit,
+                num_simulations=NUM_CLIENTS,
+                # Each of the streams that are compared has a batch or more.
+                held=16 * case.batch_size,
+            )
         )
         files = [study.write_connection(simulation) for simulation in range(NUM_CLIENTS)]
         clients = [stack.enter_context(sender("client", file, case.sample_bytes)) for file in files]
@@ -115,13 +123,14 @@ def compared(
         for way in (reference, *ways.values()):
             way()
         rates: dict[str, list[tuple[float, float]]] = {it: [] for it in ways}
-        arrived, started_s = study.buffer.num_made, time.monotonic()
+        policy: Any = study.buffer.policy
+        arrived, started_s = policy._num_inserts, time.monotonic()
         for turn in range(options.rounds):
             limit = reference()
             for it in list(ways) if turn % 2 else reversed(ways):
                 rates[it].append((ways[it](), limit))
         elapsed_s = time.monotonic() - started_s
-        facts: dict[str, Any] = {f"{name}.arrived_per_s": (study.buffer.num_made - arrived) / elapsed_s}
+        facts: dict[str, Any] = {f"{name}.arrived_per_s": (policy._num_inserts - arrived) / elapsed_s}
         if DEVICE.type == "cuda":
             facts[f"{name}.device_peak_bytes"] = torch.cuda.max_memory_allocated()
         for it, pairs in rates.items():
@@ -132,7 +141,7 @@ def compared(
 
 
 def traces(name: str, way: Callable[[], float], folder: Path) -> dict[str, Any]:
-    """The share of time in which the device computes and copies; a trace and a picture of some."""
+    """The share of time in which the device computes and copies; a picture of the last steps."""
     trace = folder / f"{name}.trace.json.gz"
     timeline = Timeline(way, trace)
     busy = {f"{name}.computes": timeline.busy(copies=False), f"{name}.copies": timeline.busy(copies=True)}

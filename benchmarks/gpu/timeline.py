@@ -1,4 +1,4 @@
-"""A few steps as the device saw them: a trace for Perfetto, the share of time in which it computed, and a picture."""
+"""A few steps as the device saw them: the share of time in which it computed, and a picture."""
 
 import gzip
 import json
