@@ -4,8 +4,8 @@ python -m benchmarks.gpu [CASE …] [--precisions …] [--rounds N] [--live] [--
 
 Our loop, from a Reservoir that a real receiver fills, beside our loop over data that lies on the GPU (the reference)
 and a bare loop over that: rounds of all of them in turn, batches per second of the wall clock. `--live`: clients send
-all the while, as fast as the receiver takes it. `pinned`, `parallel` and `unread` are changes that are tried: gathering
-into memory that the GPU reads, by several threads, and reading the loss of a step with the next line of the log.
+all the while, as fast as the receiver takes it. `pinned`, `alone` and `unread` are changes that are tried: gathering
+into memory that the GPU reads, or by one thread, and reading the loss of a step with the next line of the log.
 """
 
 import argparse
@@ -35,7 +35,7 @@ RESULTS = "gpu.json"
 PRECISIONS = ("32-true", "bf16-mixed", "16-mixed")
 NUM_ROUNDS, NUM_CLIENTS, MAX_QUEUED_BYTES = 9, 4, 16 * 2**20
 FOR_EVER = 10**9
-TRACED = ("prefetch0", "prefetch1", "pinned.parallel")
+TRACED = ("prefetch0", "prefetch1", "alone")
 
 
 def main() -> int:
@@ -112,11 +112,9 @@ def compared(
             "bare": bare.rate,
             "unread": loops.without_waiting(reference),
             **{f"prefetch{num}": loops.streamed(num) for num in (0, 1, 2)},
-            "parallel": loops.streamed(1, parallel=True),
+            "alone": loops.streamed(1, alone=True),
             "pinned": loops.streamed(1, pinned=True),
-            "pinned.parallel": loops.streamed(1, pinned=True, parallel=True),
         }
-        ways["pinned.parallel.unread"] = loops.without_waiting(ways["pinned.parallel"])
         if options.live:
             for send in clients:
                 send(FOR_EVER)

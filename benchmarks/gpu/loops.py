@@ -3,9 +3,8 @@
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
@@ -16,13 +15,13 @@ from benchmarks.gpu.cases import NUM_STEPS, Case, loss_of
 from benchmarks.step import NUM_PARAMETERS, Ours
 from stream_server.buffers import Buffer
 from stream_server.buffers.batch_memory import BatchMemory
+from stream_server.buffers.row_copies import RowCopies
 from stream_server.server.progress.batches import Batch
 from stream_server.server.ranks.communicator import SoloRanks
 from stream_server.server.training.stream import BatchStream
 from stream_server.server.training.torch.device_copies import DeviceCopies, OnItsWay
 from stream_server.server.training.torch.devices import device_of
 
-NUM_THREADS = 8
 DEVICE = device_of(SoloRanks())
 
 
@@ -126,13 +125,13 @@ class Loops:
         stream = ResidentStream(resident, self._case.batch_size)
         return lambda: self._ours.rate(synchronized, stream)
 
-    def streamed(self, prefetch: int, *, pinned: bool = False, parallel: bool = False) -> Callable[[], float]:
-        """Rounds over the buffer; `pinned` and `parallel` change the way of a batch, see `Pinned` and `in_parallel`."""
+    def streamed(self, prefetch: int, *, pinned: bool = False, alone: bool = False) -> Callable[[], float]:
+        """Rounds over the buffer; `pinned` changes the way of a batch, see `Pinned`, and `alone` one thread gathers."""
         stream: Any = self._stack.enter_context(self._ours.make_stream(prefetch))
         if pinned:
             Pinned(self._ours.step, self._case).take_over(stream)
-        if parallel:
-            return self._stack.enter_context(in_parallel(stream, self._buffer, lambda: self._rate(stream)))
+        if alone:
+            stream._forming._copies = RowCopies(1)
         return lambda: self._rate(stream)
 
     def without_waiting(self, rate: Callable[[], float]) -> Callable[[], float]:
@@ -188,31 +187,3 @@ class Pinned(BatchMemory):
         moved = self._copies.begin(data)
         self._in_use.append(OnItsWay(data, moved.event))
         return moved
-
-
-@contextmanager
-def in_parallel(stream: Any, buffer: Buffer, rate: Callable[[], float]) -> Iterator[Callable[[], float]]:
-    """Rounds in which several threads gather a batch: NumPy copies rows without holding the interpreter."""
-    slots: Any = buffer.slots
-    with ThreadPoolExecutor(NUM_THREADS, "gather") as pool:
-
-        def gather(rows: NDArray[np.intp], out: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-            target = out["field"][: len(rows)]
-            parts = np.array_split(np.arange(len(rows)), min(NUM_THREADS, len(rows)))
-            list(pool.map(lambda part: gather_rows(slots.arrays["field"], rows, target, part), parts))
-            return {"field": target}
-
-        def one_round() -> float:
-            slots.gather = gather
-            try:
-                return rate()
-            finally:
-                stream.quiesce()
-                del slots.gather
-
-        yield one_round
-
-
-def gather_rows(array: NDArray[Any], rows: NDArray[np.intp], target: NDArray[Any], part: NDArray[np.intp]) -> None:
-    """Copy some rows of a batch."""
-    array.take(rows[part], 0, target[part[0] : part[-1] + 1], "clip")

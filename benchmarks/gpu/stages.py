@@ -1,19 +1,20 @@
 """The stages of a batch's way to the device, each by itself, in milliseconds."""
 
+import os
 import statistics
 from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from contextlib import closing, suppress
 from typing import Any
 
 import numpy as np
 import torch
 
 from benchmarks.gpu.cases import Case
-from benchmarks.gpu.loops import DEVICE, in_parallel, synchronized
+from benchmarks.gpu.loops import DEVICE, synchronized
 from stream_server.buffers import Buffer
+from stream_server.buffers.row_copies import RowCopies
 
 NUM_ROUNDS = 9
-QUIET_STREAM: Any = type("NoStream", (), {"quiesce": lambda self: None})()
 
 
 def stages(case: Case, buffer: Buffer) -> dict[str, float]:
@@ -28,13 +29,12 @@ def stages(case: Case, buffer: Buffer) -> dict[str, float]:
     def rows() -> Any:
         return random.integers(slots.num_slots, size=case.batch_size)
 
-    def gather() -> None:
-        slots.gather(rows(), {"field": reused.numpy()})
+    def gather(copies: RowCopies) -> float:
+        return _median_ms(lambda: slots.gather(rows(), {"field": reused.numpy()}, copies.take))
 
-    found = {"gather": _median_ms(gather)}
-    with ExitStack() as stack:
-        rate = stack.enter_context(in_parallel(QUIET_STREAM, buffer, lambda: _median_ms(gather)))
-        found["gather.parallel"] = rate()
+    found = {"gather.alone": gather(RowCopies(1))}
+    with closing(RowCopies(len(os.sched_getaffinity(0)))) as copies:
+        found["gather"] = gather(copies)
     if has_gpu:
         found["pin"] = _median_ms(lambda: reused.pin_memory())
     found["copy.pageable"] = _median_ms(lambda: target.copy_(reused))
