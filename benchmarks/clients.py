@@ -46,7 +46,7 @@ def results() -> Iterator[Result]:
 def clients(num: int) -> Iterator[Callable[[], float]]:
     """Rounds with so many clients: samples per second of CPU time of the receiver thread."""
     credit = credit_per_simulation(
-        window_bytes=WINDOW_BYTES, sample_bytes=SAMPLE_BYTES, capacity=CAPACITY, max_simulations=num
+        retained_bytes=WINDOW_BYTES, sample_bytes=SAMPLE_BYTES, capacity=CAPACITY, max_simulations=num
     )
     with reception(Fifo(capacity=CAPACITY), sample_bytes=SAMPLE_BYTES, credit=credit, num_simulations=num) as study:
         address = study.receiver.sockets.settings.ipc_folder / "d0"

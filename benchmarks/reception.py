@@ -14,6 +14,7 @@ from stream_server.launcher.simulations.server_connection import ServerConnectio
 from stream_server.messages import launcher_link
 from stream_server.messages.client import Away, FieldSpec, Routing, TimeSteps
 from stream_server.messages.connection import ConnectionFile, Security
+from stream_server.messages.curve import KeyPair
 from stream_server.messages.routing import StudyRouting
 from stream_server.server.intake.intake import Intake
 from stream_server.server.intake.mailbox import BeginStudy
@@ -21,7 +22,7 @@ from stream_server.server.intake.state import IntakeState
 from stream_server.server.intake.validation_store import ValidationStore
 from stream_server.server.reception.receiver import Receiver
 from stream_server.server.reception.sockets import ReceiverSettings
-from stream_server.server.run.curve import CurveAccess, KeyPair
+from stream_server.server.run.curve import CurveAccess
 from stream_server.server.simulations.handshake import StudyFacts
 from stream_server.server.simulations.roster import Roster
 
