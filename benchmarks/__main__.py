@@ -98,11 +98,11 @@ def main() -> int:
     for name in names:
         for result in BENCHMARKS[name]():
             results.append(result)
+            RESULTS.write_text(dumps(with_newer(loads(RESULTS.read_text()), [result])))
             console.print(
                 f"[dim]{time.monotonic() - started_s:5.0f} s[/]  {result['name']}  ratio {result['ratio']:.2f}"
             )
     console.print(table(results))
-    RESULTS.write_text(dumps(with_newer(loads(RESULTS.read_text()), results)))
     console.print(f"Written to {RESULTS}")
     return 0
 

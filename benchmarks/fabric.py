@@ -76,7 +76,7 @@ def some_batches(rank: int) -> list[Batch]:
             data=tuple(torch.rand(BATCH_SIZE, width, generator=generator) for width in (NUM_PARAMETERS + 1, NUM_NODES)),
             size=BATCH_SIZE,
             keys=keys,
-            num_first=BATCH_SIZE,
+            is_first=np.ones(BATCH_SIZE, bool),
         )
         for _ in range(NUM_BATCHES)
     ]

@@ -74,6 +74,7 @@ def reception(
     credit: int,
     num_simulations: int = 1,
     spare: int = 0,
+    held: int = HELD_SAMPLES,
     window_bytes: int = 64 * 2**20,
     num_steps: int | None = None,
     encrypts: bool = True,
@@ -82,11 +83,12 @@ def reception(
 
     With keys over TCP as by default, unless nothing `encrypts`.
 
-    `spare` slots are there for checkpoints. A client retains `window_bytes` of what is in none.
+    `spare` slots are there for checkpoints, `held` for samples of draws that are not released.
+    A client retains `window_bytes` of what is in none.
     """
     fields = (FieldSpec(name="field", shape=(sample_bytes // 4,), dtype="<f4"),)
     room = credit * num_simulations
-    slots = Slots({"field": fields[0].shape}, policy.capacity + room + HELD_SAMPLES + spare)
+    slots = Slots({"field": fields[0].shape}, policy.capacity + room + held + spare)
     buffer = Buffer(policy, slots, spare=spare)
     keys, attaching = KeyPair.make(), KeyPair.make()
     with ExitStack() as stack:

@@ -23,14 +23,14 @@ from stream_server.server.progress.stop import StopRequests
 from stream_server.server.ranks.communicator import ranks_from_environment
 from stream_server.server.training.control_round import in_lockstep
 
-NUM_RANKS = (2, 4)
+NUM_RANKS = (2, 4, 8)
 NUM_ROUNDS = 15
 BATCHES_PER_ROUND = 500
 STEP_US = 10_000.0
 
 
 def results() -> Iterator[Result]:
-    """round.{2,4}."""
+    """round.{2,4,8}."""
     for num_ranks in NUM_RANKS:
         durations = iter(_measured(num_ranks))
         yield alternated(f"round.{num_ranks}", "µs", lambda it=durations: next(it), lambda: STEP_US, NUM_ROUNDS)
@@ -40,7 +40,7 @@ class Ready:
     """A stream with so many batches, all there."""
 
     def __init__(self, num: int) -> None:
-        self._batch = Batch(data=None, size=10, keys=np.zeros((2, 10), np.int64), num_first=10)
+        self._batch = Batch(data=None, size=10, keys=np.zeros((2, 10), np.int64), is_first=np.ones(10, bool))
         self._num = num
 
     def draw(self, timeout_s: float) -> Batch:

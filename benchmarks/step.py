@@ -3,7 +3,8 @@
 Both train the heat study's network at its published small scale (batches of 10 samples of 40 kB) on one thread, and
 count batches per second of CPU time. Ours is the whole way from a full Reservoir: draw, gather, transform, control
 round, step, finite check, counters, log. The reference holds as many samples as two tensors and does what a training
-from memory does at its least: take random rows, forward, backward, update.
+from memory does at its least: take random rows, forward, backward, update. `step.compiled` is our loop with
+`training.compile`, against our loop without it.
 
     python -m benchmarks.step
 """
@@ -28,7 +29,7 @@ from stream_server.server.progress.progress import Progress
 from stream_server.server.progress.schedules import Schedule
 from stream_server.server.progress.stop import StopRequests
 from stream_server.server.ranks.communicator import SoloRanks
-from stream_server.server.training.control_round import NoSaves
+from stream_server.server.training.control_round import NoSaves, Stream
 from stream_server.server.training.loop import Training, TrainingLimits
 from stream_server.server.training.monitoring.gauges import BufferGauge, SpeedGauge
 from stream_server.server.training.monitoring.log_points import Logging
@@ -47,7 +48,7 @@ LOG_EVERY_BATCHES = 10
 
 
 def results() -> Iterator[Result]:
-    """step.overhead."""
+    """step.overhead and step.compiled."""
     os.environ["OMP_NUM_THREADS"] = "1"
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -55,6 +56,8 @@ def results() -> Iterator[Result]:
         with ExitStack() as stack:
             ours, bare = Ours(stack), Bare()
             yield alternated("step.overhead", "batches/s", ours.one_round, bare.one_round, num_pairs=NUM_PAIRS)
+            compiled = Ours(stack, compile=True)
+            yield alternated("step.compiled", "batches/s", compiled.one_round, ours.one_round, num_pairs=NUM_PAIRS)
     finally:
         torch.set_num_threads(threads)
 
@@ -98,10 +101,23 @@ class Server(TorchServer):
 class Ours:
     """A training that goes on for some batches each round; `rate` gives batches per second of a clock."""
 
-    def __init__(self, stack: ExitStack, server_class: type[StreamServer] = Server, *, prefetch: int = 0) -> None:
-        self._config = settings(precision="32-true", max_batches=BATCHES_PER_ROUND)
+    def __init__(
+        self,
+        stack: ExitStack,
+        server_class: type[StreamServer] = Server,
+        *,
+        prefetch: int = 0,
+        precision: str = "32-true",
+        buffer: Buffer | None = None,
+        batch_size: int = BATCH_SIZE,
+        num_batches: int = BATCHES_PER_ROUND,
+        num_threads: int = 1,
+        **training: Any,
+    ) -> None:
+        self._config = settings(precision=precision, max_batches=num_batches, **training)
         self._ranks = SoloRanks()
-        self._buffer = filled_buffer()
+        self._buffer = filled_buffer() if buffer is None else buffer
+        self._batch_size = batch_size
         self._server = server_class(self._config)
         self._metrics = Metrics(self._ranks)
         self._phases = Phases()
@@ -114,22 +130,27 @@ class Ours:
             metrics=self._metrics,
             stops=StopRequests(),
             phases=self._phases,
+            num_threads=num_threads,
         )
-        self._step = stack.enter_context(framework_of(self._server).make_step(self._server, self._ranks))
-        stream = BatchStream(
+        self.step = stack.enter_context(framework_of(self._server).make_step(self._server, self._ranks))
+        self._stream: Stream = stack.enter_context(self.make_stream(prefetch))
+
+    def make_stream(self, prefetch: int) -> BatchStream:
+        """A further stream of the same buffer, for `rate`."""
+        return BatchStream(
             self._buffer,
             self._server,
             parameters_of=lambda simulation: np.full(NUM_PARAMETERS, simulation, np.float64),
-            batch_size=BATCH_SIZE,
+            batch_size=self._batch_size,
             phases=self._phases,
             prefetch=prefetch,
+            stage=self.step.stage,
         )
-        self._stream = stack.enter_context(stream)
 
     def one_round(self) -> float:
         return self.rate(time.process_time)
 
-    def rate(self, clock: Callable[[], float]) -> float:
+    def rate(self, clock: Callable[[], float], stream: Stream | None = None) -> float:
         progress = self._server.progress = Progress()
         stops = StopRequests()
         limits = TrainingLimits(self._config.training, progress, stops)
@@ -140,8 +161,8 @@ class Ours:
         callbacks.surround(before=[limits], after=[logging])
         training = Training(
             ranks=self._ranks,
-            stream=self._stream,
-            step=self._step,
+            stream=stream or self._stream,
+            step=self.step,
             stops=stops,
             limits=limits,
             progress=progress,
@@ -151,7 +172,7 @@ class Ours:
             saves=NoSaves(),
             normalization=self._server.normalization,
         )
-        return _rate(training.run, clock)
+        return _rate(training.run, clock, self._config.training.max_batches)
 
 
 class Bare:
@@ -174,10 +195,12 @@ class Bare:
             self._optimizer.step()
 
 
-def _rate(train: Callable[[], None], clock: Callable[[], float] = time.process_time) -> float:
+def _rate(
+    train: Callable[[], None], clock: Callable[[], float] = time.process_time, num_batches: int = BATCHES_PER_ROUND
+) -> float:
     start_s = clock()
     train()
-    return BATCHES_PER_ROUND / (clock() - start_s)
+    return num_batches / (clock() - start_s)
 
 
 if __name__ == "__main__":

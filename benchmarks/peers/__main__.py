@@ -5,6 +5,8 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
@@ -16,13 +18,16 @@ from benchmarks.peers.round import ADAPTERS, OURS
 from benchmarks.peers.work import Work
 
 RESULTS = Path(__file__).parents[1] / "peers.json"
+CGROUPS = Path("/sys/fs/cgroup")
 PICTURE = Path(__file__).parents[2] / "docs" / "guide" / "pictures" / "peers.png"
 LABELS = {
     "hdf5": "files, HDF5",
     "npy": "files, .npy",
     "queue": "queue of pickles",
     "redis": "Redis",
+    "shm": "shared memory",
     "sst": "ADIOS2 SST",
+    "staged": "files as they come",
 }
 LABELS |= {"stream-server": "Stream Server", "torchrl": "TorchRL"}
 NAMES = (OURS, *sorted(it.stem for it in ADAPTERS.glob("*.py") if it.stem not in ("__init__", "receiving")))
@@ -34,31 +39,51 @@ def main() -> int:
     parser.add_argument("names", nargs="*", default=NAMES, help=f"some of {', '.join(NAMES)}")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--draws", type=int, nargs="+", default=[1, 4], help="how often each sample is drawn")
-    parser.add_argument("--samples", type=int, default=2000, help="of each of the four simulations")
+    parser.add_argument("--simulations", type=int, default=4)
+    parser.add_argument("--samples", type=int, default=2000, help="of each simulation")
     parser.add_argument("--values", type=int, default=10_000, help="float32 of a sample")
+    parser.add_argument("--memory-mb", type=int, help="of each way with its simulations, page cache included")
+    parser.add_argument("--to", type=Path, default=RESULTS, help="the file of the results")
     options = parser.parse_args()
-    work = Work(num_samples=options.samples, num_values=options.values)
+    work = Work(num_producers=options.simulations, num_samples=options.samples, num_values=options.values)
     results = []
     for draws in options.draws:
         rounds: dict[str, list[dict[str, Any]]] = {name: [] for name in options.names}
         for _ in range(options.rounds):
             for name in options.names:
-                rounds[name].append(one_round(name, replace(work, draws=draws)))
+                rounds[name].append(one_round(name, replace(work, draws=draws), options.memory_mb))
                 print(json.dumps({"draws": draws, **rounds[name][-1]}), flush=True)
         results += [summary(name, draws, rounds[name], rounds.get(OURS)) for name in options.names]
-    RESULTS.write_text("[\n" + ",\n".join(json.dumps(it) for it in results) + "\n]\n")
-    draw(results).savefig(PICTURE, dpi=150)
+    options.to.write_text("[\n" + ",\n".join(json.dumps(it) for it in results) + "\n]\n")
+    if options.to == RESULTS:
+        draw(results).savefig(PICTURE, dpi=150)
     print(table(results))
     return 0
 
 
-def one_round(name: str, work: Work) -> dict[str, Any]:
+def one_round(name: str, work: Work, memory_mb: int | None = None) -> dict[str, Any]:
     """One way, once."""
     argv = [sys.executable, "-m", "benchmarks.peers.round", "run", name]
     environment = os.environ | work.to_environment()
-    done = subprocess.run(argv, env=environment, stdout=subprocess.PIPE, text=True, check=True)
+    with ExitStack() as stack:
+        join = None if memory_mb is None else stack.enter_context(memory_of(memory_mb * 2**20))
+        done = subprocess.run(argv, env=environment, stdout=subprocess.PIPE, text=True, check=True, preexec_fn=join)
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return found
+
+
+@contextmanager
+def memory_of(num_bytes: int) -> Iterator[Callable[[], object]]:
+    """A cgroup of so much memory, page cache included, and what a process calls to join it. Needs root."""
+    is_v2 = (CGROUPS / "cgroup.controllers").exists()
+    group = (CGROUPS if is_v2 else CGROUPS / "memory") / f"peers-{os.getpid()}"
+    group.mkdir()
+    try:
+        (group / ("memory.max" if is_v2 else "memory.limit_in_bytes")).write_text(str(num_bytes))
+        processes = group / "cgroup.procs"
+        yield lambda: processes.write_text(str(os.getpid()))
+    finally:
+        group.rmdir()
 
 
 def summary(name: str, draws: int, rounds: list[dict[str, Any]], ours: list[dict[str, Any]] | None) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from benchmarks.peers.work import Work, begin, end, look_at_all, meet
+from benchmarks.peers.work import Work, begin, end, look_at_all, meet, ready
 
 ROOT = Path(__file__).parents[2]
 STREAM = Path(__file__).with_name("stream")
@@ -59,7 +59,8 @@ def theirs(name: str, place: Path, work: Work) -> list[list[str]]:
 
 
 def ours(place: Path, work: Work) -> list[list[str]]:
-    """The server, which starts the simulations."""
+    """The server, which starts the simulations: it is there when they are."""
+    ready(place)
     settings = {
         "study.output_dir": str(place / "run"),
         "study.simulations": work.num_producers,

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stream_server.buffers.policy import SlotArray
+from stream_server.buffers.row_copies import Take, take
 from stream_server.buffers.statics import FieldArrays, StaticFields
 
 NONE = -1
@@ -171,16 +172,15 @@ class Slots:
         for slot, value in zip(np.arange(self.num_slots)[slots].tolist(), values, strict=True):
             self.set_value(name, slot, value)
 
-    def gather(self, slots: SlotArray, out: FieldArrays | None = None) -> FieldArrays:
-        """Copy the rows of `slots`, of any shape, into the leading rows of `out`, or into new arrays.
+    def gather(self, slots: SlotArray, out: FieldArrays | None = None, take: Take = take) -> FieldArrays:
+        """Copy the rows of `slots`, of any shape, into the leading rows of `out`, or into new arrays, by `take`.
 
         Of a ragged field it is an array of as many arrays, of dtype object, and never in `out`.
         """
         num = len(slots)
         if out is None:
             out = {name: np.empty((*slots.shape, *array.shape[1:]), array.dtype) for name, array in self.fixed.items()}
-        # mode="clip" lets NumPy write into `out` directly; "raise" would copy once more.
-        gathered = {name: array.take(slots, 0, out[name][:num], "clip") for name, array in self.fixed.items()}
+        gathered = {name: take(array, slots, out[name][:num]) for name, array in self.fixed.items()}
         return {name: gathered[name] if name in gathered else self._gather_ragged(name, slots) for name in self.arrays}
 
     def _gather_ragged(self, name: str, slots: SlotArray) -> npt.NDArray[Any]:

@@ -39,6 +39,7 @@ from stream_server.server.study.prometheus import StudyCollector, serve_metrics
 from stream_server.server.study.set_up import StudySetUp
 from stream_server.server.study.watchdog import Watchdog
 from stream_server.server.training.monitoring.display import DisplayedStatus
+from stream_server.server.user.framework import framework_of
 from stream_server.storage.disk import remove_tree
 
 PROGRAM = "stream-server"
@@ -366,11 +367,16 @@ class StudyRank:
         set_up.phases.add("receive", source.receive_s)
         if self.is_set_up and set_up.config.training.prefetch:
             set_up.phases.add("prefetch", set_up.stream.prefetch_s)
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        memory_bytes = {
+            "buffer": slots.sample_bytes * slots.num_slots,
+            "peak": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        }
+        if self.is_set_up and (device := framework_of(set_up.server).device_bytes()):
+            memory_bytes["device_peak"] = device["memory/device_peak_bytes"]
         return RankReport(
             account=self._account(),
             phases_s=set_up.phases.seconds,
-            memory_bytes={"buffer": slots.sample_bytes * slots.num_slots, "peak": peak},
+            memory_bytes=memory_bytes,
             warnings=[*source.warnings, *(set_up.warnings if self.is_set_up else [])],
         )
 

@@ -11,6 +11,7 @@ from stream_server.buffers.batch_memory import MAX_SETS, BatchMemory
 from stream_server.buffers.buffer import Buffer
 from stream_server.buffers.pins import Draw
 from stream_server.buffers.policy import SlotArray
+from stream_server.buffers.row_copies import RowCopies
 from stream_server.server.progress.batches import Batch
 from stream_server.server.progress.phases import Phases
 from stream_server.server.simulations.design import ParameterTable
@@ -48,9 +49,14 @@ class BatchForming:
         self._server = server
         self._parameters = ParameterTable(parameters_of)
         self._memory = BatchMemory(buffer.slots, batch_size, buffer.sample_shape, max_sets=MAX_SETS + num_ahead)
+        self._copies = RowCopies(server.num_threads)
         self._phases = phases
         self._stage = stage
         self._vectorised = type(server).process_batch is not StreamServer.process_batch
+
+    def close(self) -> None:
+        """No further batch is formed."""
+        self._copies.close()
 
     def form(self, draw: Draw) -> Batch:
         """The batch of a draw, with the statistics there are now.
@@ -96,7 +102,7 @@ class BatchForming:
     ) -> SimulationBatch:
         with self._phases.measure("gather"):
             memory, slots = self._memory.take(), self._buffer.slots
-            fields = slots.gather(rows, memory) | slots.statics.gather(keys[0], memory)
+            fields = slots.gather(rows, memory, self._copies.take) | slots.statics.gather(keys[0], memory)
         return self._batch(rows, keys, parameters, present, fields)
 
     def _keys(self, draw: Draw) -> tuple[SlotArray, NDArray[np.int64], NDArray[np.float64], Present]:

@@ -179,6 +179,7 @@ class BatchStream(SampleStream):
     def __exit__(self, *exc_info: object) -> None:
         if self._prefetch is not None:
             self._prefetch.__exit__()
+        self._forming.close()
 
     @property
     def prefetch_s(self) -> float:

@@ -62,7 +62,8 @@ def launch(
         plugins = [precision]
     fabric = Fabric(
         accelerator=device.type,
-        devices=ranks.local_size,
+        # The strategy has those of all ranks. Fabric would look for as many GPUs, which ranks that share one lack.
+        devices=1,
         num_nodes=ranks.num_nodes,
         strategy=strategy,
         plugins=plugins,
