@@ -6,6 +6,9 @@ before the simulations connected. The bytes of the buffer are 1 GiB of rows, eig
 the rest for the windows. `memory_bytes.buffer` of `report.json` counts the spare slots too, which are there as in a
 study, but take no memory before a checkpoint is written.
 
+With windows, a process takes in the steps of simulations without a socket, until three times as many windows were made
+as the buffer holds. The reference are the steps that it holds then.
+
     python -m benchmarks.memory
 """
 
@@ -17,11 +20,11 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.measure import Result, alternated, show
+from benchmarks.measure import Result, result, show
 from benchmarks.reception import DEADLINE_S, HELD_SAMPLES, reception
 from benchmarks.sender import sender
 from stream_server import StreamServer
-from stream_server.buffers import Reservoir
+from stream_server.buffers import Reservoir, Slots, WindowBuffer, WindowShape
 from stream_server.client_api.data_connection import MESSAGE_BYTES
 from stream_server.server.progress.phases import Phases
 from stream_server.server.training.stream import BatchStream
@@ -38,12 +41,15 @@ CREDIT = min(WINDOW_BYTES // SAMPLE_BYTES, CAPACITY // (8 * NUM_SIMULATIONS))
 BUFFER_BYTES = (CAPACITY + CREDIT * NUM_SIMULATIONS + HELD_SAMPLES) * SAMPLE_BYTES
 NUM_BATCHES = 100
 NUM_RUNS = 9
+WINDOW = WindowShape(length=5)
+NUM_WINDOWS = 6_000
+NUM_STEPS = 200
 
 
 def results() -> Iterator[Result]:
-    """memory."""
-    runs = iter(map(_run, range(NUM_RUNS + 1)))
-    yield alternated("memory", "bytes", lambda: next(runs), lambda: float(BUFFER_BYTES), NUM_RUNS)
+    """memory and memory.windows."""
+    for name, what in (("memory", "server"), ("memory.windows", "windows")):
+        yield result(name, "bytes", [_run(what) for _ in range(NUM_RUNS)])
 
 
 class Server(StreamServer):
@@ -54,7 +60,7 @@ class Server(StreamServer):
 
 
 def fill() -> None:
-    """In a process of its own: print by how much it has grown when the buffer is full."""
+    """In a process of its own: print by how much it has grown when the buffer is full, and the bytes of that."""
     policy = Reservoir(capacity=CAPACITY, watermark=BATCH_SIZE, seed=1)
     with ExitStack() as stack:
         study = stack.enter_context(
@@ -88,12 +94,39 @@ def fill() -> None:
         study.wait_until(lambda: buffer.num_unseen == CAPACITY)
         # A client keeps what would not fill a message, or none of its window.
         study.wait_until(lambda: buffer.num_waiting >= NUM_SIMULATIONS * (CREDIT - STEPS_PER_MESSAGE))
-        print(_resident_bytes() - base, flush=True)
+        print(_resident_bytes() - base, BUFFER_BYTES, flush=True)
 
 
-def _run(number: int) -> float:
-    argv = [sys.executable, "-m", "benchmarks.memory", "server"]
-    return float(subprocess.run(argv, stdout=subprocess.PIPE, text=True, check=True, timeout=300).stdout)
+def fill_windows() -> None:
+    """In a process of its own: print by how much it has grown, and the bytes of the steps that it holds."""
+    most_kept = 2 * WINDOW.span * NUM_SIMULATIONS
+    slots = Slots({"field": (SAMPLE_BYTES // 4,)}, NUM_WINDOWS * WINDOW.length + 2 * most_kept)
+    slots.allocate({"field": np.float32})
+    policy = Reservoir(capacity=NUM_WINDOWS, watermark=BATCH_SIZE, seed=1)
+    buffer = WindowBuffer(policy, slots, shape=WINDOW, most_kept=most_kept)
+    field, base = np.ones(SAMPLE_BYTES // 4, np.float32), _resident_bytes()
+    for first in range(0, 3 * NUM_WINDOWS // NUM_STEPS, NUM_SIMULATIONS):
+        simulations = range(first, first + NUM_SIMULATIONS)
+        for step in range(NUM_STEPS):
+            for simulation in simulations:
+                [slot] = buffer.claim(1)
+                slots.simulation_ids[slot], slots.time_steps[slot] = simulation, step
+                slots.set_value("field", slot, field)
+                buffer.enqueue([slot])
+                buffer.admit()
+            # What was drawn makes room.
+            if (draw := buffer.draw(2 * BATCH_SIZE, 0.0)) is not None:
+                buffer.release(draw)
+        buffer.end(simulations)
+    assert policy.population == NUM_WINDOWS
+    print(_resident_bytes() - base, (slots.num_slots - slots.num_free) * SAMPLE_BYTES, flush=True)
+
+
+def _run(what: str) -> tuple[float, float]:
+    argv = [sys.executable, "-m", "benchmarks.memory", what]
+    said = subprocess.run(argv, stdout=subprocess.PIPE, text=True, check=True, timeout=300).stdout
+    growth, reference = map(float, said.split())
+    return growth, reference
 
 
 def _resident_bytes() -> int:
@@ -104,5 +137,7 @@ def _resident_bytes() -> int:
 if __name__ == "__main__":
     if sys.argv[1:] == ["server"]:
         fill()
+    elif sys.argv[1:] == ["windows"]:
+        fill_windows()
     else:
         show(results())

@@ -16,17 +16,40 @@ def pack(arrays: Iterable[Array]) -> tuple[Array, NDArray[np.int64]]:
     """The rows of all arrays one after the other, and where those of each array begin.
 
     Args:
-        arrays: B arrays of the shapes (n_i, …), of which all but the first axis agree; one at least.
+        arrays: B arrays of the shapes (n_i, …), of which all but the first axis agree; one at least. Of windows, whose
+            steps are arrays of as many rows each, an array of the shape (B, steps) with these elements.
 
     Returns:
-        `values` of shape (sum of all n_i, …), and `offsets` of shape (B + 1,): the rows of array i are
-        `values[offsets[i] : offsets[i + 1]]`. `np.repeat(np.arange(B), np.diff(offsets))` says of which array each row
-        is, as the `batch` of PyTorch Geometric does.
+        `values` of shape (sum of all n_i, …), of windows (sum of all n_i, steps, …), and `offsets` of shape (B + 1,):
+        the rows of array i are `values[offsets[i] : offsets[i + 1]]`. `np.repeat(np.arange(B), np.diff(offsets))` says
+        of which array each row is, as the `batch` of PyTorch Geometric does.
+
+    Raises:
+        ValueError: the number of rows changes within a window.
     """
-    arrays = list(arrays)
+    arrays = [_steps_beside(array) if is_ragged(array) else array for array in arrays]
     offsets = np.zeros(len(arrays) + 1, np.int64)
     np.cumsum([len(array) for array in arrays], out=offsets[1:])
     return np.concatenate(arrays), offsets
+
+
+def unpack(values: Array, lengths: Sequence[int]) -> Array:
+    """The windows of which `pack` made `values`, shape (len(lengths), steps): views of their rows in each step."""
+    windows = np.split(values, np.cumsum(lengths)[:-1])
+    together = np.empty((len(windows), values.shape[1]), object)
+    for row, window in enumerate(windows):
+        together[row] = array_of([window[:, step] for step in range(values.shape[1])])
+    return together
+
+
+def _steps_beside(window: Array) -> Array:
+    lengths = [len(step) for step in window]
+    if len({*lengths}) > 1:
+        raise ValueError(
+            f"the steps of a window have {lengths} rows, and cannot lie beside each other: "
+            'pack each step by itself, as in pack(batch.fields["x"][:, 0])'
+        )
+    return np.stack(list(window), axis=1)
 
 
 def pad(arrays: Iterable[Array], value: float = 0) -> tuple[Array, NDArray[np.bool_]]:

@@ -369,16 +369,6 @@ def _named_fields_exist(config: StudyConfig) -> Iterator[Problem]:
                 )
 
 
-def _rollouts_forecast_one_shape(config: StudyConfig) -> Iterator[Problem]:
-    ragged = [name for name, field in config.study.step_fields.items() if field.ragged]
-    if config.validation.rollout is not None and ragged:
-        yield Problem(
-            "validation.rollout",
-            f"the field {shown(ragged[0])} differs from step to step, and its next size is not forecast",
-            "Leave it out",
-        )
-
-
 CHECKS: tuple[Check, ...] = (
     _parameters_have_one_source,
     _numbers_of_vectors_have_names_of_their_own,
@@ -397,7 +387,6 @@ CHECKS: tuple[Check, ...] = (
     _a_full_rank_leaves_the_others_their_blocks,
     _a_window_fits_into_a_simulation,
     _rollouts_have_trajectories,
-    _rollouts_forecast_one_shape,
     _windows_are_made_once,
     _capacity_covers_the_watermark,
     _capacity_covers_a_batch,

@@ -1,7 +1,7 @@
 """The plan of one study of a campaign: everything that its seed decides."""
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,10 @@ STEPS_S = (0.02, 0.12)
 EVERY_BATCHES = (3, 5, 10)
 SHARE_STEERED = 0.5
 SHARE_MIXED = 0.5
+SHARE_IN_BLOCKS = 0.3
+# Room for what simulations at once may have more on one rank than on another.
+IN_BLOCKS = {"buffer.routing": "steps", "buffer.capacity": 200}
+PREFETCH = (0, 0, 2)
 MIXED = {
     "wave": [256],
     "mesh": {"shape": [8], "per": "simulation"},
@@ -30,7 +34,10 @@ WINDOWS = (WindowShape(length=2), WindowShape(length=3, spacing=2, stride=2), Wi
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Plan:
-    """One study. `seed` is all that its kills are drawn from; `mixed` has fields of each kind besides the wave."""
+    """One study. `seed` is all that its kills are drawn from; `mixed` has fields of each kind besides the wave.
+
+    The windows of a simulation are on one rank, or those `in_blocks` on all.
+    """
 
     seed: str
     policy: str = "fifo"
@@ -44,17 +51,19 @@ class Plan:
     record: bool = False
     learner: str = "number"
     window: WindowShape | None = None
+    in_blocks: bool = False
+    prefetch: int = 0
     is_steered: bool = False
     mixed: bool = False
 
     @classmethod
     def drawn(cls, campaign_seed: int, number: int, *, num_ranks: int, learner: str = "number") -> "Plan":
-        """Study `number` of a campaign; the policies take turns, and windows in a reservoir."""
+        """Study `number` of a campaign; the policies take turns, and windows in a reservoir, or in blocks in any."""
         seed = f"{campaign_seed}/{number}"
         draw = random.Random(seed)
         policy = (*POLICIES, "reservoir")[number % (len(POLICIES) + 1)]
         has_windows = number % (len(POLICIES) + 1) == len(POLICIES) and learner == "number"
-        return cls(
+        plan = cls(
             seed=seed,
             policy=policy,
             num_ranks=num_ranks,
@@ -65,7 +74,11 @@ class Plan:
             window=draw.choice(WINDOWS) if has_windows else None,
             is_steered=draw.random() < SHARE_STEERED,
             mixed=draw.random() < SHARE_MIXED,
+            prefetch=draw.choice(PREFETCH),
         )
+        if learner == "number" and draw.random() < SHARE_IN_BLOCKS:
+            plan = replace(plan, window=draw.choice(WINDOWS), in_blocks=True)
+        return plan
 
     @property
     def keys(self) -> frozenset[tuple[int, int]]:
@@ -86,7 +99,8 @@ class Plan:
         windows: dict[str, Any] = {}
         if self.window is not None:
             window = {name: getattr(self.window, name) for name in ("length", "spacing", "stride")}
-            windows = {"samples": {"window": window}, "buffer.routing": "simulations"}
+            of_routing = IN_BLOCKS if self.in_blocks else {"buffer.routing": "simulations"}
+            windows = {"samples": {"window": window}, **of_routing}
         sampler = {"class": "steering.py:Wandering", "lookahead": 2, "timeout_s": 20}
         steering = {"parameters.sampler": sampler} if self.is_steered else {}
         mixed = {"study.fields": MIXED} if self.mixed else {}
@@ -105,6 +119,7 @@ class Plan:
                 "buffer.policy": self.policy,
                 "checkpoint.every_batches": self.every_batches,
                 "checkpoint.record": self.record,
+                "training.prefetch": self.prefetch,
                 "user.step_s": self.step_s,
             }
         )

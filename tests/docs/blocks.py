@@ -64,6 +64,24 @@ def every_block() -> Iterator[Block]:
             )
 
 
+def file_name(block: Block) -> str | None:
+    """The name in the first line of a block, if it is a file."""
+    found = re.match(r"# (\w+\.py)$", block.code, re.M)
+    return found[1] if found else None
+
+
+def files_by_section() -> dict[str, dict[str, str]]:
+    """The files of each whole study on the pages of tutorials, by the heading that they stand under."""
+    sections: dict[str, dict[str, str]] = {}
+    for block in blocks("python", "json"):
+        name = "study.json" if block.kind == "json" else file_name(block)
+        if block.page in ("docs/guide/first-study.md", "docs/guide/surrogates.md") and name:
+            # A tutorial of one study has it under several headings.
+            heading = block.heading if block.page.endswith("surrogates.md") else block.page
+            sections.setdefault(heading, {})[name] = block.code
+    return {heading: files for heading, files in sections.items() if "simulation.py" in files}
+
+
 def command_lines() -> list[tuple[str, list[str]]]:
     """Each command of ours that a reader may type, as words, with the page it is on."""
     found = []

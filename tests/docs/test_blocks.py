@@ -21,7 +21,7 @@ from stream_server.commands.cli import parser as study_parser
 from stream_server.launcher.supervision.cli import parser as launcher_parser
 from stream_server.server.commands.cli import main as server_main
 from stream_server.server.commands.cli import parser as server_parser
-from tests.docs.blocks import ROOT, Block, blocks, command_lines, every_block, inline_commands
+from tests.docs.blocks import ROOT, Block, blocks, command_lines, every_block, files_by_section, inline_commands
 
 INCLUDE = ROOT / "stream_server" / "native" / "include"
 MODULE = ROOT / "stream_server" / "native" / "fortran" / "stream_client.f90"
@@ -182,24 +182,6 @@ def test_complete_python_runs(block: Block, tmp_path: Path, monkeypatch: pytest.
     words = next((words for head, words in OPTIONS.items() if head in block.code), [])
     monkeypatch.setattr(sys, "argv", ["program.py", *words])
     exec(compile(block.code, str(block), "exec"), {"__name__": "__main__"})
-
-
-def file_name(block: Block) -> str | None:
-    """The name in the first line of a block, if it is a file."""
-    found = re.match(r"# (\w+\.py)$", block.code, re.M)
-    return found[1] if found else None
-
-
-def files_by_section() -> dict[str, dict[str, str]]:
-    """The files of each whole study on the pages of tutorials, by the heading that they stand under."""
-    sections: dict[str, dict[str, str]] = {}
-    for block in blocks("python", "json"):
-        name = "study.json" if block.kind == "json" else file_name(block)
-        if block.page in ("docs/guide/first-study.md", "docs/guide/surrogates.md") and name:
-            # A tutorial of one study has it under several headings.
-            heading = block.heading if block.page.endswith("surrogates.md") else block.page
-            sections.setdefault(heading, {})[name] = block.code
-    return {heading: files for heading, files in sections.items() if "simulation.py" in files}
 
 
 def test_the_tutorials_have_whole_studies() -> None:

@@ -3,6 +3,7 @@
 import shutil
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -24,7 +25,10 @@ def trained_in(run: Run) -> Counter[tuple[int, int]]:
 
 
 @pytest.mark.slow
-def test_each_simulation_of_a_study_that_is_killed_has_its_own_mesh_and_a_replay_too(tmp_path: Path) -> None:
+@pytest.mark.parametrize("client_ranks", [1, pytest.param(3, marks=pytest.mark.full)])
+def test_each_simulation_of_a_study_that_is_killed_has_its_own_mesh_and_a_replay_too(
+    tmp_path: Path, client_ranks: int
+) -> None:
     """On two ranks, then on one; the server compares each value of each sample, held-out ones too."""
     folder = Path(shutil.copytree(HERE, tmp_path / "meshes"))
     program = build.fortran(build.client_archive(tmp_path / "client"), "mesh", folder / "mesh.f90")
@@ -32,7 +36,9 @@ def test_each_simulation_of_a_study_that_is_killed_has_its_own_mesh_and_a_replay
     study, run = folder / "study.json", tmp_path / "run"
     sizes = [int(ParameterDesign(load(study)).parameters(simulation)["size"]) for simulation in range(10)]
     assert {min(sizes), max(sizes)} == {0, 8}
-    settings = {"checkpoint.every_batches": 2}
+    settings: dict[str, Any] = {"checkpoint.every_batches": 2}
+    if client_ranks > 1:
+        settings |= {"simulation.ranks": client_ranks, "launcher.max_running": 1}
     killed_at("checkpoint.renamed=kill@3", study, run, num_ranks=2, settings=settings)
     done = run_here(study, run, settings=settings)
     assert done.exit_code == 0, done.output

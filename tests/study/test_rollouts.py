@@ -18,7 +18,7 @@ from stream_server.studies.run import Run as FinishedRun
 from tests.study.numpy_study.ripple import signal_at
 from tests.study.rollout_study.travelling import field_at
 from tests.support.killing import killed_at
-from tests.support.runs import NUMPY_STUDY, Run, run_here
+from tests.support.runs import NUMPY_STUDY, Run, run_here, run_study
 
 OPERATOR_STUDY = NUMPY_STUDY.parent.parent / "rollout_study" / "study.json"
 NUM_HELD_OUT = 4
@@ -104,8 +104,15 @@ def test_a_study_that_is_killed_within_a_rollout_forecasts_on_another_number_of_
     assert "squared error at lead time 2 -> 14, of 4 held-out simulations" in done.output
 
 
-def test_an_operator_that_is_trained_on_windows_is_rolled_out(tmp_path: Path) -> None:
-    done = run_here(OPERATOR_STUDY, tmp_path / "run")
+@pytest.mark.parametrize(
+    "num_ranks", [1, pytest.param(2, marks=pytest.mark.full), pytest.param(3, marks=pytest.mark.full)]
+)
+def test_an_operator_that_is_trained_on_windows_is_rolled_out(tmp_path: Path, num_ranks: int) -> None:
+    if num_ranks == 1:
+        done = run_here(OPERATOR_STUDY, tmp_path / "run")
+    else:
+        settings = {"launcher.max_running": num_ranks}
+        done = run_study(OPERATOR_STUDY, tmp_path / "run", num_ranks=num_ranks, settings=settings)
     assert done.exit_code == 0, done.output
     server = FinishedRun(done.output_dir).server()
     mean, std = float(server.normalization.mean["u"]), float(server.normalization.std["u"])

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from stream_server.errors import UserCodeError
+from stream_server.ragged import is_ragged, pack
 from stream_server.server.metrics.metrics import Metrics
 from stream_server.server.metrics.union_mean import UnionMean
 from stream_server.server.progress.phases import Phases
@@ -146,6 +147,9 @@ class StreamServer:
     def rollout_step(self, window: SimulationBatch, batch: Any) -> dict[str, Any]:
         """Forecast the next k steps of trajectories: by field an array of shape (n, k, …), or (n, …) where k is 1.
 
+        Of a field that differs in size n stands for the rows of all trajectories, one after the other, as `pack` gives
+        them: a trajectory is forecast as long as it keeps the number of its rows.
+
         Called in a validation with `validation.rollout` in study.json, again and again along each held-out trajectory,
         on the ranks that have one: it must not communicate. k is `samples.window.length` minus
         `validation.rollout.input_steps`, and a forecast has the unit of its field.
@@ -164,6 +168,8 @@ class StreamServer:
         num_steps += self.config.window.length
         name = fields[0]
         known = window.fields[name][:, -num_steps:]
+        if is_ragged(known):
+            known, _ = pack(known)
         target = batch[1] if isinstance(batch, tuple | list) and len(batch) == 2 else None
         found = None
         if len(fields) == 1:

@@ -1,5 +1,6 @@
 """Rollouts: the model applied to its own forecasts, along whole held-out trajectories."""
 
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +12,7 @@ from stream_server.buffers import WindowShape
 from stream_server.config.training_sections import RolloutSettings
 from stream_server.errors import UserCodeError
 from stream_server.failpoints import failpoint
+from stream_server.ragged import copied, is_ragged, unpack
 from stream_server.server.ranks.communicator import Ranks
 from stream_server.server.training.validation.validation_batches import HeldOut, SelectedSteps, slices
 from stream_server.server.user.forecast import array_of
@@ -24,6 +26,8 @@ SHOWN_STEPS = (1, 2, 5)
 
 Array = NDArray[Any]
 Rows = NDArray[np.int64]
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -83,11 +87,13 @@ class Rollouts:
     """Forecasts the complete held-out trajectories of all ranks from their first steps. Main thread.
 
     A trajectory is that of the steps of a simulation, `shape.spacing` apart, from the first one that was accepted until
-    one is missing. Each rank forecasts those that it has, and only the errors are shared.
+    one is missing, or has another number of rows than the first one. Each rank forecasts those that it has, and only
+    the errors are shared.
 
     Attributes:
         fields: the fields that are forecast.
         mine: the errors of this rank's trajectories in the last `run`.
+        warnings: why there are none of some simulations of this rank.
     """
 
     def __init__(
@@ -103,6 +109,7 @@ class Rollouts:
     ) -> None:
         self.fields = settings.fields
         self.mine = _joined([], settings.fields, shape.spacing)
+        self.warnings: list[str] = []
         self._server = server
         self._ranks = ranks
         self._step = step
@@ -142,8 +149,17 @@ class Rollouts:
         if isinstance(held_out, SelectedSteps):
             found = trajectories(held_out.steps, self._shape, self.fields)
             found = [rows for rows in found if len(rows) > self._settings.input_steps]
+            self._warn_of_missing(len(np.unique(held_out.steps.simulation_ids)) - len(found))
             for batch in slices(len(found), self._batch_size):
                 yield from self._forecast(held_out, found[batch], done)
+
+    def _warn_of_missing(self, num: int) -> None:
+        if num and not self.warnings:
+            self.warnings.append(
+                f"no rollout of {num} held-out simulation(s): fewer than {self._settings.input_steps + 1} steps "
+                "follow one another from the first one on, with as many rows in each"
+            )
+            _log.warning("%s", self.warnings[-1])
 
     def _forecast(self, held_out: SelectedSteps, found: Sequence[Rows], done: list[TrajectoryErrors]) -> Iterator[int]:
         fields, given, length = self.fields, self._settings.input_steps, self._shape.length
@@ -166,7 +182,7 @@ class Rollouts:
             for name, forecast in forecasts.items():
                 truth = steps.fields[name][window_rows[:, given:]]
                 mse[name][:, first : first + at_once] = squared_errors(forecast, truth)
-                known[name] = np.concatenate([known[name], as_kept(forecast, truth.dtype)], axis=1)[:, -given:]
+                known[name] = np.concatenate([known[name], as_kept(forecast, truth)], axis=1)[:, -given:]
             yield first
         for of in mse.values():
             of[np.arange(of.shape[1]) >= num_steps[:, None]] = np.nan
@@ -189,17 +205,19 @@ class Rollouts:
                 f"the fields {sorted(map(str, returned))}" if isinstance(returned, Mapping) else repr(type(returned))
             )
             raise UserCodeError(f"{where} must return a dict of the fields {sorted(known)}, but returned {found}")
-        fields = held_out.steps.fields
-        return {field: self._in_shape(where, field, returned[field], fields[field], rows) for field in known}
+        return {field: self._in_shape(where, field, returned[field], last[:, -1]) for field, last in known.items()}
 
-    def _in_shape(self, where: str, name: str, value: Any, field: Array, rows: Rows) -> Array:
-        forecast, at_once = array_of(value), rows.shape[1] - self._settings.input_steps
-        shape = (len(rows), at_once, *field.shape[1:])
-        one_step = (len(rows), *field.shape[1:])
+    def _in_shape(self, where: str, name: str, value: Any, last: Array) -> Array:
+        """A forecast as steps of its field, of which `last` are the last ones that are known."""
+        forecast, at_once = array_of(value), self._shape.length - self._settings.input_steps
+        lengths = [len(array) for array in last] if is_ragged(last) else None
+        num, of_row = (len(last), last.shape[1:]) if lengths is None else (sum(lengths), last[0].shape[1:])
+        shape, one_step = (num, at_once, *of_row), (num, *of_row)
         if forecast.shape != shape and not (at_once == 1 and forecast.shape == one_step):
             expected = f"{shape} or {one_step}" if at_once == 1 else f"{shape}"
             raise UserCodeError(f"{where} must return {name} in the shape {expected}, but returned {forecast.shape}")
-        return forecast.reshape(shape)
+        forecast = forecast.reshape(shape)
+        return forecast if lengths is None else unpack(forecast, lengths)
 
     def _shared(self) -> RolloutErrors:
         """The means over the trajectories of all ranks. Collective."""
@@ -221,15 +239,19 @@ class Rollouts:
 def trajectories(steps: SimulationBatch, shape: WindowShape, fields: Sequence[str]) -> list[Rows]:
     """Of each simulation the rows of its steps, `shape.spacing` apart, until one of them or of these fields is missing.
 
-    The rows of a simulation must be in the order of their time steps.
+    Also until one of these fields has another number of rows than in the first step: no forecast says which rows of a
+    step go on in the next one. The rows of a simulation must be in the order of their time steps.
     """
     is_there = np.logical_and.reduce([steps.present[name] for name in fields])
+    ragged = [steps.fields[name] for name in fields if is_ragged(steps.fields[name])]
+    num_rows = np.array([[len(array) for array in field] for field in ragged]).reshape(len(ragged), len(steps))
     found = []
     for simulation in np.unique(steps.simulation_ids):
         rows = np.flatnonzero(steps.simulation_ids == simulation)
         numbers = (steps.time_steps[rows] - steps.time_steps[rows[0]]) // shape.every
         rows, numbers = rows[numbers % shape.spacing == 0], numbers[numbers % shape.spacing == 0]
         goes_on = is_there[rows] & (numbers == np.arange(len(rows)) * shape.spacing)
+        goes_on &= np.all((num_rows[:, rows] == num_rows[:, rows[:1]]) & (num_rows[:, rows] > 0), axis=0)
         found.append(rows if goes_on.all() else rows[: int(np.argmin(goes_on))])
     return found
 
@@ -247,6 +269,8 @@ def window_of(steps: SimulationBatch, rows: Rows, known: Mapping[str, Array]) ->
             fields[name], present[name] = np.concatenate([given, unknown], axis=1), np.ones(rows.shape, bool)
         else:
             fields[name], present[name] = array[rows], steps.present[name][rows]
+        if is_ragged(array):
+            fields[name] = copied(fields[name])
     return SimulationBatch(
         simulation_ids=steps.simulation_ids[rows[:, 0]],
         time_steps=steps.time_steps[rows],
@@ -258,16 +282,24 @@ def window_of(steps: SimulationBatch, rows: Rows, known: Mapping[str, Array]) ->
 
 def squared_errors(forecast: Array, truth: Array) -> NDArray[np.float64]:
     """The mean squared error of each step, shape (n, steps); infinite where the forecast is not finite."""
+    if is_ragged(truth):
+        pairs = zip(forecast.flat, truth.flat, strict=True)
+        return np.reshape([squared_errors(one[None, None], other[None, None]) for one, other in pairs], truth.shape)
     with np.errstate(all="ignore"):
         squares = np.abs(forecast - truth.astype(np.result_type(truth, np.float64))) ** 2
         errors = np.mean(squares.reshape(*truth.shape[:2], -1), axis=2)
     return np.where(np.isfinite(errors), errors, np.inf)
 
 
-def as_kept(forecast: Array, dtype: np.dtype[Any]) -> Array:
+def as_kept(forecast: Array, truth: Array) -> Array:
     """A forecast in the type in which its field is kept."""
+    if is_ragged(truth):
+        kept = np.empty_like(forecast)
+        for place, one in np.ndenumerate(forecast):
+            kept[place] = as_kept(one, truth[place])
+        return kept
     with np.errstate(all="ignore"):
-        return (np.rint(forecast) if dtype.kind in "biu" else forecast).astype(dtype)
+        return (np.rint(forecast) if truth.dtype.kind in "biu" else forecast).astype(truth.dtype)
 
 
 def lead_times(spacing: int, num: int) -> list[int]:

@@ -144,8 +144,8 @@ class Validation(Callback):
 
     @property
     def warnings(self) -> list[str]:
-        """The reasons why predictions of this rank could not be recorded."""
-        return [] if self._record is None else self._record.warnings
+        """The reasons why predictions of this rank could not be recorded, or forecasts not made."""
+        return [it for part in (self._record, self._rollouts) if part is not None for it in part.warnings]
 
     def state_dict(self) -> dict[str, Any]:
         return {
