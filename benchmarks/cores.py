@@ -60,11 +60,12 @@ class Setting:
     def run_s(self) -> float:
         """Seconds of the command."""
         threads = {} if self.threads is None else {"OMP_NUM_THREADS": str(self.threads)}
+        as_found = {name: it for name, it in os.environ.items() if name != "OPENBLAS_NUM_THREADS"}
         with tempfile.TemporaryDirectory(prefix="benchmark-") as folder:
             start_s = time.monotonic()
             done = subprocess.run(
                 [*self.command, f"--set=study.output_dir={folder}/run"],
-                env={**os.environ, **threads},
+                env={**as_found, **threads},
                 capture_output=True,
                 text=True,
                 timeout=DEADLINE_S,
