@@ -32,8 +32,9 @@ def batches(place, work):
     keys, seen, num = [], [0] * work.num_producers, 0
     while num < work.num_batches:
         for producer, (there, _) in enumerate(blocks):
-            keys += [(producer, number) for number in range(seen[producer], int(there[0]))]
-            seen[producer] = int(there[0])
+            newest = int(there[0])
+            keys += [(producer, number) for number in range(seen[producer], newest)]
+            seen[producer] = newest
         if num < work.num_allowed(len(keys)):
             num += 1
             yield np.stack([blocks[producer][1][number] for producer, number in random.sample(keys, work.batch_size)])
