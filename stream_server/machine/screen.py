@@ -7,7 +7,7 @@ import os
 import re
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, TextIO
 
 if TYPE_CHECKING:
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 # C0 and C1 without tab and end of line: what moves the cursor, changes colours or rings the bell. Further ends of
 # lines, and what makes text run the other way.
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
+STDERR = 2
 LOST = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
 
 
@@ -44,6 +45,15 @@ def size_shown(num_bytes: float) -> str:
 def tell(text: str, stream: TextIO | None = None) -> None:
     """Print text in which that of a stranger may stand, to the standard output by default."""
     print(escaped(text), file=stream, flush=True)
+
+
+def tell_at_once(text: str) -> None:
+    """Write a line to standard error past all buffers, and past what a live display has put in its place.
+
+    For the handlers of signals, which may have interrupted a write.
+    """
+    with suppress(OSError):
+        os.write(STDERR, f"{escaped(text)}\n".encode())
 
 
 def _code(match: re.Match[str]) -> str:

@@ -275,11 +275,12 @@ class Supervisor:
             text = f"{self._stop_reason} while no server was running"
             self._leave(NoRestart(exit_code=RankLost.exit_code, text=text))
         elif is_first:
-            say(f"{self._stop_reason}: the study saves a checkpoint and leaves; once more ends it at once")
+            # Rank 0 first: its live panel must not be drawn over the words.
             if self.link.connected:
                 self._ask_to_leave()
             else:
                 self._running.job.ask_to_leave()
+            say(f"{self._stop_reason}: the study saves a checkpoint and leaves; once more ends it at once")
 
     def _ask_to_leave(self) -> None:
         running = self._running

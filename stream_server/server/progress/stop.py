@@ -9,6 +9,7 @@ from types import FrameType
 
 from stream_server.machine.forced_exit import UrgentSignals
 
+SAVES_AND_LEAVES = "the study saves a checkpoint and leaves; once more ends it at once"
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 
 
@@ -80,10 +81,12 @@ class StopRequests:
             self.text = text
 
     @contextmanager
-    def on_signals(self, clock: Callable[[], float] = time.monotonic) -> Iterator[None]:
+    def on_signals(
+        self, clock: Callable[[], float] = time.monotonic, say: Callable[[str], None] = lambda text: None
+    ) -> Iterator[None]:
         """Within, SIGINT, SIGTERM and SIGUSR1 ask for a stop; a second SIGINT or SIGTERM interrupts at once.
 
-        Main thread only.
+        Main thread only. `say` tells the user what the first one does, in the handler.
 
         Raises:
             Interrupted: the first signal came in the set-up.
@@ -99,6 +102,8 @@ class StopRequests:
             self.request(StopReason.SAVED, f"stopped by {name}")
             if self.in_set_up and is_first:
                 raise Interrupted(f"stopped by {name} during the set-up; run it again to go on")
+            if is_first:
+                say(f"stopped by {name}: {SAVES_AND_LEAVES}")
 
         before = {number: signal.signal(number, ask) for number in SIGNALS}
         try:

@@ -293,7 +293,9 @@ class StudySetUp(Composition):
     def _make_display(self, stack: ExitStack, status: Callable[[], DisplayedStatus]) -> list[ProgressDisplay]:
         if self.ranks.rank != 0:
             return []
-        display = stack.enter_context(Display(name=self.config.study.name))
+        stops = self.stops
+        display = Display(name=self.config.study.name, is_leaving=lambda: stops.pending is StopReason.SAVED)
+        stack.enter_context(display)
         return [ProgressDisplay(display, status)]
 
     def _make_operator_status(self) -> list[OperatorStatus]:

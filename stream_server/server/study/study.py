@@ -17,7 +17,7 @@ from stream_server.launcher.journal.journal import Journal
 from stream_server.machine import descriptors, network, run_folder
 from stream_server.machine.forced_exit import ForcedExit
 from stream_server.machine.garbage import seldom_collecting
-from stream_server.machine.screen import tell
+from stream_server.machine.screen import tell, tell_at_once
 from stream_server.machine.study_lock import RUN_LOCK, SERVER_LOCK, StudyLock
 from stream_server.server.checkpoint.continuation import Continuation, by_rank_0, find_continuation
 from stream_server.server.intake.account import RankAccount
@@ -69,7 +69,9 @@ def run_study(config: StudyConfig, start: Start) -> int:
     with ExitStack() as stack:
         stack.enter_context(ForcedExit())
         stops.in_set_up = True
-        stack.enter_context(stops.on_signals())
+        # A launcher has said it already.
+        is_heard = not rank and start.link is None
+        stack.enter_context(stops.on_signals(say=_say_at_once if is_heard else lambda text: None))
         stack.enter_context(
             nullcontext() if start.alive is None else Heartbeat(start.alive, rank or 0, start.launcher_keys)
         )
@@ -93,6 +95,10 @@ def run_study(config: StudyConfig, start: Start) -> int:
         except BaseException as error:
             failure = Failure.of(error, rank=rank or 0, phase="start")
             _end(ranks, f"rank {rank or 0}:\n{failure.traceback}", failure.exit_code)
+
+
+def _say_at_once(text: str) -> None:
+    tell_at_once(f"{PROGRAM}: {text}")
 
 
 def _end(ranks: Ranks | None, text: str, exit_code: int) -> NoReturn:

@@ -26,6 +26,7 @@ from stream_server.server.training.monitoring.display import (
     sparkline,
 )
 from stream_server.server.training.monitoring.trends import Pace, Trend, Trends
+from tests.support.emulator import lines_shown
 from tests.support.timing import Clock
 
 STATUS = DisplayedStatus(
@@ -198,6 +199,31 @@ def lines_of(status: DisplayedStatus, trend: Trend, width: int) -> list[str]:
     with console.capture() as capture:
         console.print(panel("heat", status, trend, width))
     return [shown.rstrip() for shown in capture.get().splitlines()]
+
+
+@pytest.mark.parametrize("ends_at_once", [True, False])
+def test_what_others_print_after_a_signal_stands_between_a_whole_panel_and_lines(ends_at_once: bool) -> None:
+    """mpirun and launcher write to the same terminal, where the panel is drawn again a quarter of a second later."""
+    console, clock, leaving = terminal(), Clock(), [False]
+    others = ["^C[mpiexec@node] Sending Ctrl-C to processes as requested", f"stream-launcher: {'word ' * 30}"]
+    with Display(console, clock, name="heat", is_leaving=lambda: leaving[0]) as display:
+        for _ in range(3):
+            display.update(lambda: STATUS)
+            clock.now += LIVE_INTERVAL_S
+        console.file.write("".join(f"{line}\n" for line in others))
+        leaving[0] = True
+        for _ in range(0 if ends_at_once else 2):
+            display.update(lambda: STATUS)
+            clock.now += PLAIN_INTERVAL_S
+    console.print("heat: saved", soft_wrap=True)
+    # With colours, a bar shows its rest, too; a display knows the course of the loss.
+    shown, drawn = (
+        re.sub("[━╸╺▁-█ ]", "", "\n".join(lines))
+        for lines in (lines_shown(text(console), columns=100), lines_of(STATUS, Trend(), 100))
+    )
+    said = "".join(others) + ("" if ends_at_once else line(STATUS, Trend())) + "heat:saved"
+    assert shown.startswith(f"{drawn}\n^C")
+    assert shown.removeprefix(drawn).replace("\n", "") == said.replace(" ", "")
 
 
 @pytest.mark.parametrize("width", [30, 50, 60, 80, 99])

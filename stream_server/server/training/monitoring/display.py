@@ -9,7 +9,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Self
 
-from rich.console import Console, ConsoleDimensions
+from rich.console import Console, ConsoleDimensions, Group
 from rich.live import Live
 from rich.markup import escape
 from rich.progress_bar import ProgressBar
@@ -90,15 +90,23 @@ class Display:
     loop makes after every batch and every idle round. Too frequent calls cost one reading of the clock.
 
     By default it writes to standard error, and takes that of the mpirun above for a terminal if it is one.
+    Once the study `is_leaving`, the panel stays as it is, and lines follow: mpirun and the launcher write below it, and
+    the next panel would be drawn over that.
     """
 
     def __init__(
-        self, console: Console | None = None, clock: Callable[[], float] = time.monotonic, *, name: str = ""
+        self,
+        console: Console | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        name: str = "",
+        is_leaving: Callable[[], bool] = lambda: False,
     ) -> None:
         self._terminal = terminal_of_stderr() if console is None else None
         self._console = console or console_on(self._terminal)
         self._clock = clock
         self._name = name
+        self._is_leaving = is_leaving
         self._live: Live | None = None
         # A dumb terminal cannot go back to lines that it has shown.
         self._is_live = self._console.is_terminal and not self._console.is_dumb_terminal
@@ -118,6 +126,8 @@ class Display:
         return self
 
     def __exit__(self, *exc_info: object) -> None:
+        if self._live is not None and self._is_leaving():
+            self._leave_panel()
         if self._live is not None:
             self._live.stop()
             self._live = None
@@ -125,6 +135,10 @@ class Display:
     def update(self, status: Callable[[], DisplayedStatus]) -> None:
         """Show the status, which is asked for only when it is time for a new one."""
         now = self._clock()
+        if self._live is not None and self._is_leaving():
+            self._leave_panel()
+            self._interval_s = PLAIN_INTERVAL_S
+            self._next_s = now + self._interval_s
         if now < self._next_s:
             return
         self._next_s = now + self._interval_s
@@ -134,12 +148,23 @@ class Display:
         )
         if self._live is not None:
             self._follow_size()
-            self._live.update(panel(self._name, current, trend, self._console.width), refresh=True)
+            drawn = panel(self._name, current, trend, self._console.width)
+            # The cursor stays in a line of its own, where the `^C` and the words of other processes begin.
+            self._live.update(Group(drawn, ""), refresh=True)
         elif now >= self._line_s or current.troubles != self._troubles:
             growing_s = PLAIN_GROWTH * (now - self._began_s)
             self._line_s = now + min(max(growing_s, PLAIN_INTERVAL_S), MAX_PLAIN_INTERVAL_S)
             self._troubles = current.troubles
             self._print(line(current, trend))
+
+    def _leave_panel(self) -> None:
+        """Go on below what stands on the screen: rich would erase as many lines as the panel has above the cursor."""
+        assert self._live is not None
+        live, self._live = self._live, None
+        num_lines = len(self._console.render_lines(live.renderable, pad=False))
+        self._console.file.write("\n" * min(num_lines, self._console.height))
+        live.update("")
+        live.stop()
 
     def _print(self, text: str) -> None:
         self._console.print(text, soft_wrap=True, highlight=False, markup=False)
