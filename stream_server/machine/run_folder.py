@@ -39,13 +39,14 @@ def holds_anything(folder: Path) -> bool:
     return folder.exists() and any(entry.name not in LOCKS for entry in folder.iterdir())
 
 
-def set_aside(folder: Path) -> Path:
-    """Give a folder the name NAME.1 or the next that is free; returns it."""
+def set_aside(folder: Path) -> str:
+    """Give a folder the name NAME.1 or the next that is free; returns a sentence that says so."""
     number = 1
     # A link that leads nowhere has a name, too.
     while os.path.lexists(free := folder.with_name(f"{folder.name}.{number}")):
         number += 1
-    return folder.rename(free)
+    folder.rename(free)
+    return f"the earlier run in {folder} is kept as {free.name}"
 
 
 def _is_a_start(folder: Path) -> bool:

@@ -244,6 +244,7 @@ def test_fresh_renames_the_earlier_run_and_ends_what_is_left_of_it(tmp_path: Pat
         run.launcher = run.start("--fresh")
         assert run.end() == 0, run.errors
         assert "--fresh" not in run.facts(1)["arguments"]
+        assert f"stream-launcher: the earlier run in {run.output_dir} is kept as {tmp_path.name}.1" in run.errors
         assert run.attempts(1) == [(0, 0)]
         assert (run.output_dir.with_name(f"{tmp_path.name}.1") / "simulations" / "0" / "attempt-0").is_dir()
         assert not Path(f"/proc/{pid}").exists()

@@ -119,7 +119,7 @@ def test_an_earlier_run_is_renamed_to_a_name_that_nothing_has(project: Path, vic
     folder.mkdir()
     stranger.run(PLANT, "link", f"{folder}.1", victim / "nothing")
     stranger.run(PLANT, "link", f"{folder}.2", victim)
-    assert run_folder.set_aside(folder) == project / "run.3"
+    assert run_folder.set_aside(folder) == f"the earlier run in {folder} is kept as run.3"
     assert not folder.exists()
 
 

@@ -1,8 +1,13 @@
 """The command line of `stream-server`, as far as it is read before any study."""
 
+import json
+import sys
+from pathlib import Path
+
 import pytest
 
 from stream_server.server.commands.cli import main
+from tests.support.runs import NUMPY_STUDY
 
 
 @pytest.mark.parametrize(
@@ -20,3 +25,27 @@ def test_what_the_command_line_does_not_know_is_told_with_what_was_meant(
         main(arguments)
     assert left.value.code == 2
     assert capsys.readouterr().err.endswith(f"stream-server: error: {told}\n")
+
+
+@pytest.mark.parametrize(
+    ("environment", "told"),
+    [
+        ({}, "ripple → {}: starting 1 rank\n"),
+        ({"PMI_RANK": "0", "PMI_SIZE": "2"}, "ripple → {}: starting 2 ranks\n"),
+        ({"PMI_RANK": "1", "PMI_SIZE": "2"}, ""),
+    ],
+    ids=["alone", "rank 0", "rank 1"],
+)
+def test_rank_0_says_that_it_starts_before_anything_heavy_is_imported(
+    environment: dict[str, str],
+    told: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setitem(sys.modules, "stream_server.server.study.study", None)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    output_dir = tmp_path / "run"
+    assert main(["--config", str(NUMPY_STUDY), "--set", f"study.output_dir={json.dumps(str(output_dir))}"]) == 70
+    assert capsys.readouterr().err.partition("Traceback")[0] == told.format(output_dir)

@@ -55,6 +55,13 @@ def test_each_start_is_another_incarnation_of_the_same_study(config: StudyConfig
     assert (second.identity.study, second.identity.started) == (first.identity.study, first.identity.started)
 
 
+def test_a_start_says_what_it_continues(config: StudyConfig) -> None:
+    assert find(config).told == ""
+    assert find(config).told == "no checkpoint yet: it begins again"
+    stores.save(output(config).checkpoints, 2, incarnation=2)
+    assert find(config).told == "goes on from checkpoint 2, after 20 batches"
+
+
 def test_each_incarnation_has_keys_of_its_own(config: StudyConfig) -> None:
     first, second = find(config).identity, find(config).identity
     assert first.server_keys != second.server_keys

@@ -62,6 +62,7 @@ def test_a_study_goes_on_with_another_number_of_ranks(tmp_path: Path, policy: st
     done = run_study(NUMPY_STUDY, output_dir, num_ranks=2, settings=settings)
     assert_complete(done, num_simulations=4)
     assert (done.report["restarts"], done.report["ranks"]) == (2, 2)
+    assert "\nripple: goes on from checkpoint " in done.output
 
 
 @pytest.mark.parametrize(
@@ -108,6 +109,7 @@ def test_fresh_starts_over_what_was_killed_and_keeps_the_old_folder(killed: Run,
     assert_complete(done, num_simulations=1)
     assert done.report["restarts"] == 0
     assert contents(tmp_path / "run.1") == before
+    assert f"stream-server: the earlier run in {tmp_path / 'run'} is kept as run.1" in done.output
 
 
 def test_a_change_that_matters_is_refused_with_both_values(killed: Run, tmp_path: Path) -> None:

@@ -102,8 +102,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             descriptors.require(2 * config.launcher.max_running + command.ranks, "jobs and ranks")
             if arguments.simulations_only:
                 return run_simulations(config, arguments.link)
-            if arguments.fresh:
-                rename_earlier_run(config)
+            if arguments.fresh and (renamed := rename_earlier_run(config)):
+                tell(f"stream-launcher: {renamed}", sys.stderr)
             return run_study(config, command, ends_at=began + arguments.time_limit)
     except StreamServerError as error:
         tell(f"stream-launcher: {error}", sys.stderr)

@@ -116,8 +116,8 @@ def run_simulations(config: StudyConfig, address: str) -> int:
     return 0
 
 
-def rename_earlier_run(config: StudyConfig) -> None:
-    """Give the output folder of an earlier run the name NAME.1 or the next that is free.
+def rename_earlier_run(config: StudyConfig) -> str:
+    """Give the output folder of an earlier run the name NAME.1 or the next that is free; says so, "" without one.
 
     Raises:
         ConfigError: another process still runs it, or its journal is damaged.
@@ -125,12 +125,12 @@ def rename_earlier_run(config: StudyConfig) -> None:
     output_dir = config.output_dir
     run_folder.require_own(output_dir)
     if not output_dir.exists() or all(entry.name in LOCKS for entry in output_dir.iterdir()):
-        return
+        return ""
     jobs = _make_jobs(config)
     with StudyLock(output_dir / RUN_LOCK, PROGRAM), Journal(output_dir) as journal:
         with closing(jobs.backend), Servers(config) as servers:
             end_earlier_run(journal.history, jobs, servers)
-        run_folder.set_aside(output_dir)
+        return run_folder.set_aside(output_dir)
 
 
 class Unsupervised:

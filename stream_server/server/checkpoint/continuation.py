@@ -34,6 +34,14 @@ class Continuation:
         """The number of the checkpoint that is continued, 0 when there is none."""
         return 0 if self.base is None else self.base.checkpoint
 
+    @property
+    def told(self) -> str:
+        """What this start continues, in words; "" for the first one, which begins."""
+        if self.base is not None:
+            batches = "1 batch" if self.base.batches == 1 else f"{self.base.batches:,} batches"
+            return f"goes on from checkpoint {self.base_number}, after {batches}"
+        return "no checkpoint yet: it begins again" if self.identity.incarnation > 1 else ""
+
     def is_outdated(self) -> bool:
         """Whether a newer start of the server has taken over, by what the output folder says now."""
         try:

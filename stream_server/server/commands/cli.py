@@ -3,6 +3,7 @@
 import argparse
 import json
 import math
+import os
 import sys
 import time
 import traceback
@@ -11,9 +12,10 @@ from pathlib import Path
 
 import stream_server
 from stream_server import config as study_config
+from stream_server.config.problems import counted
 from stream_server.errors import EXIT_FORCED, ConfigError, StreamServerError
 from stream_server.machine.garbage import seldom_collecting
-from stream_server.machine.screen import tell, until_the_reader_leaves
+from stream_server.machine.screen import outliving_a_full_disk, tell, until_the_reader_leaves
 from stream_server.server.run.start import RANK_0_REPORTS_S, Start
 
 FAKE_DATA_S = 10.0
@@ -189,7 +191,8 @@ def _run(arguments: argparse.Namespace) -> int:
             from stream_server.server.commands.evaluate import evaluate
 
             return evaluate(config, arguments.evaluate)
-        from stream_server.machine.screen import outliving_a_full_disk
+        with outliving_a_full_disk():
+            _say_that_it_starts(config)
         from stream_server.messages.launcher_place import LauncherPlace
         from stream_server.server.study.study import run_study
         from stream_server.storage.ownership import private_files
@@ -207,6 +210,19 @@ def _run(arguments: argparse.Namespace) -> int:
         start = start.to_launcher_at(LauncherPlace.read(arguments.launcher_place))
     with outliving_a_full_disk(), private_files(group_reads=config.study.share_with is not None):
         return run_study(config, start)
+
+
+def _say_that_it_starts(config: study_config.StudyConfig) -> None:
+    """Say it before the imports, which take seconds with torch, and longer where cores are busy. Rank 0."""
+    from stream_server.server.ranks.communicator import environment_rank
+    from stream_server.server.ranks.foreign_mpirun import told_sizes
+    from stream_server.server.run.output import shown
+
+    rank = environment_rank()
+    if not rank:
+        num_ranks = 1 if rank is None else max(told_sizes(os.environ), default=1)
+        starting = f"starting {counted(num_ranks, 'rank')}"
+        tell(f"{config.study.name} → {shown(config.output_dir)}: {starting}", sys.stderr)
 
 
 def _load(arguments: argparse.Namespace) -> study_config.StudyConfig:

@@ -138,12 +138,9 @@ class OutputFolder:
         """
         run_folder.check(self.path, resume=resume)
 
-    def set_aside(self) -> bool:
-        """Give the folder of an earlier run, if there is one, the name NAME.1 or the next that is free."""
-        if not run_folder.holds_anything(self.path):
-            return False
-        run_folder.set_aside(self.path)
-        return True
+    def set_aside(self) -> str:
+        """Give the folder of an earlier run, if there is one, the name NAME.1 or the next that is free; says so."""
+        return run_folder.set_aside(self.path) if run_folder.holds_anything(self.path) else ""
 
     def prepare(self, config: StudyConfig, *, resume: bool) -> None:
         """Make the folder, or see that `config` can continue the run in it, and put the resolved study into it.

@@ -283,6 +283,8 @@ class StudySetUp(Composition):
         if self.progress.expected_batches is None:
             clock = self.config.training.lr_clock
             texts.insert(0, f"the number of batches is not known in advance; learning-rate schedules count {clock}")
+        if self.continuation.told:
+            texts.insert(0, f"{self.config.study.name}: {self.continuation.told}")
         for text in texts:
             log.info("%s", text)
             print(text, file=sys.stderr, flush=True)

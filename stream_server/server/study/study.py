@@ -160,7 +160,8 @@ def _take_folder(config: StudyConfig, folder: OutputFolder, start: Start, locks:
     _lock(folder.path, start, of_folder)
     if start.link is None:
         Journal.check_free(folder.path)
-    if start.fresh and folder.set_aside():
+    if start.fresh and (renamed := folder.set_aside()):
+        tell(f"{PROGRAM}: {renamed}", sys.stderr)
         # The locks have gone with the folder of the earlier run, which nobody runs any more.
         with of_folder.pop_all():
             _claim(folder.path, config)
