@@ -231,7 +231,7 @@ def status_facts(run: RunFolder) -> Plain:
 
 def status_rows(facts: Plain) -> list[tuple[str, str]]:
     """The status of a run as rows for people."""
-    rows = [("run", facts["run"]), ("state", facts["state"]), ("", facts["detail"])]
+    rows = [("run", facts["run"]), ("state", facts["state"]), *([("", facts["detail"])] if facts["detail"] else [])]
     if "server" in facts:
         rows += _server_rows(facts["server"])
     elif "report" in facts:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from stream_server.analysis.operating import status_facts, status_rows
 from stream_server.analysis.reading import RunFolder
 from stream_server.analysis.run_state import is_run, newest_checkpoint, runs_below, simulations_of, state_of, the_run
 from stream_server.commands.cli import main
@@ -79,6 +80,11 @@ def test_of_a_failed_run_status_tells_what_failed_and_not_that_it_balances(
     told = capsys.readouterr().out
     assert "7 requested, 3 failed, 4 stopped" in told
     assert "balanced" not in told
+
+
+def test_a_finished_run_without_a_reason_has_no_empty_line_in_its_status(run: RunFolder) -> None:
+    report(run)
+    assert [title for title, _ in status_rows(status_facts(run))[:3]] == ["run", "state", "server"]
 
 
 def test_list_says_that_there_is_no_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -140,7 +140,9 @@ def test_a_connection_that_another_rank_took_with_it_is_a_lost_rank_also_in_the_
         raise RuntimeError(GLOO)
 
     for action in (backward, lambda: call_user("the backward pass of Net.training_step", backward)):
-        assert failure_of(action).exit_code == RankLost.exit_code
+        failure = failure_of(action)
+        assert (failure.exit_code, failure.message) == (RankLost.exit_code, "another rank died or lost its connection")
+        assert GLOO in failure.traceback
 
 
 class Items:
