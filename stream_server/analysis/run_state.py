@@ -23,7 +23,9 @@ from stream_server.storage.lines import whole_lines
 from stream_server.storage.plain_state import read_state
 
 RUNNING = "running"
+STARTING = "starting"
 RESTARTING = "restarting"
+LIVE = frozenset({RUNNING, STARTING, RESTARTING})
 FINISHED = "finished"
 STOPPED = "stopped"
 FAILED = "failed"
@@ -55,9 +57,9 @@ class SavedCheckpoint:
 class RunState:
     """The state of a run.
 
-    `state` is one of running, restarting (stream-launcher runs, its server does not), finished, stopped (to be
-    continued), failed, killed, and unknown to a user who may only read it; `detail` tells more. `report` is the
-    report.json of a run that has ended.
+    `state` is one of running, starting or restarting (stream-launcher runs, but not yet its first or its next server),
+    finished, stopped (to be continued), failed, killed, and unknown to a user who may only read it; `detail` tells
+    more. `report` is the report.json of a run that has ended.
     """
 
     state: str
@@ -67,7 +69,7 @@ class RunState:
 
     @property
     def is_live(self) -> bool:
-        return self.state in (RUNNING, RESTARTING)
+        return self.state in LIVE
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -133,7 +135,7 @@ def state_of(run: RunFolder) -> RunState:
     if holder is not None:
         has_server = holder.program != LAUNCHER or holder_of(run.path / SERVER_LOCK) is not None
         return RunState(
-            state=RUNNING if has_server else RESTARTING,
+            state=RUNNING if has_server else RESTARTING if _had_a_server(run) else STARTING,
             detail=str(holder),
             checkpoint=checkpoint,
             report={},
@@ -236,6 +238,14 @@ def seconds_of(run: RunFolder, simulation: int, *, is_running: bool) -> float | 
     if span is None or span.started_s is None or span.ended_s is None:
         return None
     return max(0.0, (time.time() if is_running else span.ended_s) - span.started_s)
+
+
+def _had_a_server(run: RunFolder) -> bool:
+    """Whether the launcher that holds the run has had a server: each writes itself into the file of its lock."""
+    try:
+        return (run.path / SERVER_LOCK).stat().st_mtime_ns >= (run.path / RUN_LOCK).stat().st_mtime_ns
+    except FileNotFoundError:
+        return False
 
 
 def _end(report: dict[str, Any], failure: dict[str, Any]) -> tuple[str, str]:

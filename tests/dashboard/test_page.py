@@ -150,6 +150,9 @@ def test_with_the_token_a_websocket_of_another_page_gets_403(link: str) -> None:
 def test_it_follows_a_run_over_a_restart_of_its_server_that_takes_back_batches(browser: Browser, folder: Path) -> None:
     run = make_run(folder / "heat", num_running=1)
     with StudyLock(run / RUN_LOCK, "stream-launcher"):
+        # A server that is gone again.
+        with StudyLock(run / SERVER_LOCK, "stream-server"):
+            pass
         browser.wait_for(lambda: browser.curve("train/loss").get("x") == [10, 20, 30, 40, 50])
         browser.shows("status", "restarting")
         assert browser.columns("timeline")["state"][-1] == "running"
