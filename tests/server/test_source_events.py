@@ -62,6 +62,14 @@ def test_an_operator_who_stops_the_study_has_it_saved() -> None:
     assert (stops.pending, stops.text) == (StopReason.SAVED, "stopped by an operator")
 
 
+def test_the_order_to_finish_is_told_once_although_the_launcher_confirms_it(
+    capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    look(mailbox.FinishAsked(reason="enough"), mailbox.FinishAsked(reason="enough"))
+    assert capsys.readouterr().err == "enough\n"
+    assert not caplog.records
+
+
 def test_an_operator_who_lets_it_finish_stops_no_training_and_is_named_in_the_report() -> None:
     stops, _ = look(mailbox.FinishAsked(reason="enough"))
     assert (stops.pending, stops.text) == (None, "enough")

@@ -12,7 +12,7 @@ from stream_server.server.simulations.roster import Roster
 from stream_server.server.simulations.simulation_state import QUEUED
 
 STOP_TEXT = "stopped by stream-study stop"
-FINISH_TEXT = "no simulation is started any more since stream-study stop --finish"
+FINISH_TEXT = "no more simulations are started, as stream-study stop --finish asked"
 
 
 class OperatorDesk:
@@ -112,5 +112,5 @@ class OperatorDesk:
             self.perform(self.roster.finish(launcher_link.FinishSimulations(reason=FINISH_TEXT)))
             self.tell_main(mailbox.FinishAsked(reason=FINISH_TEXT))
         return operator.StopAccepted(
-            text="no simulation is started any more; the study ends when all that comes is trained"
+            text="no more simulations are started; the study ends when all that comes is trained"
         )

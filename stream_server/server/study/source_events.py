@@ -1,10 +1,12 @@
 """Hands on the events of the source of samples: to the callbacks, to the log, or as the end of the study."""
 
 import logging
+import sys
 from collections.abc import Callable, Iterable
 from typing import Any
 
 from stream_server.errors import TooManyFailures
+from stream_server.machine.screen import tell
 from stream_server.messages import launcher_link
 from stream_server.server.intake import mailbox
 from stream_server.server.progress.stop import StopRequests
@@ -45,7 +47,10 @@ class SourceEvents(Callback):
             case mailbox.FromLauncher(message=launcher_link.Leave(reason=reason)) | mailbox.StopAsked(reason=reason):
                 self._stops.order(reason)
             case mailbox.FinishAsked(reason=reason):
-                log.warning("%s", reason)
+                # Rank 0 has the order from the operator, and once more from the launcher that follows it.
+                if self._stops.text != reason:
+                    log.info("%s", reason)
+                    tell(reason, sys.stderr)
                 self._stops.note(reason)
             case mailbox.FromLauncher(message=launcher_link.Failed() as failed):
                 where = f"; its log: {failed.log}" if failed.log else ""

@@ -102,7 +102,7 @@ def _summary_rows(report: Mapping[str, Any]) -> list[tuple[str, str]]:
         rows.append(("rejected", f"{', '.join(reasons)}; of\n{_some(simulations)}"))
     if samples["never_produced"]:
         title = "still to come" if report["exit_reason"] == "saved" else "never produced"
-        rows.append((title, _some([f"{num:,} of {it}" for it, num in samples["never_produced"].items()])))
+        rows.append((title, _some(_fates(samples["never_produced"]))))
     for title, key in REASONS.items():
         if samples[key]:
             rows.append((title, _some([f"{reason}: {num:,}" for reason, num in samples[key].items()])))
@@ -127,8 +127,10 @@ def _summary_rows(report: Mapping[str, Any]) -> list[tuple[str, str]]:
     if report["batches"] and (told := bottleneck_of_run(report["phases_s"], oversubscribed=oversubscribed)):
         rows.append(("bottleneck", told))
     if report["restarts"]:
-        survived = f", {report['simulations']['survived_restarts']:,} running simulations went on"
-        rows.append(("restarts", f"{report['restarts']:,} of the server{survived}"))
+        num_survived = report["simulations"]["survived_restarts"]
+        survived = f", {counted(num_survived, 'running simulation')} went on" if num_survived else ""
+        # An earlier one may have failed before anything came, or have been stopped.
+        rows.append(("starts", f"{report['restarts'] + 1:,} of the server{survived}"))
     if report["warnings"]:
         rows.append(("warnings", _some(list(report["warnings"]))))
     if not report["balanced"]:
@@ -200,6 +202,23 @@ def _failures(failures: Sequence[Mapping[str, Any]]) -> list[str]:
         each = " each" if len(of_reason) > 1 else ""
         texts.append(f"{ids} after {counted(num_attempts, 'attempt')}{each}: {reason}{log}")
     return texts
+
+
+def _fates(missing: Mapping[str, int]) -> list[str]:
+    """One text for all simulations in a row with the same fate, `simulation 7: stopped (why)`, and what they lack."""
+    groups: list[tuple[str, range, int]] = []
+    for label, num in missing.items():
+        name, _, fate = label.partition(": ")
+        simulation = int(name.removeprefix("simulation "))
+        last_fate, ids, num_before = groups[-1] if groups else ("", range(0), 0)
+        if ids and fate == last_fate and simulation == ids.stop:
+            groups[-1] = fate, range(ids.start, simulation + 1), num_before + num
+        else:
+            groups.append((fate, range(simulation, simulation + 1), num))
+    return [
+        f"{num:,} of {f'simulation {ids[0]}' if len(ids) == 1 else f'simulations {ids[0]}–{ids[-1]}'}: {fate}"
+        for fate, ids, num in groups
+    ]
 
 
 def _later(failure: Mapping[str, Any]) -> str:
