@@ -1,8 +1,13 @@
 """The logs of a run, as they are and as they grow."""
 
+import heapq
+import re
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 from stream_server.analysis.reading import RunFolder
@@ -12,6 +17,10 @@ from stream_server.machine.screen import escaped
 from stream_server.storage.disk import ordinary
 
 LOOK_S = 0.2
+OURS = "stream_server."
+RECORD = re.compile(r"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d),\d{3} ([A-Z]+) +(.*)")
+# Ranks also write which thread said it, and for which module.
+ORIGIN = re.compile(r"(?:Thread-\d+ \(\S+\)|\S+) (\S+: )")
 
 
 def server_logs(run: RunFolder) -> list[Path]:
@@ -30,30 +39,33 @@ def newest_log(run: RunFolder, simulation: int) -> Path | None:
     return next(reversed(simulation_logs(run, simulation)), None)
 
 
-def show(run: RunFolder, simulation: int | None, *, follows: bool, runs: Callable[[], bool]) -> None:
-    """Write the logs to the standard output; with `follows`, go on until nothing `runs` any more.
+def show(
+    run: RunFolder, simulation: int | None, *, num_lines: int | None, follows: bool, runs: Callable[[], bool]
+) -> None:
+    """Write the last lines of the logs to the standard output; with `follows`, go on until nothing `runs` any more.
 
-    Lines bear the name of their file when there are several. Of a simulation the newest attempt is shown; while it is
-    followed also those that come after it.
+    `num_lines` None means all. Those of launcher and ranks are merged by time, and bear the name of their file. Of a
+    simulation the newest attempt is shown; while it is followed also those that come after it.
 
     Raises:
         NotRunning: there are none, and none will come.
     """
     tails: dict[Path, Tail] = {}
-    is_first, has_lines = True, False
+    is_first, has_lines, most = True, False, num_lines
     while True:
         # Asked before the files are read: what was written before the end is shown.
         goes_on = follows and runs()
         found = server_logs(run) if simulation is None else simulation_logs(run, simulation)
         if is_first and simulation is not None:
             tails |= {path: Tail(path, at_end=True) for path in found[:-1]}
-        for path in found:
-            tail = tails.setdefault(path, Tail(path))
-            for line in tail.lines(is_last=not goes_on):
-                has_lines = True
-                sys.stdout.write(escaped(f"{path.stem:<10} | {line}\n" if simulation is None else f"{line}\n"))
+        new = [deque(tails.setdefault(it, Tail(it)).lines(is_last=not goes_on), most) for it in found]
+        merged = heapq.merge(*new, key=lambda line: line.time) if simulation is None else chain.from_iterable(new)
+        for line in deque(merged, most):
+            has_lines = True
+            sys.stdout.write(f"{escaped(line.text if simulation is None else line.raw)}\n")
         sys.stdout.flush()
-        is_first = is_first and not found
+        if found:
+            is_first, most = False, None
         if not goes_on:
             break
         time.sleep(LOOK_S)
@@ -64,14 +76,24 @@ def show(run: RunFolder, simulation: int | None, *, follows: bool, runs: Callabl
         raise NotRunning(f"there is no {what} in {run.path}")
 
 
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A line of a log, of a record of this time; `text` is the line for people."""
+
+    time: str
+    text: str
+    raw: str
+
+
 class Tail:
     """The lines that come at the end of a file."""
 
     def __init__(self, path: Path, *, at_end: bool = False) -> None:
         self.path = path
         self._position = path.stat().st_size if at_end else 0
+        self._time = ""
 
-    def lines(self, *, is_last: bool) -> Iterator[str]:
+    def lines(self, *, is_last: bool) -> Iterator[Line]:
         """The whole lines that are new; at the `is_last` time also one without an end."""
         with open(self.path, "rb", opener=ordinary) as file:
             file.seek(self._position)
@@ -79,4 +101,16 @@ class Tail:
                 if not line.endswith(b"\n") and not is_last:
                     return
                 self._position += len(line)
-                yield line.decode(errors="replace").rstrip("\r\n")
+                yield self._line(line.decode(errors="replace").rstrip("\r\n"))
+
+    def _line(self, raw: str) -> Line:
+        """The line, without what is for developers; further lines of a record have the time of its first."""
+        text = raw
+        if match := RECORD.fullmatch(raw):
+            # A clock that is set back must not mix up the lines of one file.
+            self._time = max(self._time, raw[: match.end(1) + 4])
+            level, text = match[2], match[3]
+            if self.path.stem.startswith("server-") and (origin := ORIGIN.match(text)):
+                text = text[origin.start(1) if not origin[1].startswith(OURS) else origin.end() :]
+            text = text if level == "INFO" else f"{level}: {text}"
+        return Line(self._time, f"{self._time.partition(',')[0]:<19} {self.path.stem:<8} | {text}", raw)

@@ -24,6 +24,7 @@ from stream_server.machine.screen import escaped, tell
 
 TIMEOUT_S = 10.0
 WAIT_LOOK_S = 0.2
+NUM_LINES = 40
 MOST_PARAMETERS = 8
 EXIT_STATUS = "exit status: 0 done   1 there is no such run, or it is not running   2 the command line is wrong"
 
@@ -57,6 +58,14 @@ def register(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") ->
     _run(logs)
     logs.add_argument("simulation", metavar="SIMULATION", type=int, nargs="?", help="its id")
     logs.add_argument("-f", "--follow", action="store_true", help="go on until the run ends")
+    logs.add_argument(
+        "-n",
+        "--lines",
+        metavar="NUM",
+        type=int,
+        default=NUM_LINES,
+        help="the last NUM lines, 0 for all (default: %(default)d)",
+    )
 
     simulations = _command(
         commands, "simulations", "every simulation: parameters, attempts, state, seconds", _simulations
@@ -144,12 +153,18 @@ def _stop(arguments: argparse.Namespace) -> None:
 
 
 def _logs(arguments: argparse.Namespace) -> None:
-    """Show what the launcher and the ranks wrote, or what the newest attempt of one simulation wrote."""
+    """Show the last lines of the launcher and the ranks, in the order of time (UTC), or of one simulation."""
     from stream_server.analysis import follow
 
     run = the_run(arguments.run)
     try:
-        follow.show(run, arguments.simulation, follows=arguments.follow, runs=lambda: state_of(run).is_live)
+        follow.show(
+            run,
+            arguments.simulation,
+            num_lines=max(arguments.lines, 0) or None,
+            follows=arguments.follow,
+            runs=lambda: state_of(run).is_live,
+        )
     except (KeyboardInterrupt, BrokenPipeError):
         return
 

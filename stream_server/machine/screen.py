@@ -6,6 +6,7 @@ import logging
 import os
 import re
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, TextIO
@@ -62,7 +63,9 @@ def _code(match: re.Match[str]) -> str:
 
 
 class PlainFormatter(logging.Formatter):
-    """Formats a record of a log, in which a stranger's text may stand, without control characters."""
+    """Formats a record of a log, in which a stranger's text may stand, without control characters; times are UTC."""
+
+    converter = staticmethod(time.gmtime)
 
     def format(self, record: logging.LogRecord) -> str:
         return escaped(super().format(record))

@@ -168,22 +168,46 @@ def test_commands_print_json_and_tables(run: RunFolder, tmp_path: Path, capsys: 
     assert "killed" in capsys.readouterr().out
 
 
-def test_logs_of_ranks_bear_their_names_and_those_of_a_simulation_are_its_newest_attempts(
+def test_the_last_lines_of_launcher_and_ranks_are_merged_by_time_without_what_is_for_developers(
     run: RunFolder, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    day = "2026-11-26"
+    logs = {
+        "launcher": f"{day} 10:00:01,500 INFO simulation 4: begins\n{day} 10:00:04,000 WARNING it failed\n",
+        "server-0": (
+            f"{day} 10:00:01,400 INFO    MainThread stream_server.server.study.set_up: cores: 2\n"
+            f"{day} 10:00:03,000 WARNING Thread-1 (run) my_model: no progress\nand why\n"
+        ),
+        "server-1": f"a line of a library\n{day} 10:00:02,000 INFO    signals stream_server.study: here\n",
+    }
     (run.path / "logs").mkdir()
-    for name in ("server-0", "server-1"):
-        (run.path / "logs" / f"{name}.log").write_text(f"I am {name}\nno end")
+    for name, text in logs.items():
+        (run.path / "logs" / f"{name}.log").write_text(text)
+    expected = [
+        f"{'':<19} server-1 | a line of a library",
+        f"{day} 10:00:01 server-0 | cores: 2",
+        f"{day} 10:00:01 launcher | simulation 4: begins",
+        f"{day} 10:00:02 server-1 | here",
+        f"{day} 10:00:03 server-0 | WARNING: my_model: no progress",
+        f"{day} 10:00:03 server-0 | and why",
+        f"{day} 10:00:04 launcher | WARNING: it failed",
+    ]
+    for arguments, num in (([], 7), (["-n", "0", "-f"], 7), (["-n", "3"], 3), (["-n", "1", "-f"], 1)):
+        assert main(["logs", str(run.path), *arguments]) == 0
+        assert capsys.readouterr().out.splitlines() == expected[-num:]
+
+
+def test_the_log_of_a_simulation_is_that_of_its_newest_attempt(
+    run: RunFolder, capsys: pytest.CaptureFixture[str]
+) -> None:
     for attempt in (0, 9, 10):
         folder = run.path / "simulations" / "3" / f"attempt-{attempt}"
         folder.mkdir(parents=True)
-        (folder / "output.log").write_text(f"attempt {attempt}\n")
-    assert main(["logs", str(run.path), "-f"]) == 0
-    assert capsys.readouterr().out.splitlines() == [
-        f"{name}   | {text}" for name in ("server-0", "server-1") for text in (f"I am {name}", "no end")
-    ]
+        (folder / "output.log").write_text(f"attempt {attempt}\nno end")
     assert main(["logs", str(run.path), "3"]) == 0
-    assert capsys.readouterr().out == "attempt 10\n"
+    assert capsys.readouterr().out == "attempt 10\nno end\n"
+    assert main(["logs", str(run.path), "3", "-n", "1"]) == 0
+    assert capsys.readouterr().out == "no end\n"
     (folder / "output.log").write_text("")
     assert main(["logs", str(run.path), "3"]) == 0
     assert capsys.readouterr() == ("", f"{folder / 'output.log'} is empty\n")

@@ -79,7 +79,7 @@ def assert_balanced(done: Run, *, num_restarts: int, num: int = NUM) -> None:
 def test_the_server_is_a_job_on_two_nodes_and_comes_back_when_scancel_ends_it(nodes: Cluster, study: Path) -> None:
     with started(nodes, study) as live:
         live.wait_until(
-            lambda: "simulation 1 finished" in live.launcher_log and "Committed" in live.launcher_log, LIMIT_S
+            lambda: "simulation 1 finished" in live.launcher_log and "is committed" in live.launcher_log, LIMIT_S
         )
         [number] = servers(nodes, live)
         assert nodes.run(LOGIN, "squeue", "-h", "-j", number, "-o", "%N").strip() == "n[1-2]"
@@ -170,7 +170,7 @@ def test_jobs_of_server_and_simulation_that_slurm_ends_at_their_time_limit_are_f
     }
     with started(nodes, study, endless) as live:
         live.wait_until(
-            lambda: live.launcher_log.count(" finished") == NUM and "Committed" in live.launcher_log, LIMIT_S
+            lambda: live.launcher_log.count(" finished") == NUM and "is committed" in live.launcher_log, LIMIT_S
         )
         [server] = servers(nodes, live)
         [simulation] = [it for name, it in jobs_of(nodes, live).items() if f"-{ENDLESS_ID}-attempt-0-" in name]
@@ -192,7 +192,7 @@ def test_a_study_goes_on_in_another_job_when_a_node_of_its_server_is_lost() -> N
     anywhere: dict[str, Any] = {"server.job.options": {}, "simulation.job.options": {"exclude": "n2"}}
     with Cluster(3) as nodes, started(nodes, made_study(nodes), anywhere) as live:
         live.wait_until(
-            lambda: "simulation 1 finished" in live.launcher_log and "Committed" in live.launcher_log, LIMIT_S
+            lambda: "simulation 1 finished" in live.launcher_log and "is committed" in live.launcher_log, LIMIT_S
         )
         [number] = servers(nodes, live)
         assert nodes.run(LOGIN, "squeue", "-h", "-j", number, "-o", "%N").strip() == "n[1-2]"

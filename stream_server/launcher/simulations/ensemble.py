@@ -187,8 +187,10 @@ class Ensemble:
                 self._note_times_of_worker(message.simulation)
                 self.reports.let_go(message.simulation, message.reason)
                 return self.schedule.invalid(message.simulation, now)
-            case launcher_link.Committed() | launcher_link.Leaving():
-                log.info("server: %s", message)
+            case launcher_link.Committed():
+                log.info("checkpoint %d is committed, after %d batches", message.checkpoint, message.batches)
+            case launcher_link.Leaving():
+                log.info("the server leaves")
         return []
 
     def _note_times_of_worker(self, simulation: int) -> None:
@@ -346,7 +348,9 @@ class Reports:
 
     def job_ended(self, ended: AttemptEnd) -> None:
         """The job of an attempt is over, whatever that means for the simulation."""
-        log.info("simulation %d, attempt %d %s", ended.simulation, ended.attempt, ended.reason)
+        # That it has finished, or has failed although its program did not, is told by itself.
+        level = logging.DEBUG if ended.exit_code == 0 else logging.INFO
+        log.log(level, "simulation %d, attempt %d %s", ended.simulation, ended.attempt, ended.reason)
         self._logs[ended.simulation, ended.attempt] = ended.log
 
     def attempts_ended(self, ended: Sequence[AttemptEnd]) -> None:

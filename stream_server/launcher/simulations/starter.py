@@ -2,6 +2,7 @@
 
 import errno
 import logging
+import shlex
 import shutil
 import time
 from collections.abc import Mapping, Sequence
@@ -175,7 +176,7 @@ class Starter:
 
     def _submit(self, specs: Mapping[tuple[int, int], JobSpec]) -> None:
         for (simulation, attempt), spec in specs.items():
-            log.info("simulation %d, attempt %d: %s", simulation, attempt, spec.command)
+            log.info("simulation %d, attempt %d: %s", simulation, attempt, shlex.join(spec.command))
         failpoint("launcher.before_submit")
         handle = self.jobs.submit(specs)
         for simulation, _ in specs:

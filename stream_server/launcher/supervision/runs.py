@@ -231,10 +231,9 @@ def _make_ensemble(config: StudyConfig, journal: Journal, link: ServerConnection
 
 
 def _start_log(config: StudyConfig) -> None:
-    """Write the log of this process, with UTC times."""
+    """Write the log of this process."""
     file = config.output_dir / "logs" / "launcher.log"
     file.parent.mkdir(parents=True, exist_ok=True)
     handler = logging.FileHandler(file)
     handler.setFormatter(PlainFormatter(LOG_FORMAT))
     logging.basicConfig(handlers=[handler], level=logging.INFO, force=True)
-    logging.Formatter.converter = time.gmtime

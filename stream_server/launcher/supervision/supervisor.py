@@ -2,6 +2,7 @@
 
 import logging
 import math
+import shlex
 import shutil
 import signal
 import sys
@@ -179,7 +180,7 @@ class Supervisor:
         line = self.command.line(
             link=self.link.address, alive=starting.alive, place=place, time_limit_s=self.ends_at - now
         )
-        log.info("server, start %d: %s", starting.number, line)
+        log.info("server, start %d: %s", starting.number, shlex.join(line))
         self.journal.note(starting)
         self._run(starting, lambda: self.servers.start(starting, line, is_spread=place is not None))
         assert self._running is not None
