@@ -71,8 +71,11 @@ class Study:
         """The folder of its runs: `study.output_dir`."""
         return self.config.output_dir
 
-    def check(self) -> Facts:
+    def check(self, ranks: int | None = None) -> Facts:
         """Describe what the study would do and take, as `stream-server --check` prints it. Starts nothing.
+
+        Args:
+            ranks: of the server, as for `start`; `server.ranks` by default.
 
         Raises:
             ConfigError: a class, program or value of the study cannot be used on this machine.
@@ -81,11 +84,12 @@ class Study:
         from stream_server.server.commands.check import facts_of, require_machine
         from stream_server.studies.trained import user_code_of
 
-        require(self.config)
-        with user_code_of(self.config):
-            facts = facts_of(self.config)
-        require_machine(self.config)
-        return Facts(self.config.study.name, facts)
+        config = self.config if ranks is None else self._loaded([f"server.ranks={ranks}"])
+        require(config)
+        with user_code_of(config):
+            facts = facts_of(config)
+        require_machine(config)
+        return Facts(config.study.name, facts)
 
     def start(self, ranks: int | None = None, *, fresh: bool = False, time_limit: str | None = None) -> Run:
         """Start it in the background, under a `stream-launcher` of its own, or go on with what was interrupted.
@@ -140,6 +144,11 @@ class Study:
             ("batch size", f"{config.training.batch_size} per rank"),
         ]
         return Facts(study.name, rows)
+
+    def _loaded(self, overrides: list[str]) -> StudyConfig:
+        if self._plain is None:
+            return load(self.file, [*self._overrides, *overrides])
+        return load_plain(_as_json(self._plain), self.config.study_dir, overrides)
 
     def _write(self) -> None:
         """Put a study that is a dict where the launcher, and each server that it starts again, reads it."""

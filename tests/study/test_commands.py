@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import re
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -63,6 +64,19 @@ def test_check_tells_what_a_study_takes_and_starts_nothing(stream_server_here: H
     assert lines["connections"].endswith("fits")
     assert "at most 2 that the launcher starts (launcher.max_running), and 4 that attach" in output
     assert list(tmp_path.iterdir()) == []
+
+
+def test_check_under_mpirun_plans_for_its_ranks_and_one_of_them_tells_it(
+    stream_server_here: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PMI_SIZE", "2")
+    monkeypatch.setenv("PMI_RANK", "1")
+    assert stream_server_here(NUMPY_STUDY, "--check") == (0, "")
+    monkeypatch.setenv("PMI_RANK", "0")
+    exit_code, output = stream_server_here(NUMPY_STUDY, "--check")
+    assert exit_code == 0
+    assert re.search("^ranks +2, as mpirun starts them$", output, re.MULTILINE)
+    assert "2 ranks × " in output
 
 
 @pytest.mark.parametrize(

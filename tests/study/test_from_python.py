@@ -144,6 +144,14 @@ def test_a_file_is_loaded_with_changes_as_by_set(folder: Path) -> None:
 
 def test_a_check_says_what_the_command_says_and_refuses_what_it_refuses(folder: Path) -> None:
     facts = dict(Study(plain(), folder).check())
+    assert facts["ranks"].startswith("1, as server.ranks says")
+    assert "1 rank × " in facts["cores"]
+    of_two = dict(Study(plain(), folder).check(ranks=2))
+    assert of_two["ranks"].startswith("2, ")
+    assert "2 ranks × " in of_two["cores"]
+    file = folder / "study.json"
+    file.write_text(json.dumps(plain()))
+    assert dict(Study.load(file).check(ranks=2))["cores"] == of_two["cores"]
     assert facts["simulations"] == "6 for training, 1 for validation"
     with pytest.raises(ConfigError, match="no-such-program"):
         Study(plain(simulation__command=["no-such-program"]), folder).check()

@@ -14,7 +14,7 @@ from stream_server.machine import network
 from stream_server.machine.descriptors import STRANGERS, verdict
 from stream_server.machine.screen import size_shown
 from stream_server.server.metrics.writers import writer_makers
-from stream_server.server.ranks.communicator import SoloRanks
+from stream_server.server.ranks.communicator import SoloRanks, environment_rank
 from stream_server.server.replay.share import ReplayShare
 from stream_server.server.replay.simulation_file import load_h5py
 from stream_server.server.run.build import make_policy
@@ -108,7 +108,7 @@ def _lines(config: StudyConfig, plan: RankPlan) -> list[tuple[str, str]]:
         *([("", f"NOT HERE: {missing}")] if (missing := missing_program(config)) else []),
         ("at once", _at_once(config)),
         ("server class", config.server.class_),
-        *([("ranks", f"{server.num_ranks}: {server.why}")] if server.why else []),
+        *([("ranks", f"{server.num_ranks}{_why_so_many(server)}")] if config.server.backend == "local" else []),
         *((key, str(component)) for key, component in config.training.components.items()),
         (
             "buffer",
@@ -129,6 +129,12 @@ def _lines(config: StudyConfig, plan: RankPlan) -> list[tuple[str, str]]:
             f"{'unlimited' if hard is None else hard}: {verdict(plan.connections, hard)}",
         ),
     ]
+
+
+def _why_so_many(server: ServerSize) -> str:
+    if environment_rank() is not None:
+        return ", as mpirun starts them"
+    return f": {server.why}" if server.why else ", as server.ranks says; under `mpirun -n NUM`, --check plans for NUM"
 
 
 def _job_of_server(config: StudyConfig) -> str:

@@ -173,7 +173,10 @@ def _run(arguments: argparse.Namespace) -> int:
     with seldom_collecting():
         if arguments.check:
             from stream_server.server.commands.check import describe, require_machine
+            from stream_server.server.ranks.communicator import environment_rank
 
+            if environment_rank():
+                return 0
             with until_the_reader_leaves():
                 print(describe(config, arguments.replay))
             require_machine(config, arguments.replay)
@@ -215,14 +218,19 @@ def _run(arguments: argparse.Namespace) -> int:
 def _say_that_it_starts(config: study_config.StudyConfig) -> None:
     """Say it before the imports, which take seconds with torch, and longer where cores are busy. Rank 0."""
     from stream_server.server.ranks.communicator import environment_rank
-    from stream_server.server.ranks.foreign_mpirun import told_sizes
     from stream_server.server.run.output import shown
 
-    rank = environment_rank()
-    if not rank:
-        num_ranks = 1 if rank is None else max(told_sizes(os.environ), default=1)
-        starting = f"starting {counted(num_ranks, 'rank')}"
+    if not environment_rank():
+        starting = f"starting {counted(_num_started() or 1, 'rank')}"
         tell(f"{config.study.name} → {shown(config.output_dir)}: {starting}", sys.stderr)
+
+
+def _num_started() -> int | None:
+    """How many ranks mpirun has started, as it says before MPI is loaded; None outside of any."""
+    from stream_server.server.ranks.communicator import environment_rank
+    from stream_server.server.ranks.foreign_mpirun import told_sizes
+
+    return None if environment_rank() is None else max(told_sizes(os.environ), default=1)
 
 
 def _load(arguments: argparse.Namespace) -> study_config.StudyConfig:
@@ -233,7 +241,9 @@ def _load(arguments: argparse.Namespace) -> study_config.StudyConfig:
     try:
         if arguments.config is None:
             raise ConfigError("--config study.json is missing; `stream-server --help` shows examples")
-        config = study_config.load(arguments.config, arguments.set)
+        num_ranks = _num_started() if arguments.check else None
+        ranks = [] if num_ranks is None else [f"server.ranks={num_ranks}"]
+        config = study_config.load(arguments.config, [*arguments.set, *ranks])
         if arguments.replay is not None and config.offline.write_files:
             raise ConfigError("offline.write_files writes what simulations send, but with --replay none runs: drop one")
         if not (arguments.fast_dev_run or arguments.fake_data or arguments.evaluate or arguments.replay):
