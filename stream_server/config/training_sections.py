@@ -143,7 +143,9 @@ class Checkpoint(Section):
     every_batches: Moment | None = Field(
         default=None, description="Batches between two checkpoints, or a fraction of the run; null: by time only."
     )
-    every_s: Positive = Field(default=300.0, description="Seconds between two checkpoints.")
+    every_s: Positive = Field(
+        default=300.0, description="Seconds between two checkpoints; at most 60 before the first."
+    )
     keep: Annotated[int, Field(ge=2)] = Field(default=2, description="Newest checkpoints that stay.")
     keep_best: Natural = Field(default=1, description="Best models that stay, of those validated.")
     monitor: str = Field(default="val/loss", description="The value of a validation that says which models are best.")

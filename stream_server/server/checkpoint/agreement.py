@@ -22,6 +22,8 @@ from stream_server.server.user.callbacks import Callback
 from stream_server.storage.checksums import FileRecord
 from stream_server.storage.folders import PendingFile, records_from_json, records_to_json
 
+# Until there is a checkpoint, a crash takes the study back to its beginning.
+FIRST_S = 60.0
 LOOK_S = 0.05
 REST = 10
 
@@ -71,6 +73,8 @@ class SaveCounts:
 
 class CheckpointAgreement(Callback):
     """Takes a checkpoint when `every_batches` or `every_s` say so, when simulations are under pressure, or when asked.
+
+    The first of a study is due after a minute, even if `every_s` is longer.
 
     One is agreed on in a control round, captured between two steps, written in the background by every rank, and
     committed by rank 0 once all ranks have said that their part is on disk. A failure costs nothing but itself: what
@@ -223,7 +227,7 @@ class CheckpointAgreement(Callback):
         since_s = self._clock() - self._taken_at
         num = self._batches() - self._taken_batch
         wanted = (
-            since_s >= self._every_s
+            since_s >= (self._every_s if self.newest else min(self._every_s, FIRST_S))
             or (self._every_batches is not None and num >= self._every_batches)
             or (self._study.has_pressure and since_s >= REST * self._last_s)
         )

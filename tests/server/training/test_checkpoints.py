@@ -163,6 +163,21 @@ def test_time_makes_one_due() -> None:
     assert one.round().wanted
 
 
+def test_the_first_checkpoint_of_a_study_comes_after_a_minute_and_the_others_as_they_are_asked_for() -> None:
+    one = OneRank(every_s=300.0)
+    taken = []
+    for second in range(800):
+        one.clock.now = float(second)
+        one.step()
+        if one.round().wanted:
+            taken.append(second)
+    assert taken == [60, 360, 660]
+    later = OneRank(every_s=300.0, newest=4)
+    later.step()
+    later.clock.now = 299.0
+    assert not any(later.round())
+
+
 def test_what_did_not_change_is_not_saved_again() -> None:
     one = OneRank(every_s=10.0)
     one.step()
