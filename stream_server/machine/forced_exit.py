@@ -16,6 +16,7 @@ from stream_server.errors import EXIT_FORCED
 
 FORCE_S = 3.0
 REPEAT_S = 0.5
+FIRST_SIGNAL = "the study saves a checkpoint and leaves; once more ends it at once"
 URGENT = frozenset({signal.SIGINT, signal.SIGTERM})
 
 

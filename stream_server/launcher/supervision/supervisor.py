@@ -24,6 +24,7 @@ from stream_server.launcher.supervision.server_job import LOCAL, RunningServer, 
 from stream_server.launcher.supervision.server_restart import EndReports, NoRestart, Restart, Restarts, ServerEnd
 from stream_server.launcher.supervision.servers import Servers
 from stream_server.launcher.supervision.submitted_server import SubmittedServer
+from stream_server.machine.forced_exit import FIRST_SIGNAL
 from stream_server.machine.screen import tell
 from stream_server.machine.signals import Signals
 from stream_server.messages import launcher_link
@@ -281,7 +282,7 @@ class Supervisor:
                 self._ask_to_leave()
             else:
                 self._running.job.ask_to_leave()
-            say(f"{self._stop_reason}: the study saves a checkpoint and leaves; once more ends it at once")
+            say(f"{self._stop_reason}: {FIRST_SIGNAL}")
 
     def _ask_to_leave(self) -> None:
         running = self._running

@@ -3,7 +3,6 @@
 import argparse
 import json
 import math
-import os
 import sys
 import time
 import traceback
@@ -217,20 +216,20 @@ def _run(arguments: argparse.Namespace) -> int:
 
 def _say_that_it_starts(config: study_config.StudyConfig) -> None:
     """Say it before the imports, which take seconds with torch, and longer where cores are busy. Rank 0."""
-    from stream_server.server.ranks.communicator import environment_rank
+    from stream_server.server.ranks.communicator import environment_rank, environment_size
     from stream_server.server.run.output import shown
 
     if not environment_rank():
-        starting = f"starting {counted(_num_started() or 1, 'rank')}"
+        starting = f"starting {counted(environment_size() or 1, 'rank')}"
         tell(f"{config.study.name} → {shown(config.output_dir)}: {starting}", sys.stderr)
 
 
-def _num_started() -> int | None:
-    """How many ranks mpirun has started, as it says before MPI is loaded; None outside of any."""
-    from stream_server.server.ranks.communicator import environment_rank
-    from stream_server.server.ranks.foreign_mpirun import told_sizes
+def _ranks_started() -> list[str]:
+    """The setting that says how many ranks mpirun has started, if it has."""
+    from stream_server.server.ranks.communicator import environment_size
 
-    return None if environment_rank() is None else max(told_sizes(os.environ), default=1)
+    num_ranks = environment_size()
+    return [] if num_ranks is None else [f"server.ranks={num_ranks}"]
 
 
 def _load(arguments: argparse.Namespace) -> study_config.StudyConfig:
@@ -241,9 +240,7 @@ def _load(arguments: argparse.Namespace) -> study_config.StudyConfig:
     try:
         if arguments.config is None:
             raise ConfigError("--config study.json is missing; `stream-server --help` shows examples")
-        num_ranks = _num_started() if arguments.check else None
-        ranks = [] if num_ranks is None else [f"server.ranks={num_ranks}"]
-        config = study_config.load(arguments.config, [*arguments.set, *ranks])
+        config = study_config.load(arguments.config, [*arguments.set, *(_ranks_started() if arguments.check else [])])
         if arguments.replay is not None and config.offline.write_files:
             raise ConfigError("offline.write_files writes what simulations send, but with --replay none runs: drop one")
         if not (arguments.fast_dev_run or arguments.fake_data or arguments.evaluate or arguments.replay):

@@ -7,9 +7,8 @@ from contextlib import contextmanager
 from enum import IntEnum
 from types import FrameType
 
-from stream_server.machine.forced_exit import UrgentSignals
+from stream_server.machine.forced_exit import FIRST_SIGNAL, UrgentSignals
 
-SAVES_AND_LEAVES = "the study saves a checkpoint and leaves; once more ends it at once"
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 
 
@@ -103,7 +102,7 @@ class StopRequests:
             if self.in_set_up and is_first:
                 raise Interrupted(f"stopped by {name} during the set-up; run it again to go on")
             if is_first:
-                say(f"stopped by {name}: {SAVES_AND_LEAVES}")
+                say(f"stopped by {name}: {FIRST_SIGNAL}")
 
         before = {number: signal.signal(number, ask) for number in SIGNALS}
         try:

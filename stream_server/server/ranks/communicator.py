@@ -301,6 +301,11 @@ def environment_rank() -> int | None:
     return None
 
 
+def environment_size() -> int | None:
+    """How many ranks the MPI launcher has started, as it wrote into the environment, or None outside of MPI."""
+    return None if environment_rank() is None else max(foreign_mpirun.told_sizes(os.environ), default=1)
+
+
 def ranks_from_environment(collectives: CollectiveCalls | None = None) -> Ranks:
     """The ranks this process was started as; a process outside of MPI never calls MPI_Init."""
     return SoloRanks(collectives) if environment_rank() is None else MpiRanks(collectives)
