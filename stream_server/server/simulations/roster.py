@@ -33,8 +33,7 @@ class Roster:
     server had been away. `num_missing` are the samples of training simulations that will never come; those that redraws
     bring in their place are taken off.
     `num_samples_of` says how many samples so many steps of one simulation make, as if none between them was missing.
-    Unless the study `starts_jobs`, simulations only attach by themselves. `final`: every simulation has its terminal
-    state and no other will come.
+    Unless the study `starts_jobs`, simulations only attach by themselves.
     """
 
     def __init__(
@@ -73,7 +72,6 @@ class Roster:
         self.stop_order: launcher_link.StopSimulations | None = None
         self.finish_order: launcher_link.FinishSimulations | None = None
         self._failed = False
-        self.final = False
 
     @property
     def parameters(self) -> dict[int, dict[str, float]]:
@@ -439,7 +437,6 @@ class Roster:
     def _conclude(self) -> list[Action]:
         if self._failed or not self.table.all_over:
             return []
-        self.final = True
         self.handshake.open = False
         states = {i: entry.phase.value for i, entry in self.entries.items()}
         return [notices.Final(states=states)]
