@@ -26,7 +26,6 @@ DOORS = {
             "server/reception/heartbeat.py",
             "messages/connection_guard.py",
             "messages/curve.py",
-            "server/run/curve.py",
             "messages/tcp.py",
         ),
         *(

@@ -11,7 +11,7 @@ import zmq
 
 from stream_server.messages.client import MAX_PART_BYTES
 from stream_server.messages.connection_guard import ConnectionGuard, user_of
-from stream_server.messages.curve import ZAP_ADDRESS, KeyPair, secure_peer_socket
+from stream_server.messages.curve import ZAP_ADDRESS, KeyPair, secure_peer_socket, secure_server_socket
 from stream_server.messages.ipc import Ways
 from stream_server.messages.tcp import ANYWHERE, bind_tcp
 from stream_server.server.run.curve import CurveAccess
@@ -308,7 +308,7 @@ class Sockets:
 
     def _bind_operator(self, addresses: tuple[str, str]) -> tuple[str, ...]:
         """Bind the control socket once more, to where nobody comes in without a key, also in the private folder."""
-        self.access.secure_server_socket(self._control)
+        secure_server_socket(self._control, self.access.server)
         path = f"ipc://{self.settings.ipc_folder / 'o'}"
         self._control.bind(path)
         return (path, addresses[1]) if self.access.encrypts_tcp else (path,)
@@ -319,7 +319,7 @@ class Sockets:
         # A bind keeps the options of its moment: ipc, in its private folder, stays free of keys.
         socket.bind(path)
         if self.access.encrypts_tcp:
-            self.access.secure_server_socket(socket)
+            secure_server_socket(socket, self.access.server)
         settings = self.settings
         socket.tcp_keepalive = 1
         socket.tcp_keepalive_idle, socket.tcp_keepalive_intvl = KEEPALIVE_IDLE_S, KEEPALIVE_EVERY_S
@@ -330,7 +330,7 @@ class Sockets:
         if zero.host == self.settings.host and (way := self._ways.to(ipc)) is not None:
             return way
         if self.access.encrypts_tcp:
-            self.access.secure_peer_socket(self._peers)
+            secure_peer_socket(self._peers, self.access.server)
         return tcp
 
     def _words(self, socket: Socket) -> Iterator[list[zmq.Frame]]:
