@@ -7,15 +7,13 @@ from itertools import pairwise
 from typing import Any
 
 from stream_server.analysis.attempts import CANCELLED, ENDED, FAILED, INTERRUPTED, RUNNING
-from stream_server.analysis.reading import Line, names_in
+from stream_server.analysis.reading import Line, is_validation_loss, names_in
 from stream_server.analysis.validations import RenderedSample
 from stream_server.dashboard.changes import Columns
 from stream_server.dashboard.facts import RunFacts
 
 AXES = {"batch": "batch", "sample": "samples trained", "wall_s": "training time (s)"}
 MAX_POINTS = 2000
-# The palette of Okabe and Ito, and for the states of things a colour each.
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7F7F7F", "#000000")
 ATTEMPT_COLOURS = {
     RUNNING: "#0072B2",
     ENDED: "#009E73",
@@ -43,7 +41,7 @@ Curves = dict[str, Columns]
 
 def losses(facts: RunFacts, axis: str) -> Curves:
     """The loss of the training and of each validation set, by name."""
-    names = [name for name in names_in(list(facts.records)) if name == "train/loss" or _is_validation_loss(name)]
+    names = [name for name in names_in(list(facts.records)) if name == "train/loss" or is_validation_loss(name)]
     return {name: _logged(facts.records, axis, name) for name in names}
 
 
@@ -248,10 +246,6 @@ def _new_samples_per_s(records: Sequence[Line]) -> Columns:
         "x": [b["wall_s"] for _, b in pairs],
         "y": [(b["sample"] - a["sample"]) / (b["wall_s"] - a["wall_s"]) for a, b in pairs],
     }
-
-
-def _is_validation_loss(name: str) -> bool:
-    return is_validation(name) and name.endswith("/loss")
 
 
 def _phase_colour(position: int) -> str:

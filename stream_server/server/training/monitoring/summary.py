@@ -7,6 +7,7 @@ from typing import Any
 
 from rich.text import Text
 
+from stream_server.config.problems import counted
 from stream_server.machine.screen import escaped
 from stream_server.machine.terminal import terminal_of_stderr
 from stream_server.server.training.monitoring.display import console_on, number, shares
@@ -225,11 +226,6 @@ def _some(texts: list[str], num: int = 5) -> str:
 def first_line(text: str) -> str:
     """The first line; the others have been shown above the table."""
     return text.partition("\n")[0]
-
-
-def counted(num: int, noun: str) -> str:
-    """The number with its noun in the singular or plural."""
-    return f"{num:,} {noun}" if num == 1 else f"{num:,} {noun}s"
 
 
 def duration(seconds: float) -> str:

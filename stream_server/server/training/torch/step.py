@@ -88,8 +88,9 @@ class TorchStep:
         if self._device.type == "cpu":
             keep_freed_memory()
         with ExitStack() as stack:
-            backend = backend_of(self._ranks)
-            group = stack.enter_context(self._make_group(backend))
+            group = stack.enter_context(
+                TorchGroup(self._ranks, backend=backend_of(self._ranks), shared=self._shared, interface=self._interface)
+            )
             stack.enter_context(numerics(self._settings))
             on_step = None if self._server.automatic_optimization else self._step_manually
             fabric = launch(self._ranks, group.environment, self._device, self._precision, on_step)
@@ -106,9 +107,6 @@ class TorchStep:
             barrier(self._ranks)
             self._stack = stack.pop_all()
         return self
-
-    def _make_group(self, backend: str) -> TorchGroup:
-        return TorchGroup(self._ranks, backend=backend, shared=self._shared, interface=self._interface)
 
     def __exit__(self, *exc_info: Any) -> None:
         self._stack.__exit__(*exc_info)
