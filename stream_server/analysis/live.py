@@ -16,6 +16,7 @@ from stream_server.errors import ConfigError, MalformedMessage, NotRunning
 from stream_server.messages import operator
 from stream_server.messages.connection import ConnectionFile
 from stream_server.messages.curve import secure_client_socket
+from stream_server.messages.simulation_phase import SimulationPhase
 
 OPERATOR_FILE = "operator.json"
 REPEAT_S = 1.0
@@ -51,7 +52,7 @@ def simulations_of(run: RunFolder, timeout_s: float) -> list[SimulationFacts]:
             parameters=dict(row.parameters),
             state=row.state,
             attempts=row.attempt + 1,
-            seconds=seconds_of(run, row.simulation, is_running=row.state == "running"),
+            seconds=seconds_of(run, row.simulation, is_running=row.state == SimulationPhase.RUNNING),
             received=row.received,
             reason=row.reason,
         )

@@ -11,6 +11,7 @@ from stream_server.analysis.reading import Line, is_validation_loss, names_in
 from stream_server.analysis.validations import RenderedSample
 from stream_server.dashboard.changes import Columns
 from stream_server.dashboard.facts import RunFacts
+from stream_server.messages.simulation_phase import QUEUED, SimulationPhase
 
 AXES = {"batch": "batch", "sample": "samples trained", "wall_s": "training time (s)"}
 MAX_POINTS = 2000
@@ -22,14 +23,14 @@ ATTEMPT_COLOURS = {
     INTERRUPTED: "#7F7F7F",
 }
 SIMULATION_COLOURS = {
-    "waiting": "#BBBBBB",
-    "queued": "#56B4E9",
-    "running": "#0072B2",
-    "finished": "#009E73",
-    "given_up": "#D55E00",
-    "invalid": "#CC79A7",
-    "stopped_early": "#F0E442",
-    "stopped": "#E69F00",
+    SimulationPhase.WAITING: "#BBBBBB",
+    QUEUED: "#56B4E9",
+    SimulationPhase.RUNNING: "#0072B2",
+    SimulationPhase.FINISHED: "#009E73",
+    SimulationPhase.GIVEN_UP: "#D55E00",
+    SimulationPhase.INVALID: "#CC79A7",
+    SimulationPhase.STOPPED_EARLY: "#F0E442",
+    SimulationPhase.STOPPED: "#E69F00",
     "failed": "#D55E00",
     "interrupted": "#7F7F7F",
 }

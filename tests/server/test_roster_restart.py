@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from stream_server.messages import launcher_link, notices
 from stream_server.messages.client import ATTACHING, Away, FieldSpec, Hello, Invalidate, Routing, TimeSteps, Welcome
 from stream_server.messages.routing import StudyRouting
+from stream_server.messages.simulation_phase import SimulationPhase
 from stream_server.server.simulations.handshake import Action, Reply, StudyFacts
 from stream_server.server.simulations.roster import Roster
-from stream_server.server.simulations.simulation_state import SimulationPhase
 from stream_server.storage.plain_state import from_bytes, to_bytes
 
 NUM_RANKS = 2

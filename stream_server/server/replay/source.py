@@ -16,6 +16,7 @@ from stream_server.buffers import Buffer
 from stream_server.config import StudyConfig
 from stream_server.errors import ConfigError
 from stream_server.messages.operator import TrainingStatus
+from stream_server.messages.simulation_phase import SimulationPhase
 from stream_server.server.intake import mailbox
 from stream_server.server.intake.account import RankAccount, SimulationEnd
 from stream_server.server.intake.source import REPLAY, ReceptionSnapshot
@@ -27,7 +28,6 @@ from stream_server.server.replay.record_format import EntryKind
 from stream_server.server.replay.record_reader import RecordEntry
 from stream_server.server.replay.share import Playback, ReplayShare, on_all_ranks
 from stream_server.server.run.build import ragged_fields
-from stream_server.server.simulations.simulation_state import SimulationPhase
 
 log = logging.getLogger(__name__)
 

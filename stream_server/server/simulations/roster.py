@@ -10,13 +10,14 @@ from typing import Any
 from stream_server.machine.screen import in_one_line
 from stream_server.messages import launcher_link, notices
 from stream_server.messages.client import Invalidate, Invalidated, Reason
+from stream_server.messages.simulation_phase import SimulationPhase
 from stream_server.server.intake.account import SimulationEnd
 from stream_server.server.intake.attempts import why_stale
 from stream_server.server.intake.mailbox import SimulationsFailed
 from stream_server.server.intake.parameters import Origin
 from stream_server.server.simulations.failures import FailedAttempts, Failure
 from stream_server.server.simulations.handshake import Action, Handshake, Reply, StudyFacts, brought, refuse
-from stream_server.server.simulations.simulation_state import SimulationPhase, SimulationState
+from stream_server.server.simulations.simulation_state import SimulationState
 from stream_server.server.simulations.simulation_table import SimulationTable
 
 MOST_NAMED = 5

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from stream_server.buffers.buffer import Buffer
 from stream_server.buffers.policy import SlotArray
+from stream_server.messages.simulation_phase import SimulationPhase
 from stream_server.server.metrics.metrics import Gauge, Metrics
 from stream_server.server.progress.phases import Phases
 from stream_server.server.progress.progress import Progress
@@ -181,7 +182,7 @@ class StreamGauge(Callback):
         simulations, self._received = self._counts()
         self._now_s = now_s
         metrics.log("speed/received_per_s", max(0, self._received - received) / (now_s - since_s))
-        metrics.log("simulations/running", simulations.get("running", 0))
+        metrics.log("simulations/running", simulations.get(SimulationPhase.RUNNING, 0))
 
 
 class RateLimited:
