@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from stream_server.buffers.policy import Policy, Seed, State, in_turn
+from stream_server.buffers.policy import Policy, Seed, State, interleaved
 from stream_server.buffers.windows import WINDOWS, WindowShape
 from stream_server.errors import UserCodeError
 
@@ -68,7 +68,7 @@ def redeal(
     policies = policy.deal(old, seeds)
     if _all_slots(policies) != _all_slots(old) or len(policies) != num:
         raise UserCodeError(f"{policy.__name__}.deal must give each slot to exactly one of {num} ranks")
-    backlog = in_turn([state["backlog"] + start for state, start in zip(states, starts, strict=False)])
+    backlog = interleaved([state["backlog"] + start for state, start in zip(states, starts, strict=False)])
     backlog_starts = (np.arange(num) - sum(len(dealt["slots"]) for dealt in policies)) % num
     draws = [
         {**draw, "rows": draw["rows"] + start}

@@ -219,11 +219,6 @@ def legend_html(colours: dict[str, str]) -> str:
     return f'<div class="legend">{"".join(entries)}</div>'
 
 
-def thinned(values: Sequence[Any], stride: int) -> list[Any]:
-    """Every `stride`-th of the values, from the first one on."""
-    return list(values[::stride])
-
-
 def stride_for(num: int) -> int:
     """The smallest power of two that leaves at most `MAX_POINTS`: it changes seldom while a curve grows."""
     return 2 ** max(0, math.ceil(math.log2(num / MAX_POINTS))) if num > MAX_POINTS else 1
@@ -235,13 +230,13 @@ def _logged(records: Sequence[Line], axis: str, name: str) -> Columns:
 
 def _curve(records: Sequence[Line], name: str, axis: str, value: Callable[[Line], float]) -> Columns:
     points = [line for line in records if name in line]
-    points = thinned(points, stride_for(len(points)))
+    points = points[:: stride_for(len(points))]
     return {"x": [line[axis] for line in points], "y": [value(line) for line in points]}
 
 
 def _new_samples_per_s(records: Sequence[Line]) -> Columns:
     points = [line for line in records if "speed/samples_per_s" in line]
-    points = thinned(points, stride_for(len(points)))
+    points = points[:: stride_for(len(points))]
     pairs = [(a, b) for a, b in pairwise(points) if b["wall_s"] > a["wall_s"]]
     return {
         "x": [b["wall_s"] for _, b in pairs],

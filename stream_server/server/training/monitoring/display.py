@@ -19,6 +19,7 @@ from rich.text import Text
 from stream_server.machine.screen import escaped
 from stream_server.machine.terminal import size_of, terminal_of_stderr
 from stream_server.messages.simulation_phase import QUEUED, TERMINAL, SimulationPhase
+from stream_server.server.training.monitoring.run_bottleneck import MUCH
 from stream_server.server.training.monitoring.trends import Mark, Trend, Trends
 from stream_server.server.user.callbacks import Callback
 
@@ -38,7 +39,6 @@ NARROW, SHORT_BAR_WIDTH = 60, 10
 DEGRADED = "the last checkpoint failed; the one before is good, and another will be tried"
 
 WAIT = "wait_for_data"
-MUCH_WAITING = 0.3
 LITTLE_WAITING = 0.05
 FULL = 0.95
 
@@ -267,9 +267,9 @@ def bottleneck(status: DisplayedStatus, trend: Trend) -> str:
     queued = status.simulations.get(QUEUED, 0)
     # Between two short simulations of a worker none runs, and the others of its list count as queued.
     comes = running or (queued and trend.samples_per_s)
-    if waiting >= MUCH_WAITING and queued and not comes:
+    if waiting >= MUCH and queued and not comes:
         return f"training waits for data: no simulation runs, {queued:,} in the queue"
-    if waiting >= MUCH_WAITING and comes:
+    if waiting >= MUCH and comes:
         possible = "much more" if waiting > 0.99 else f"{trend.draws_per_s / (1.0 - waiting):,.0f}"
         simulations = {0: "simulations produce", 1: "1 simulation at a time produces"}.get(
             running, f"{running} simulations at a time produce"
