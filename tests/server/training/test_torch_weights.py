@@ -13,7 +13,7 @@ from stream_server.server.model.best_models import BestFolder
 from stream_server.server.model.saved_model import find_saved_model, load_model, model_files
 from stream_server.server.progress.batches import UnionBatch
 from stream_server.server.ranks.communicator import SoloRanks
-from stream_server.server.training.learner_step import LearnerStep
+from stream_server.server.training.plain_step import PlainStep
 from stream_server.server.training.torch.state import restored
 from stream_server.server.training.torch.step import TorchStep
 from stream_server.server.user.callbacks import Callbacks
@@ -313,7 +313,7 @@ def test_a_plain_server_excludes_nothing() -> None:
     config = settings(precision="32-true")
     config.checkpoint.exclude = ("backbone.*",)
     with pytest.raises(ConfigError, match=r"checkpoint\.exclude must be left out"):
-        LearnerStep(StreamServer(config), SoloRanks())
+        PlainStep(StreamServer(config), SoloRanks())
 
 
 def test_what_is_missing_and_not_excluded_any_more_is_refused() -> None:

@@ -14,7 +14,7 @@ from stream_server.server.progress.batches import StepOutcome, UnionBatch
 from stream_server.server.ranks.communicator import Ranks
 from stream_server.server.training.control_round import barrier
 from stream_server.server.training.fingerprint import Fingerprints, of_replicated_state
-from stream_server.server.training.learner_step import SkippedUpdates
+from stream_server.server.training.plain_step import SkippedUpdates
 from stream_server.server.training.torch.device_copies import CudaDevice, DeviceCopies, OnItsWay
 from stream_server.server.training.torch.devices import backend_of, device_of, keep_freed_memory, limit_threads
 from stream_server.server.training.torch.fabric import launch

@@ -56,7 +56,7 @@ class NumpyFramework:
         return NumpyCollate(NUMPY_DTYPES[precision])
 
     def make_step(self, server: "StreamServer", ranks: Ranks) -> Step:
-        return LearnerStep(server, ranks)
+        return PlainStep(server, ranks)
 
     def plain(self, state: Any, name: str) -> Any:
         # Without torch in the process there is no tensor in the state.
@@ -69,7 +69,7 @@ class NumpyFramework:
         return {}
 
 
-class LearnerStep:
+class PlainStep:
     """The step of a plain `StreamServer`: its `training_step` updates the model itself, by `all_reduce`.
 
     A rank without a batch joins the reductions but runs no user code, so its model stays behind. Before it next
@@ -86,7 +86,7 @@ class LearnerStep:
         self._newest = 0
         self._refuse_what_is_for_torch()
 
-    def __enter__(self) -> "LearnerStep":
+    def __enter__(self) -> "PlainStep":
         server = self._server
         call_user(f"{type(server).__name__}.prepare_training_attributes", server.prepare_training_attributes)
         return self
