@@ -14,7 +14,6 @@ from stream_server.server.progress.batches import StepOutcome, UnionBatch
 from stream_server.server.ranks.communicator import Ranks
 from stream_server.server.training.control_round import barrier
 from stream_server.server.training.fingerprint import Fingerprints, of_replicated_state
-from stream_server.server.training.plain_step import SkippedUpdates
 from stream_server.server.training.torch.device_copies import CudaDevice, DeviceCopies, OnItsWay
 from stream_server.server.training.torch.devices import backend_of, device_of, keep_freed_memory, limit_threads
 from stream_server.server.training.torch.fabric import launch
@@ -27,6 +26,7 @@ from stream_server.server.training.torch.manual import ManualOptimization
 from stream_server.server.training.torch.model import load_state, set_up, state_of
 from stream_server.server.training.torch.precision import LossScaling, make_precision, numerics
 from stream_server.server.training.torch.reduction import UnionGradients, clear, further_parameters
+from stream_server.server.training.torch.skipped_updates import SkippedUpdates
 from stream_server.server.training.torch.state import set_torch_random_states, torch_random_states
 from stream_server.server.training.torch.weights import Weights, other_modules
 from stream_server.server.user.framework import LearningRateCallback
