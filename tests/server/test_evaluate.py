@@ -180,8 +180,8 @@ class Remembering(Callback):
         self.mean = state["mean"]
 
 
-def best_model(checkpoints: Path, server: StreamServer, step: Step, behaviours: dict[str, Any]) -> Path:
-    parts = model_files(server, step, behaviours=behaviours, allow_pickle=False)
+def best_model(checkpoints: Path, server: StreamServer, step: Step, states: dict[str, Any]) -> Path:
+    parts = model_files(server, step, callbacks=states, allow_pickle=False)
     return BestFolder(checkpoints / "best").write(7, parts, {"batch": 7})
 
 

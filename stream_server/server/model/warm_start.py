@@ -153,7 +153,7 @@ def _load_all(config: "StudyConfig", server: StreamServer, step: Step, source: S
 
 def _load_normalization(source: SavedModel, normalization: Normalization) -> None:
     folder = Path(source.folder)
-    # One of the best models has the state of the behaviours beside it.
+    # One of the best models has the states of built-in callbacks beside it.
     file = folder / STUDY if (folder / STUDY).is_file() else folder / MODEL
     state = read_state(file).get("callbacks", {}).get(Normalization.__name__)
     if state is not None:

@@ -259,7 +259,7 @@ def test_the_export_has_the_average_by_the_names_of_the_model(tmp_path: Path) ->
 def test_one_of_the_best_models_is_evaluated_by_its_average(tmp_path: Path) -> None:
     with step_of(Averaged) as step:
         train(step, 0, 3)
-        parts = model_files(server_of(step), step, behaviours={}, allow_pickle=False)
+        parts = model_files(server_of(step), step, callbacks={}, allow_pickle=False)
         best = BestFolder(tmp_path / "checkpoints" / "best").write(3, parts, {"batch": 3})
         average = values(step.model_state()["evaluated"])
     with step_of(Averaged) as other:
