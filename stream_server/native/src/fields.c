@@ -105,7 +105,7 @@ static int settle_statics(sc_fields *fields, sc_error *error) {
         sc_own_field *own = &fields->own[i];
         if (!own->field->is_static)
             continue;
-        if (!own->is_put && sc_own_settle_unseen(own, error) != STREAM_OK)
+        if (!own->is_put && sc_own_fix_unseen(own, error) != STREAM_OK)
             return sc_fail(error, STREAM_ERROR_ARGUMENT,
                            "field '%s' is missing: it is sent once per simulation, and must be given before the first send",
                            own->field->name);
@@ -126,7 +126,7 @@ static int settle(sc_fields *fields, sc_error *error) {
         sc_own_field *own = &fields->own[i];
         if (own->field->is_static)
             continue;
-        int status = own->is_put ? STREAM_OK : sc_own_settle_unseen(own, error);
+        int status = own->is_put ? STREAM_OK : sc_own_fix_unseen(own, error);
         if (status != STREAM_OK)
             return status;
         if (!own->has_block)
@@ -138,7 +138,7 @@ static int settle(sc_fields *fields, sc_error *error) {
         return sc_fail(error, STREAM_ERROR_ARGUMENT, "a sample needs at least one field");
     fields->num_blocks = num_blocks;
     for (int i = 0; i < fields->num; ++i)
-        fields->own[i].is_settled = true;
+        fields->own[i].is_fixed = true;
     return STREAM_OK;
 }
 
