@@ -3,7 +3,7 @@
 import logging
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from threading import Event
@@ -51,10 +51,10 @@ class RecordedSimulations:
     origins = None
 
     def __init__(self, counts: RecordCounts, names: tuple[str, ...], *, num_held_out: int) -> None:
-        self.failures: list[dict[str, object]] = []
-        self.failing: list[dict[str, object]] = []
-        self.retried: list[dict[str, object]] = []
-        self.failed_later: list[dict[str, object]] = []
+        self.failures: Sequence[Mapping[str, object]] = []
+        self.failing: Sequence[Mapping[str, object]] = []
+        self.retried: Sequence[Mapping[str, object]] = []
+        self.failed_later: Sequence[Mapping[str, object]] = []
         self.num_survived = 0
         self.parameters = {
             simulation: dict(zip(names, counts.parameters[simulation].tolist(), strict=True))

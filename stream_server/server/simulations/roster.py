@@ -15,7 +15,7 @@ from stream_server.server.intake.account import SimulationEnd
 from stream_server.server.intake.attempts import why_stale
 from stream_server.server.intake.mailbox import SimulationsFailed
 from stream_server.server.intake.parameters import Origin
-from stream_server.server.simulations.failures import FailedAttempts, Failure
+from stream_server.server.simulations.failures import FailedAttempt, FailedAttempts
 from stream_server.server.simulations.handshake import Action, Handshake, Reply, StudyFacts, brought, refuse
 from stream_server.server.simulations.simulation_state import SimulationState
 from stream_server.server.simulations.simulation_table import SimulationTable
@@ -99,23 +99,23 @@ class Roster:
         ]
 
     @property
-    def failures(self) -> list[Failure]:
+    def failures(self) -> list[FailedAttempt]:
         """The last failure of each simulation that was given up."""
         return self._failed_attempts.given_up
 
     @property
-    def failing(self) -> list[Failure]:
+    def failing(self) -> list[FailedAttempt]:
         """The failures of simulations that wait for another attempt, or never had it."""
         missed = self.table.of_phase(SimulationPhase.WAITING, SimulationPhase.STOPPED)
         return self._failed_attempts.newest_of(set(missed))
 
     @property
-    def retried(self) -> list[Failure]:
+    def retried(self) -> list[FailedAttempt]:
         """The newest failure of each simulation that another attempt followed."""
         return list(self._failed_attempts.retried.values())
 
     @property
-    def failed_later(self) -> list[Failure]:
+    def failed_later(self) -> list[FailedAttempt]:
         """The failures of attempts that had sent every time step."""
         return list(self._failed_attempts.later.values())
 
