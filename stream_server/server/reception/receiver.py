@@ -214,7 +214,7 @@ class Receiver:
             num_heard += 1
         self._is_behind = num_heard == MESSAGES_PER_TURN
         dispatcher.end_turn()
-        if sockets.has_words:
+        if sockets.has_control_messages:
             self._hear_others()
         if not self._is_behind:
             sockets.guard.turn += 1
@@ -223,7 +223,7 @@ class Receiver:
         self._report()
         self._end_reception()
         if self._channels:
-            self._send_letters()
+            self._send_notices()
 
     def _hear_others(self) -> None:
         # In this order: the launcher names an attempt and its key before the attempt's client is there to use them.
@@ -240,14 +240,14 @@ class Receiver:
         self.sockets.send_data(peer, wire.encode(message))
 
     def _hear_ranks(self) -> None:
-        for rank, frame in self.sockets.letters():
+        for rank, frame in self.sockets.notices():
             try:
-                letter = notices.decode(frame)
+                numbered = notices.decode(frame)
                 channel = self._channels[rank]
             except (MalformedMessage, KeyError):
                 self.intake.state.refused["notice"] += 1
                 continue
-            notice = channel.receive(letter)
+            notice = channel.receive(numbered)
             if isinstance(notice, notices.Present):
                 channel.renew()
             elif isinstance(notice, notices.Share):
@@ -321,11 +321,11 @@ class Receiver:
             self.buffer.close()
             self.events.put(mailbox.ReceptionEnded())
 
-    def _send_letters(self) -> None:
+    def _send_notices(self) -> None:
         now = time.monotonic()
         for rank, channel in self._channels.items():
-            for letter in channel.outgoing(now):
-                self.sockets.send_letter(rank, notices.encode(letter))
+            for numbered in channel.outgoing(now):
+                self.sockets.send_notice(rank, notices.encode(numbered))
 
 
 def _most_messages(intake: Intake) -> int:
