@@ -315,9 +315,9 @@ class Intake:
 
     def _received(self, simulation: int, entry: LedgerEntry, num_late: int) -> Received:
         windows = self.settlement.buffer.windows
-        num_ahead = 0 if windows is None else windows.num_counted_ahead(simulation, entry.settled.array())
+        num_unsettled = 0 if windows is None else windows.num_counted_unsettled(simulation, entry.settled.array())
         return Received(
-            accepted=entry.num_accepted + num_ahead,
+            accepted=entry.num_accepted + num_unsettled,
             rejected=dict(entry.reasons),
             windows=None
             if windows is None
