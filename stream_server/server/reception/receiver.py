@@ -31,8 +31,9 @@ from stream_server.server.simulations.roster import Roster
 MESSAGES_PER_TURN = 64
 REPORT_S = 0.2
 HERE_S = 1.0
-# A turn takes the interpreter lock from the training and has a fixed cost, whatever comes in it; so messages gather for
-# a moment first. What a simulation with the smallest credit waits for it is far less than a time step.
+# The pause after a turn, in which messages gather: a turn takes the interpreter lock from the training and has a fixed
+# cost, however many messages it handles. Even a simulation whose credit is used up waits no longer than this, which is
+# far less than its time step takes.
 PAUSE_S = 0.0005
 LARGEST_ITEM_BYTES = 16
 
@@ -299,7 +300,7 @@ class Receiver:
             self.dispatcher.acknowledgements.acknowledge_owed()
             shares = self.intake.changes()
         elif self.intake.settlement.has_complete_share:
-            # Of the others, whose end nobody waits for, one word in a while is enough.
+            # Ends of shares are awaited, so they are told at once. Other progress is told every REPORT_S.
             shares = self.intake.complete_changes()
         else:
             return

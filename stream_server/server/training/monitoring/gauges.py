@@ -186,10 +186,10 @@ class StreamGauge(Callback):
 
 
 class RateLimited:
-    """A gauge that is costly, and is read so seldom that this does not matter.
+    """Reads a costly gauge so seldom that it takes at most `SHARE` of the time.
 
-    It takes at most `SHARE` of the time, and is read at most every `LEAST_S` seconds and a `PART` of the time that it
-    is in use: its histograms of a run of days still fit on a screen.
+    From one reading to the next at least `LEAST_S` seconds pass, and at least `PART` of the time since the first one:
+    so there are few enough histograms, even of a run of days, to fit on a screen.
     """
 
     SHARE = 0.002
