@@ -99,7 +99,7 @@ int sc_fields_put_array(sc_fields *fields, const char *name, stream_dtype dtype,
     return own == NULL ? STREAM_ERROR_ARGUMENT : sc_own_put_array(own, dtype, ndim, count, strides, data, error);
 }
 
-static int settle_statics(sc_fields *fields, sc_error *error) {
+static int fix_statics(sc_fields *fields, sc_error *error) {
     fields->num_statics = 0;
     for (int i = 0; i < fields->num; ++i) {
         sc_own_field *own = &fields->own[i];
@@ -117,9 +117,9 @@ static int settle_statics(sc_fields *fields, sc_error *error) {
     return STREAM_OK;
 }
 
-static int settle(sc_fields *fields, sc_error *error) {
+static int fix_blocks(sc_fields *fields, sc_error *error) {
     int num_blocks = 0;
-    int code = settle_statics(fields, error);
+    int code = fix_statics(fields, error);
     if (code != STREAM_OK)
         return code;
     for (int i = 0; i < fields->num; ++i) {
@@ -159,7 +159,7 @@ static int collect(const sc_fields *fields, uint64_t *present, sc_slice arrays[S
 }
 
 int sc_fields_take(sc_fields *fields, uint64_t *present, sc_slice arrays[SC_MAX_FIELDS], sc_error *error) {
-    int status = fields->num_blocks >= 0 ? STREAM_OK : settle(fields, error);
+    int status = fields->num_blocks >= 0 ? STREAM_OK : fix_blocks(fields, error);
     if (status == STREAM_OK)
         status = collect(fields, present, arrays, error);
     sc_fields_drop(fields);

@@ -28,14 +28,14 @@ int sc_fields_put_array(sc_fields *fields, const char *name, stream_dtype dtype,
  * sample is dropped. */
 int sc_fields_take(sc_fields *fields, uint64_t *present, sc_slice arrays[SC_MAX_FIELDS], sc_error *error);
 
-/* What is sent once per simulation, once the blocks are settled. It belongs to the fields, but for the
+/* What is sent once per simulation, once the blocks are fixed. It belongs to the fields, but for the
  * layout, which is left to the sender. */
 sc_statics sc_fields_statics(const sc_fields *fields);
 
 /* Nothing is put any more, but what is sent once per simulation. */
 void sc_fields_drop(sc_fields *fields);
 
-/* The blocks, once they are settled; `num` -1 before. */
+/* The blocks, once they are fixed; `num` -1 before. */
 const sc_block *sc_fields_blocks(const sc_fields *fields, int *num);
 
 #endif
