@@ -44,9 +44,9 @@ class Session:
     RELEASE_S this rank keeps its step, to be sent later, and goes on; it keeps at most as many steps as the credit.
 
     Raises, from `send` and `finish`:
-        Refused: a server rank refused a message, or a new server this simulation.
-        Unreachable: the server rank that is waited for said nothing for `silence_s`.
-        StepsLost: a new server misses a step that is retained no longer.
+        Refused: a server rank refused a message, or a restarted server refused this simulation.
+        Unreachable: a server rank said nothing for `silence_s` while this client waited for it.
+        StepsLost: a restarted server lacks a step of which this client has no copy any more.
     """
 
     def __init__(self, watch: ConnectionWatch, hello: Hello, welcome: Welcome, *, silence_s: float) -> None:
