@@ -63,6 +63,11 @@ def test_without_a_terminal_the_status_is_one_plain_line() -> None:
     )
 
 
+def test_a_buffer_that_holds_the_samples_of_further_ranks_since_a_restart_says_so() -> None:
+    over = replace(STATUS, population=418, capacity=300)
+    assert "| buffer 418/300 (full; 118 more from before the restart) |" in line(over, Trend())
+
+
 def test_plain_lines_come_at_growing_intervals() -> None:
     console, clock = plain(), Clock()
     times: list[float] = []

@@ -313,8 +313,11 @@ def _samples(status: DisplayedStatus) -> str:
 
 
 def _buffer(status: DisplayedStatus) -> str:
-    fill = f" ({status.population / status.capacity:.0%})" if status.capacity else ""
-    return f"{status.population:,}/{status.capacity:,}{fill}"
+    population, capacity = status.population, status.capacity
+    if population > capacity > 0:
+        # A restart on fewer ranks deals those of the others, too.
+        return f"{population:,}/{capacity:,} (full; {population - capacity:,} more from before the restart)"
+    return f"{population:,}/{capacity:,}" + (f" ({population / capacity:.0%})" if capacity else "")
 
 
 def _losses(status: DisplayedStatus) -> str:
