@@ -23,6 +23,7 @@ from stream_server.server.training.monitoring.display import (
     bottleneck,
     line,
     panel,
+    shares,
     sparkline,
 )
 from stream_server.server.training.monitoring.trends import Pace, Trend, Trends
@@ -164,6 +165,15 @@ def test_a_run_of_known_length_shows_how_much_is_done_and_how_long_the_rest_take
                 clock.now += 1.0
     assert "25% done, about 0:03:00 left" in text(live)
     assert "% done, about 0:03" in text(console)
+
+
+def test_a_run_that_is_done_has_no_time_left_to_tell() -> None:
+    assert " | 100% done" in line(replace(STATUS, fraction=1.0), Trend(left_s=0.2))
+    assert "left" not in line(replace(STATUS, fraction=1.0), Trend(left_s=0.2))
+
+
+def test_phases_below_one_percent_are_left_out() -> None:
+    assert shares({"step": 98.9, "round": 0.6, "wait_for_data": 0.5}, 4) == "step 99%"
 
 
 def test_nothing_is_said_of_the_rest_of_a_run_that_has_not_begun() -> None:

@@ -12,7 +12,6 @@ from stream_server.machine.terminal import terminal_of_stderr
 from stream_server.server.training.monitoring.display import console_on, number, shares
 from stream_server.server.training.monitoring.run_bottleneck import bottleneck_of_run
 
-LEAST_SHARE = 0.01
 MOST_IDS = 5
 WIDTH = 13
 REASONS = {
@@ -180,10 +179,7 @@ def _simulations(report: Mapping[str, Any]) -> str:
 
 
 def _time(report: Mapping[str, Any]) -> str:
-    phases = report["phases_s"]
-    total = sum(phases.values())
-    shown = {name: seconds for name, seconds in phases.items() if seconds >= LEAST_SHARE * total}
-    parts = shares(shown, len(shown), total)
+    parts = shares(report["phases_s"])
     return duration(report["wall_s"]) + (f": {parts}" if parts else "")
 
 
