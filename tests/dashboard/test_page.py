@@ -82,7 +82,6 @@ def answer_to(link: str, path: str, headers: dict[str, str]) -> int:
         connection.close()
 
 
-@pytest.mark.full
 def test_an_empty_folder_says_what_to_do_and_a_run_that_comes_is_shown(browser: Browser, folder: Path) -> None:
     browser.shows("hint", "stream-study new heat my-study")
     make_run(folder / "heat")
