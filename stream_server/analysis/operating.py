@@ -98,7 +98,7 @@ def _timeout(command: argparse.ArgumentParser) -> None:
 
 
 def _list(arguments: argparse.Namespace) -> None:
-    """Show the runs below a folder: running, restarting, finished, stopped, failed or killed."""
+    """Show the runs below a folder: starting, running, restarting, finished, stopped, failed or killed."""
     if not arguments.folder.is_dir():
         raise NotRunning(f"there is no folder {arguments.folder}")
     found = [(run, state_of(run)) for run in runs_below(arguments.folder)]

@@ -150,7 +150,7 @@ def test_it_follows_a_run_over_a_restart_of_its_server_that_takes_back_batches(b
     run = make_run(folder / "heat", num_running=1)
     with StudyLock(run / RUN_LOCK, "stream-launcher"):
         browser.wait_for(lambda: browser.curve("train/loss").get("x") == [10, 20, 30, 40, 50])
-        browser.shows("status", "restarting")
+        browser.shows("status", "starting")
         assert browser.columns("timeline")["state"][-1] == "running"
         width = browser.columns("timeline")["right"][-1]
         with StudyLock(run / SERVER_LOCK, "stream-server"):

@@ -187,7 +187,7 @@ def test_a_notebook_shows_the_status_while_it_waits_and_nothing_of_it_afterwards
     assert not Run(tmp_path).wait(LIMIT_S).is_live
     first, *statuses, last = shown
     assert first == last == {}
-    assert [getattr(it, "state", None) for it in statuses] == ["restarting", "restarting"]
+    assert [getattr(it, "state", None) for it in statuses] == ["starting", "starting"]
 
 
 def test_importing_the_package_loads_neither_pandas_nor_torch() -> None:
