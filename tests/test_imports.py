@@ -41,6 +41,7 @@ DOORS = {
     ],
     "tensorboard": ["server/metrics/tensorboard_writer.py"],
     "h5py": ["server/replay/simulation_file.py"],
+    "IPython": ["studies/cell_output.py"],
     "pyarrow": ["analysis/export.py"],
     "bokeh": [f"dashboard/{name}.py" for name in ("access", "charts", "page", "predictions", "serving")],
     "prometheus_client": ["server/study/prometheus.py"],

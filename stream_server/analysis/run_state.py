@@ -23,6 +23,7 @@ from stream_server.storage.disk import MAX_TEXT_BYTES, read_file, read_text
 from stream_server.storage.lines import whole_lines
 from stream_server.storage.plain_state import read_state
 
+STARTING = "starting"
 RUNNING = "running"
 RESTARTING = "restarting"
 FINISHED = "finished"
@@ -30,6 +31,7 @@ STOPPED = "stopped"
 FAILED = "failed"
 KILLED = "killed"
 UNKNOWN = "unknown"
+LIVE = (STARTING, RUNNING, RESTARTING)
 REPLAYED = "replayed"
 LAUNCHER = "stream-launcher"
 OUTPUT_LOG = "output.log"
@@ -56,9 +58,9 @@ class SavedCheckpoint:
 class RunState:
     """The state of a run.
 
-    `state` is one of running, restarting (stream-launcher runs, its server does not), finished, stopped (to be
-    continued), failed, killed, and unknown to a user who may only read it; `detail` tells more. `report` is the
-    report.json of a run that has ended.
+    `state` is one of starting and restarting (stream-launcher runs, its server does not, for the first time or any
+    more), running, finished, stopped (to be continued), failed, killed, and unknown to a user who may only read it;
+    `detail` tells more. `report` is the report.json of a run that has ended.
     """
 
     state: str
@@ -68,7 +70,7 @@ class RunState:
 
     @property
     def is_live(self) -> bool:
-        return self.state in (RUNNING, RESTARTING)
+        return self.state in LIVE
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -133,8 +135,9 @@ def state_of(run: RunFolder) -> RunState:
         return RunState(state=UNKNOWN, detail=detail, checkpoint=checkpoint, report=_read(run.path / "report.json"))
     if holder is not None:
         has_server = holder.program != LAUNCHER or holder_of(run.path / SERVER_LOCK) is not None
+        without_server = RESTARTING if (run.path / SERVER_LOCK).exists() else STARTING
         return RunState(
-            state=RUNNING if has_server else RESTARTING,
+            state=RUNNING if has_server else without_server,
             detail=str(holder),
             checkpoint=checkpoint,
             report={},

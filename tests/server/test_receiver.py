@@ -350,6 +350,20 @@ def test_a_client_that_did_not_hear_of_an_early_stop_hears_it_when_it_sends_on()
         assert study.first.receiver.account().refused == {}
 
 
+def test_a_client_that_did_not_hear_that_the_study_has_ended_hears_why_when_it_sends_on() -> None:
+    with reception(StudyShape()) as study:
+        welcome(study)
+        with RawClient(study.endpoints[0].data[0]) as client:
+            assert isinstance(client.ask(opening()), Opened)
+            study.first.receiver.post(launcher_link.StopSimulations(reason="converged", grace_s=60.0))
+            assert client.hear() == Stop(text="converged")
+            assert client.hear() == Ack(received=0, durable=0, stop=True)
+            assert client.ask(data(0, 0), [value(0, 0).tobytes()]) == Stop(text="converged")
+            assert client.ask(Ping()) == Stop(text="converged")
+        with RawClient(study.endpoints[0].data[0]) as newcomer:
+            assert newcomer.ask(opening()) == Stop(text="converged")
+
+
 @pytest.mark.parametrize(
     ("message", "reason", "words"),
     [

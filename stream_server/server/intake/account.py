@@ -269,7 +269,9 @@ class _Totals:
     def label(self) -> str:
         # Only a simulation that ended by itself is finished although steps are missing.
         state = "ended early" if self.end.state == SimulationPhase.FINISHED else self.end.state.replace("_", " ")
-        reason = self.end.reason.strip().partition("\n")[0][:LONGEST_REASON]
+        reason = self.end.reason.strip().partition("\n")[0]
+        if len(reason) > LONGEST_REASON:
+            reason = f"{reason[: LONGEST_REASON - 1].rstrip()}…"
         return f"simulation {self.simulation}: {state}" + (f" ({reason})" if reason else "")
 
 

@@ -247,6 +247,7 @@ class StudyRank:
             progress=self.set_up.progress,
             stops=stops,
             cores=self.set_up.cores,
+            is_online=not self.set_up.is_replay and not config.offline.write_files,
             wall_s=self.set_up.wall_s,
         )
         self.stage = "set-up"

@@ -29,6 +29,7 @@ PLAIN_INTERVAL_S = 5.0
 PLAIN_GROWTH = 0.25
 MAX_PLAIN_INTERVAL_S = 600.0
 NUM_PHASES_SHOWN = 4
+LEAST_SHARE = 0.01
 SPARKS = "▁▂▃▄▅▆▇█"
 SPARKLINE_WIDTH = 32
 LOGARITHMIC = 20.0
@@ -314,8 +315,11 @@ def _samples(status: DisplayedStatus) -> str:
 
 
 def _buffer(status: DisplayedStatus) -> str:
-    fill = f" ({status.population / status.capacity:.0%})" if status.capacity else ""
-    return f"{status.population:,}/{status.capacity:,}{fill}"
+    population, capacity = status.population, status.capacity
+    if population > capacity > 0:
+        # A restart on fewer ranks deals those of the others, too.
+        return f"{population:,}/{capacity:,} (full; {population - capacity:,} more from before the restart)"
+    return f"{population:,}/{capacity:,}" + (f" ({population / capacity:.0%})" if capacity else "")
 
 
 def _losses(status: DisplayedStatus) -> str:
@@ -325,7 +329,8 @@ def _losses(status: DisplayedStatus) -> str:
 
 def _done(status: DisplayedStatus, trend: Trend) -> str:
     assert status.fraction is not None
-    left = "" if trend.left_s is None else f", about {timedelta(seconds=round(trend.left_s))} left"
+    seconds = round(trend.left_s or 0.0)
+    left = f", about {timedelta(seconds=seconds)} left" if seconds else ""
     return f"{status.fraction:.0%} done{left}"
 
 
@@ -334,8 +339,9 @@ def number(value: float | None) -> str:
     return "-" if value is None else f"{value:.4g}"
 
 
-def shares(seconds: Mapping[str, float], num: int, total: float | None = None) -> str:
-    """The `num` longest phases, each with its part of the whole, `total`, which is their sum by default."""
-    total = sum(seconds.values()) if total is None else total
+def shares(seconds: Mapping[str, float], num: int | None = None) -> str:
+    """The `num` longest phases, or all, each with its part of the whole; those below `LEAST_SHARE` are left out."""
+    total = sum(seconds.values())
     largest = sorted(seconds.items(), key=lambda item: -item[1])[:num]
-    return ", ".join(f"{name.replace('_', ' ')} {s / total:.0%}" for name, s in largest if total > 0 and s > 0)
+    shown = [(name, s / total) for name, s in largest if s > 0 and s >= LEAST_SHARE * total]
+    return ", ".join(f"{name.replace('_', ' ')} {share:.0%}" for name, share in shown)
