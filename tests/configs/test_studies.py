@@ -8,7 +8,7 @@ import pytest
 
 from stream_server.config import load
 from tests.support.forked_commands import in_forks
-from tests.support.runs import Run, run_study
+from tests.support.runs import Run, run_here
 
 CONFIGS = Path(__file__).parent.parent.parent / "configs"
 STUDIES = sorted(CONFIGS.glob("*/*.json"))
@@ -60,7 +60,7 @@ def test_heat_learns(tmp_path: Path) -> None:
         "validation.simulations": 1,
         "validation.every_batches": 40,
     }
-    done = run_study(CONFIGS / "heat" / "study.json", tmp_path / "run", mpi=None, settings=settings, limit_s=150)
+    done = run_here(CONFIGS / "heat" / "study.json", tmp_path / "run", settings=settings)
     assert_all_finished(done, num_simulations=5)
     first, last = first_and_last_loss(done)
     assert last < first / 3
@@ -75,7 +75,7 @@ def test_lorenz_learns(tmp_path: Path) -> None:
         "validation.simulations": 2,
         "validation.every_batches": 20,
     }
-    done = run_study(CONFIGS / "lorenz" / "study.json", tmp_path / "run", mpi=None, settings=settings, limit_s=150)
+    done = run_here(CONFIGS / "lorenz" / "study.json", tmp_path / "run", settings=settings)
     assert_all_finished(done, num_simulations=8)
     first, last = first_and_last_loss(done)
     assert last < first / 3
@@ -100,7 +100,7 @@ def test_a_study_of_trajectories_forecasts_them_better_and_better(study: str, tm
         "validation.every_batches": None,
         "validation.at": [1],
     }
-    done = run_study(CONFIGS / study / "study.json", tmp_path / "run", mpi=None, settings=settings, limit_s=150)
+    done = run_here(CONFIGS / study / "study.json", tmp_path / "run", settings=settings)
     assert_all_finished(done, num_simulations=NUM_TRAJECTORIES + 1)
     config = load(CONFIGS / study / "study.json")
     assert config.window is not None
