@@ -26,6 +26,7 @@ IMPORTS_TORCH = re.compile(r"^ *(?:import|from) .*torch", re.MULTILINE)
 IMPORTS_TORCH_LATER = (
     "configs/test_studies.py",
     "docs/test_blocks.py",
+    "install/test_new_study.py",
     "install/test_readme.py",
     "models/test_models.py",
     "mpi/test_equality.py",
