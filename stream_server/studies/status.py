@@ -35,7 +35,7 @@ class RunStatus(Facts):
 
     @property
     def is_live(self) -> bool:
-        """Whether the run goes on, or is being started again."""
+        """Whether the run goes on, or is being started."""
         return self.state in LIVE
 
     @property
