@@ -83,6 +83,7 @@ class StudySetUp(Composition):
     checkpoints: CheckpointAgreement
     export: ModelExport | None = None
     best_models: BestModels | None = None
+    display: Display | None = None
 
     def __init__(
         self,
@@ -296,9 +297,9 @@ class StudySetUp(Composition):
         if self.ranks.rank != 0:
             return []
         stops = self.stops
-        display = Display(name=self.config.study.name, is_leaving=lambda: stops.pending is StopReason.SAVED)
-        stack.enter_context(display)
-        return [ProgressDisplay(display, status)]
+        self.display = Display(name=self.config.study.name, is_leaving=lambda: stops.pending is StopReason.SAVED)
+        stack.enter_context(self.display)
+        return [ProgressDisplay(self.display, status)]
 
     def _make_operator_status(self) -> list[OperatorStatus]:
         if self.ranks.rank != 0:

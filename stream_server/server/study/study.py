@@ -271,6 +271,8 @@ class StudyRank:
                 stops.in_set_up = False
                 self.stage = "training"
                 training.run()
+                if set_up.display is not None:
+                    set_up.display.make_way()
                 self.stage = "checkpoint"
                 set_up.source.stop_receiving()
                 failpoint("server.before_last_checkpoint")

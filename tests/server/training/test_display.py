@@ -216,8 +216,8 @@ def lines_of(status: DisplayedStatus, trend: Trend, width: int) -> list[str]:
     return [shown.rstrip() for shown in capture.get().splitlines()]
 
 
-@pytest.mark.parametrize("ends_at_once", [True, False])
-def test_what_others_print_after_a_signal_stands_between_a_whole_panel_and_lines(ends_at_once: bool) -> None:
+@pytest.mark.parametrize("then", ["ends", "trains", "warns"])
+def test_what_others_print_after_a_signal_stands_between_a_whole_panel_and_lines(then: str) -> None:
     """mpirun and launcher write to the same terminal, where the panel is drawn again a quarter of a second later."""
     console, clock, leaving = terminal(), Clock(), [False]
     others = ["^C[mpiexec@node] Sending Ctrl-C to processes as requested", f"stream-launcher: {'word ' * 30}"]
@@ -227,16 +227,20 @@ def test_what_others_print_after_a_signal_stands_between_a_whole_panel_and_lines
             clock.now += LIVE_INTERVAL_S
         console.file.write("".join(f"{line}\n" for line in others))
         leaving[0] = True
-        for _ in range(0 if ends_at_once else 2):
+        for _ in range(2 if then == "trains" else 0):
             display.update(lambda: STATUS)
             clock.now += PLAIN_INTERVAL_S
+        if then == "warns":
+            display.make_way()
+            console.print("WARNING", soft_wrap=True)
     console.print("heat: saved", soft_wrap=True)
     # With colours, a bar shows its rest, too; a display knows the course of the loss.
     shown, drawn = (
         re.sub("[━╸╺▁-█ ]", "", "\n".join(lines))
         for lines in (lines_shown(text(console), columns=100), lines_of(STATUS, Trend(), 100))
     )
-    said = "".join(others) + ("" if ends_at_once else line(STATUS, Trend())) + "heat:saved"
+    last = {"ends": "", "trains": line(STATUS, Trend()), "warns": "WARNING"}[then]
+    said = "".join(others) + last + "heat:saved"
     assert shown.startswith(f"{drawn}\n^C")
     assert shown.removeprefix(drawn).replace("\n", "") == said.replace(" ", "")
 

@@ -128,8 +128,7 @@ class Display:
         return self
 
     def __exit__(self, *exc_info: object) -> None:
-        if self._live is not None and self._is_leaving():
-            self._leave_panel()
+        self.make_way()
         if self._live is not None:
             self._live.stop()
             self._live = None
@@ -137,10 +136,7 @@ class Display:
     def update(self, status: Callable[[], DisplayedStatus]) -> None:
         """Show the status, which is asked for only when it is time for a new one."""
         now = self._clock()
-        if self._live is not None and self._is_leaving():
-            self._leave_panel()
-            self._interval_s = PLAIN_INTERVAL_S
-            self._next_s = now + self._interval_s
+        self.make_way()
         if now < self._next_s:
             return
         self._next_s = now + self._interval_s
@@ -159,10 +155,16 @@ class Display:
             self._troubles = current.troubles
             self._print(line(current, trend))
 
-    def _leave_panel(self) -> None:
-        """Go on below what stands on the screen: rich would erase as many lines as the panel has above the cursor."""
-        assert self._live is not None
+    def make_way(self) -> None:
+        """If the study is leaving, go on with lines below what stands on the screen.
+
+        Else rich would erase as many lines above the cursor as the panel has, also before a line that is printed.
+        """
+        if self._live is None or not self._is_leaving():
+            return
         live, self._live = self._live, None
+        self._interval_s = PLAIN_INTERVAL_S
+        self._next_s = self._clock() + self._interval_s
         num_lines = len(self._console.render_lines(live.renderable, pad=False))
         self._console.file.write("\n" * min(num_lines, self._console.height))
         live.update("")
