@@ -38,11 +38,14 @@ class Part:
     At the end of the `with` block nothing of it runs any more.
     """
 
-    def __init__(self, number: int, claims: Path, arguments: Sequence[str], *, mark: str) -> None:
+    def __init__(
+        self, number: int, claims: Path, arguments: Sequence[str], *, mark: str, torch_first: bool = False
+    ) -> None:
         self.number = number
         self.claims = claims
         self.arguments = arguments
         self.mark = mark
+        self.torch_first = torch_first
         self.counts: Counter[str] = Counter()
         self.failed: dict[str, str] = {}
         self.seconds: dict[str, float] = {}
@@ -57,6 +60,7 @@ class Part:
     def __enter__(self) -> Self:
         self.pipe, reports = os.pipe()
         options = ["-p", "tests.sharing", "-p", "no:cacheprovider", f"--claims={self.claims}", f"--reports={reports}"]
+        options += ["--torch-first"] if self.torch_first else []
         with self.output.open("wb") as output:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "pytest", "-q", "-rs", *options, *self.arguments],

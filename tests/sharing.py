@@ -7,8 +7,10 @@ of `tests/run.py`; the last one is missing when the process dies.
 import fcntl
 import json
 import os
+import re
 import warnings
 from collections.abc import Iterator
+from functools import cache, partial
 from itertools import groupby
 from pathlib import Path
 
@@ -19,6 +21,21 @@ FIRST = ("cluster/test_nodes.py", "cluster/test_allocations.py", "cluster/test_s
 # Then what starts processes of its own, and of that the folders with a file of minutes, so that the last files are
 # short ones.
 LONGEST_FIRST = ("study", "launcher", "cluster", "chaos", "mpi", "configs", "native", "install")
+# Five seconds of a process, after which it can fork no study: some processes take these first, and the others last.
+IMPORTS_TORCH = re.compile(r"^ *(?:import|from) .*torch", re.MULTILINE)
+IMPORTS_TORCH_LATER = (
+    "configs/test_studies.py",
+    "docs/test_blocks.py",
+    "install/test_new_study.py",
+    "install/test_readme.py",
+    "models/test_models.py",
+    "mpi/test_equality.py",
+    "study/test_curves.py",
+    "study/test_prefetch.py",
+    "study/test_trained_models.py",
+    "tests/test_benchmarks.py",
+    "training/test_memory.py",
+)
 QUIET = "quiet"
 MAX_REASON = 200
 
@@ -27,18 +44,23 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("sharing")
     group.addoption("--claims", type=Path, help="the folder in which the processes of a run note what they take")
     group.addoption("--reports", type=int, help="the file descriptor to which results are written")
+    group.addoption(
+        "--torch-first", action="store_true", help="begin with what imports torch, instead of ending with it"
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.pluginmanager.register(Share(config.option.claims, config.option.reports))
+    option = config.option
+    config.pluginmanager.register(Share(option.claims, option.reports, torch_first=option.torch_first))
 
 
 class Share:
     """This process's share of a run."""
 
-    def __init__(self, claims: Path, reports: int) -> None:
+    def __init__(self, claims: Path, reports: int, *, torch_first: bool) -> None:
         self.claims = claims
         self.reports = reports
+        self.torch_first = torch_first
         self._nodes: list[pytest.Item | pytest.Collector] = []
         self._quiet: list[pytest.Item] = []
         self._outcome, self._reason, self._seconds = "passed", "", 0.0
@@ -65,7 +87,8 @@ class Share:
     def pytest_collection_modifyitems(self, items: list[pytest.Item | pytest.Collector]) -> None:
         """Look into the folders that were found, before pytest forgets their conftests, as it does after collection."""
         if not self._nodes:
-            self._nodes = sorted((node for it in items for node in _files(it)), key=_order)
+            files = (node for it in items for node in _files(it))
+            self._nodes = sorted(files, key=partial(_order, torch_first=self.torch_first))
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> bool | None:
@@ -166,10 +189,17 @@ def _files(node: pytest.Item | pytest.Collector) -> Iterator[pytest.Item | pytes
         yield from _files(each)
 
 
-def _order(node: pytest.Item | pytest.Collector) -> tuple[int, int, Path]:
+def _order(node: pytest.Item | pytest.Collector, *, torch_first: bool) -> tuple[bool, bool, int, int, Path]:
     folder, file = node.path.parent.name, f"{node.path.parent.name}/{node.path.name}"
     return (
+        file not in FIRST,
+        (file in IMPORTS_TORCH_LATER or _imports_torch(node.path)) != torch_first,
         FIRST.index(file) if file in FIRST else len(FIRST),
         LONGEST_FIRST.index(folder) if folder in LONGEST_FIRST else len(LONGEST_FIRST),
         node.path,
     )
+
+
+@cache
+def _imports_torch(file: Path) -> bool:
+    return IMPORTS_TORCH.search(file.read_text(errors="replace")) is not None

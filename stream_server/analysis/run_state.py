@@ -17,6 +17,7 @@ from stream_server.launcher.journal import records
 from stream_server.launcher.journal.history import History
 from stream_server.launcher.journal.journal import JOURNAL_FILE
 from stream_server.machine.study_lock import RUN_LOCK, SERVER_LOCK, holder_of
+from stream_server.messages.simulation_phase import SimulationPhase
 from stream_server.storage.checksums import parse_checksummed_json
 from stream_server.storage.disk import MAX_TEXT_BYTES, read_file, read_text
 from stream_server.storage.lines import whole_lines
@@ -197,10 +198,10 @@ def simulations_of(run: RunFolder) -> list[SimulationFacts]:
     for simulation, parameters in _parameters(run).items():
         entry = saved.get(simulation, {})
         attempts = max(num_attempts(run, simulation), history.highest.get(simulation, -1) + 1)
-        state = entry.get("state", REPLAYED if is_replay else "waiting")
+        state = entry.get("state", REPLAYED if is_replay else SimulationPhase.WAITING.value)
         if simulation in history.given_up:
-            state = "given_up"
-        elif state == "running" or (state == "waiting" and attempts):
+            state = SimulationPhase.GIVEN_UP.value
+        elif state == SimulationPhase.RUNNING or (state == SimulationPhase.WAITING and attempts):
             # The next start of the study tries it again, as it does one that failed and is not given up.
             state = "failed" if simulation in history.failed else "interrupted"
         reason = entry.get("reason") or history.given_up.get(simulation, "")

@@ -1,15 +1,17 @@
 """Opens Matplotlib's fonts once: it keeps them open, which no test has to answer for."""
 
-from pathlib import Path
+import io
 
 import pytest
 
-from stream_server.analysis.plot import FORMATS, plot
-from stream_server.analysis.reading import RunFolder
-from tests.analysis.logged_run import log_run
-
 
 @pytest.fixture(autouse=True, scope="session")
-def fonts(tmp_path_factory: pytest.TempPathFactory) -> None:
-    folder: Path = tmp_path_factory.mktemp("fonts")
-    plot(RunFolder(log_run(folder)), folder / "plots", FORMATS)
+def fonts() -> None:
+    # Every process of a run imports this file.
+    from matplotlib.figure import Figure
+
+    figure = Figure()
+    # Numbers on a log axis are mathematics, which has letters in italics.
+    figure.subplots().set(yscale="log", title="$x$", xlabel="x")
+    figure.text(0, 0, "x", style="italic")
+    figure.savefig(io.BytesIO(), format="png")

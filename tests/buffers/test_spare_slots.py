@@ -10,6 +10,7 @@ import pytest
 from stream_server.buffers import Buffer, Draw, Frozen, Policy, Slots, num_slots_to_load
 from tests.buffers.policies import POLICIES
 from tests.support.buffer_saving import load, save
+from tests.support.examples import examples
 
 CAPACITY = 8
 WINDOW = 4
@@ -92,7 +93,7 @@ for_all_policies = pytest.mark.parametrize("new_policy", POLICIES.values(), ids=
 def test_all_windows_find_a_slot_while_a_frozen_buffer_is_written(
     new_policy: Callable[[int, int], Policy], spare: int
 ) -> None:
-    for seed in range(20):
+    for seed in range(examples(20)):
         study = Study(new_policy, seed, spare)
         for _ in range(150):
             study.move()
@@ -102,7 +103,7 @@ def test_all_windows_find_a_slot_while_a_frozen_buffer_is_written(
 def test_all_windows_find_a_slot_after_restarts_with_other_capacities(
     new_policy: Callable[[int, int], Policy],
 ) -> None:
-    for seed in range(20):
+    for seed in range(examples(20)):
         study = Study(new_policy, seed, WINDOW)
         for _ in range(8):
             study.restart(study.random.randrange(3, 3 * CAPACITY))

@@ -27,6 +27,7 @@ from stream_server.messages.client import (
     Refusal,
     Stop,
 )
+from tests.support.examples import examples
 from tests.support.fake_server import DEALT, Dealt, FakeServer
 
 SMALL = (FieldSpec(name="u", shape=(4,)),)
@@ -424,7 +425,7 @@ restarts = st.lists(
 )
 
 
-@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(25), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(restarts, st.integers(2, 9), st.sampled_from(DEALT))
 def test_whatever_servers_come_and_go_the_last_one_has_every_step(
     restarts: list[tuple[int, set[int], int]], credit: int, dealt: Dealt

@@ -1,24 +1,15 @@
 """The studies we ship run as they are, made smaller so that a test may take its time."""
 
-from functools import cache
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from stream_server.config import load
-from tests.support.forked_commands import in_forks
-from tests.support.runs import Run, run_study
+from tests.support.runs import Run, run_here
 
 CONFIGS = Path(__file__).parent.parent.parent / "configs"
 STUDIES = sorted(CONFIGS.glob("*/*.json"))
-
-
-@cache
-def checked() -> dict[str, tuple[int, str]]:
-    """Exit code and output of --check for each study."""
-    commands = [["--config", str(study), "--check"] for study in STUDIES]
-    return dict(zip(map(str, STUDIES), in_forks(commands), strict=True))
 
 
 def first_and_last_loss(done: Run) -> tuple[float, float]:
@@ -34,8 +25,9 @@ def assert_all_finished(done: Run, num_simulations: int) -> None:
 
 
 @pytest.mark.parametrize("study", STUDIES, ids=lambda path: f"{path.parent.name}/{path.name}")
-def test_a_study_passes_its_own_check(study: Path) -> None:
-    exit_code, output = checked()[str(study)]
+def test_a_study_passes_its_own_check(study: Path, tmp_path: Path) -> None:
+    done = run_here(study, tmp_path / "run", arguments=["--check"])
+    exit_code, output = done.exit_code, done.output
     build = study.parent / "build"
     if "build/heat" in study.read_text() and not build.exists():
         assert exit_code == 2, output
@@ -60,7 +52,7 @@ def test_heat_learns(tmp_path: Path) -> None:
         "validation.simulations": 1,
         "validation.every_batches": 40,
     }
-    done = run_study(CONFIGS / "heat" / "study.json", tmp_path / "run", mpi=None, settings=settings, limit_s=150)
+    done = run_here(CONFIGS / "heat" / "study.json", tmp_path / "run", settings=settings)
     assert_all_finished(done, num_simulations=5)
     first, last = first_and_last_loss(done)
     assert last < first / 3
@@ -75,7 +67,7 @@ def test_lorenz_learns(tmp_path: Path) -> None:
         "validation.simulations": 2,
         "validation.every_batches": 20,
     }
-    done = run_study(CONFIGS / "lorenz" / "study.json", tmp_path / "run", mpi=None, settings=settings, limit_s=150)
+    done = run_here(CONFIGS / "lorenz" / "study.json", tmp_path / "run", settings=settings)
     assert_all_finished(done, num_simulations=8)
     first, last = first_and_last_loss(done)
     assert last < first / 3
@@ -100,7 +92,7 @@ def test_a_study_of_trajectories_forecasts_them_better_and_better(study: str, tm
         "validation.every_batches": None,
         "validation.at": [1],
     }
-    done = run_study(CONFIGS / study / "study.json", tmp_path / "run", mpi=None, settings=settings, limit_s=150)
+    done = run_here(CONFIGS / study / "study.json", tmp_path / "run", settings=settings)
     assert_all_finished(done, num_simulations=NUM_TRAJECTORIES + 1)
     config = load(CONFIGS / study / "study.json")
     assert config.window is not None

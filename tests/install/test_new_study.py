@@ -22,7 +22,7 @@ from stream_server.templates.new_study import (
     next_command,
 )
 from tests.support.launch import alone
-from tests.support.runs import run_study
+from tests.support.runs import run_here
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 NAMES = [folder.name for folder in sorted(CONFIGS.iterdir()) if (folder / "study.json").exists()]
@@ -188,7 +188,7 @@ def test_a_blank_study_that_must_be_built_trains(language: str, built: Path, tmp
         "buffer.watermark": 10,
         "training.draws_per_sample": 1,
     }
-    done = run_study(folder / "study.json", tmp_path / "run", mpi=None, settings=settings, limit_s=100)
+    done = run_here(folder / "study.json", tmp_path / "run", settings=settings)
     assert done.exit_code == 0, done.output
     assert done.report["balanced"] is True
     assert done.account["accepted"] == done.account["trained"] == 4 * 50
@@ -200,7 +200,7 @@ def test_the_blank_study_learns(tmp_path: Path) -> None:
     make_blank(tmp_path / "my-study", "python")
     settings = {"study.simulations": 10, "validation.simulations": 1, "training.draws_per_sample": 20}
     study = tmp_path / "my-study" / "study.json"
-    done = run_study(study, tmp_path / "run", mpi=None, settings=settings, limit_s=150)
+    done = run_here(study, tmp_path / "run", settings=settings)
     assert done.exit_code == 0, done.output
     losses = [entry["loss"] for entry in done.report["validation"]]
     assert losses[-1] < losses[0] / 3

@@ -2,15 +2,14 @@
 
 import re
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from stream_server.analysis.plot import pictures_of
+from stream_server.analysis.reading import RunFolder
 from stream_server.server.commands.cli import parser
-from tests.support.forked_commands import in_forks
-from tests.support.runs import run_study
+from tests.support.runs import run_here, run_study
 
 README = (Path(__file__).parents[2] / "README.md").read_text()
 # `study.json`:, a block of code, and so on.
@@ -50,10 +49,9 @@ def test_the_commands_are_those_that_the_tests_try() -> None:
 def test_the_study_of_the_readme_passes_its_check_as_it_is_and_can_be_tried_on_made_up_samples(
     study: Path, tmp_path: Path
 ) -> None:
-    command = ["--config", str(study), "--set", f"study.output_dir={tmp_path / 'run'}"]
-    small = [word for key, value in SMALL.items() for word in ("--set", f"{key}={value}")]
-    for exit_code, output in in_forks([[*command, "--check"], [*command, *small, "--fast-dev-run"]]):
-        assert exit_code == 0, output
+    for settings, argument in ({}, "--check"), (SMALL, "--fast-dev-run"):
+        done = run_here(study, tmp_path / "run", settings=settings, arguments=[argument])
+        assert done.exit_code == 0, done.output
 
 
 def test_the_study_of_the_readme_runs_on_two_ranks(study: Path, tmp_path: Path) -> None:
@@ -62,6 +60,4 @@ def test_the_study_of_the_readme_runs_on_two_ranks(study: Path, tmp_path: Path) 
     assert done.report["balanced"] is True
     assert done.account["accepted"] == done.account["trained"] == 300
     assert (tmp_path / "run" / "model").is_dir()
-    drawn = [sys.executable, "-m", "stream_server.commands.cli", "plot", str(tmp_path / "run")]
-    subprocess.run(drawn, check=True, timeout=120)
-    assert {"loss.png", "prediction-temperature.png"} <= {file.name for file in (tmp_path / "run" / "plots").iterdir()}
+    assert {"loss", "prediction-temperature"} <= {it.name for it in pictures_of(RunFolder(done.output_dir))}

@@ -32,6 +32,7 @@ from tests.launcher.node import (
     Process,
 )
 from tests.launcher.one_rank import NUM_STEPS, Checkpoint, OneRank
+from tests.support.examples import examples
 
 ROUND_S = 0.7
 TIMEOUT_S = 8.0
@@ -364,7 +365,7 @@ class EnsembleMachine(RuleBasedStateMachine):
 
 
 TestEnsemble = EnsembleMachine.TestCase
-TestEnsemble.settings = settings(max_examples=40, stateful_step_count=15, deadline=None)
+TestEnsemble.settings = settings(max_examples=examples(40), stateful_step_count=15, deadline=None)
 
 
 def test_an_attempt_that_saw_a_restart_is_excused_though_the_launcher_was_killed_since() -> None:

@@ -38,6 +38,7 @@ from tests.native.native_client import (
     received,
 )
 from tests.study.test_supervision import PACED, SUPERVISED
+from tests.support.examples import examples
 from tests.support.fake_server import DEALT, Dealt, FakeServer
 from tests.support.runs import NUMPY_STUDY, assert_complete, failpoints, run_study
 
@@ -425,7 +426,7 @@ restarts = st.lists(
 )
 
 
-@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(15), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(restarts, st.integers(2, 9), st.sampled_from(DEALT))
 def test_whatever_servers_come_and_go_the_last_one_has_every_step(
     program: Path, restarts: list[tuple[int, set[int], int]], credit: int, dealt: Dealt

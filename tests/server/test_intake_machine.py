@@ -15,6 +15,7 @@ from stream_server.messages import notices
 from stream_server.messages.client import Ack, Opened, Ping, Reason, Refusal, Routing, Stop
 from stream_server.messages.routing import Dealing
 from tests.server.intake_clients import ClientRank, Line
+from tests.support.examples import examples
 from tests.support.intake_ranks import Key, Saved, ServerRank, StudyShape, U, V, is_fit
 
 MAX_STEPS = 9
@@ -445,7 +446,7 @@ class IntakeMachine(RuleBasedStateMachine):
 
 
 TestIntake = IntakeMachine.TestCase
-TestIntake.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
+TestIntake.settings = settings(max_examples=examples(40), stateful_step_count=40, deadline=None)
 
 
 def test_what_waits_gets_the_room_of_a_simulation_that_is_withdrawn() -> None:

@@ -35,6 +35,7 @@ from tests.server.test_train_dataloader import (
     stream_of,
 )
 from tests.support.buffer_saving import load, save
+from tests.support.examples import examples
 
 LONG_S = 60.0
 
@@ -143,7 +144,7 @@ def test_what_is_ahead_is_saved_as_drawn_and_restored_on_a_stream_that_is_not_ah
 
 
 @given(st.data())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 def test_wherever_a_study_is_killed_each_sample_is_trained_or_dropped_once(data: st.DataObject) -> None:
     """With a loader that keeps, drops and holds back as it likes, before and after a restart with another prefetch."""
     choices = data.draw(st.lists(st.sampled_from(["keep", "drop", "hold"]), min_size=30, max_size=30))

@@ -18,6 +18,7 @@ from stream_server.errors import ConfigError, UserCodeError
 from stream_server.server.ranks.communicator import Ranks, SoloRanks
 from stream_server.server.user.normalization import Normalization
 from stream_server.storage.plain_state import from_bytes, to_bytes
+from tests.support.examples import examples
 from tests.support.thread_ranks import ThreadRanks, on_ranks
 
 STUDY = Path(__file__).parent.parent / "study" / "numpy_study" / "study.json"
@@ -60,7 +61,7 @@ def rows(block: Any, chosen: NDArray[np.bool_]) -> Any:
     return {name: values[chosen] for name, values in fields.items()}, parameters[chosen]
 
 
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 @given(
     num=st.integers(4, 60),
     seed=st.integers(0, 2**32),

@@ -23,6 +23,7 @@ from stream_server.server.user.simulation_data import SimulationBatch, Simulatio
 from stream_server.server.user.stream_server import StreamServer
 from tests.server.test_stream import Normalized, PerSample, buffer_of, observing, parameters_of, restored
 from tests.support.buffer_saving import load, save
+from tests.support.examples import examples
 
 LONG_S = 60.0
 
@@ -360,4 +361,4 @@ class PrefetchMachine(RuleBasedStateMachine):
 
 
 TestPrefetchMachine = PrefetchMachine.TestCase
-TestPrefetchMachine.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
+TestPrefetchMachine.settings = settings(max_examples=examples(40), stateful_step_count=30, deadline=None)

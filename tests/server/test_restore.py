@@ -17,6 +17,7 @@ from stream_server.server.intake.account import Learned, SimulationEnd, close_ac
 from stream_server.server.replay.record_format import Segment
 from stream_server.server.replay.recorder import begins_and_ends
 from stream_server.storage.plain_state import to_bytes
+from tests.support.examples import examples
 from tests.support.saved_ranks import (
     NUM_HELD_OUT,
     NUM_STEPS,
@@ -280,7 +281,7 @@ def test_the_record_goes_on_where_each_rank_left_it(
 
 
 @for_all_policies
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 @given(
     st.integers(1, 4),
     st.lists(st.integers(1, 4), min_size=1, max_size=3),

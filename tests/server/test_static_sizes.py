@@ -20,6 +20,7 @@ from stream_server.server.intake.attempts import Connection
 from stream_server.server.intake.intake import Intake
 from stream_server.server.intake.layout import BlockLayout
 from tests.server.test_static_fields import flush, wait_for_steps
+from tests.support.examples import examples
 from tests.support.intake_ranks import Frames
 from tests.support.intakes import data as data_of
 from tests.support.intakes import make
@@ -272,7 +273,7 @@ def kept(intake: Intake) -> dict[str, NDArray[Any]]:
 
 
 @given(nodes=st.lists(st.integers(0, 3), min_size=1, max_size=3), num_losses=st.integers(0, 2), data=st.data())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_rows_of_client_ranks_are_one_mesh_whenever_they_come(
     nodes: list[int], num_losses: int, data: st.DataObject
 ) -> None:
@@ -300,7 +301,7 @@ def test_rows_of_client_ranks_are_one_mesh_whenever_they_come(
     changed=st.sampled_from(["nothing", "a value", "a row more", "rows of another rank"]),
     data=st.data(),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_a_second_attempt_with_another_mesh_is_refused_and_none_of_its_steps_taken(
     nodes: list[int], changed: str, data: st.DataObject
 ) -> None:

@@ -18,6 +18,7 @@ from stream_server.messages.client import (
     Refusal,
     Stop,
 )
+from stream_server.messages.simulation_phase import SimulationPhase
 from stream_server.server.intake import mailbox
 from stream_server.server.intake.attempts import Connection
 from stream_server.server.intake.filling import Payload
@@ -193,9 +194,9 @@ class Dispatcher:
     def _end_simulation(self, notice: notices.Terminal) -> None:
         failpoint("receiver.before_terminal")
         self.intake.end_simulation(notice.simulation, notice.state, notice.reason)
-        if notice.state == "finished":
+        if notice.state == SimulationPhase.FINISHED:
             self.tell_main(mailbox.SimulationFinished(simulation=notice.simulation))
-        elif notice.state == "stopped_early":
+        elif notice.state == SimulationPhase.STOPPED_EARLY:
             attempt = self.intake.attempt(notice.simulation)
             for connection in () if attempt is None else attempt.connections.values():
                 self._tell_to_stop(connection, notice.reason)

@@ -100,7 +100,7 @@ class Suggester:
         self._is_leaving = False
         self._deliver: Callable[[Mapping[int, dict[str, float]]], None] = lambda _: None
         self._end_early: Callable[[int, str], None] = lambda _simulation, _reason: None
-        # As long as the class has not said so.
+        # True until the class has said whether it stops simulations.
         self._stops = True
         self._thread = Thread(target=self._run, name="suggester")
         self._stack = ExitStack()

@@ -342,7 +342,7 @@ def test_a_welcome_with_all_names_there_can_be_is_decoded(probe: Probe) -> None:
     assert probe.ask("decode", header(message)) == said(message)
 
 
-@settings(max_examples=20)
+@settings(max_examples=examples(20))
 @given(st.text(alphabet=st.sampled_from("aé€𝄞"), min_size=1020, max_size=4200))
 def test_prose_is_cut_between_two_characters(probe: Probe, reason: str) -> None:
     message = Invalidate(study="s", simulation=1, attempt=0, reason=reason)

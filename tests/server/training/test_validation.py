@@ -19,6 +19,7 @@ from stream_server.server.ranks.communicator import Ranks, SoloRanks
 from stream_server.server.training.validation.validation_batches import HeldOutSamples, num_samples
 from stream_server.storage.plain_state import from_bytes, to_bytes
 from tests.server.training.validating import Model, Server, Written, at, held_out, resume, step, validation
+from tests.support.examples import examples
 from tests.support.thread_ranks import on_ranks
 
 
@@ -63,7 +64,7 @@ def test_events_surround_the_validation_and_carry_its_means() -> None:
     assert server.heard == ["start", {"loss": 4.0}]
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(st.lists(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=4), min_size=1, max_size=9), st.integers(1, 4))
 def test_the_mean_does_not_depend_on_the_number_of_ranks(loader: list[list[float]], num_ranks: int) -> None:
     arrays = [np.array(values) for values in loader]

@@ -7,8 +7,10 @@ from typing import Any
 
 from rich.text import Text
 
+from stream_server.config.problems import counted
 from stream_server.machine.screen import escaped
 from stream_server.machine.terminal import terminal_of_stderr
+from stream_server.messages.simulation_phase import SimulationPhase
 from stream_server.server.training.monitoring.display import console_on, number, shares
 from stream_server.server.training.monitoring.run_bottleneck import BESIDE, bottleneck_of_run
 
@@ -174,11 +176,11 @@ def _simulations(report: Mapping[str, Any]) -> str:
     counts = report["simulations"]
     named = {
         "requested": counts["requested"],
-        "finished": counts["finished"],
-        "failed": counts["given_up"] + counts["failed"],
-        "withdrawn": counts["invalid"],
-        "stopped early": counts["stopped_early"],
-        "stopped with the study": counts["stopped"],
+        "finished": counts[SimulationPhase.FINISHED],
+        "failed": counts[SimulationPhase.GIVEN_UP] + counts["failed"],
+        "withdrawn": counts[SimulationPhase.INVALID],
+        "stopped early": counts[SimulationPhase.STOPPED_EARLY],
+        "stopped with the study": counts[SimulationPhase.STOPPED],
     }
     return _counts(named, tuple(named))
 
@@ -226,11 +228,6 @@ def _some(texts: list[str], num: int = 5) -> str:
 def first_line(text: str) -> str:
     """The first line; the others have been shown above the table."""
     return text.partition("\n")[0]
-
-
-def counted(num: int, noun: str) -> str:
-    """The number with its noun in the singular or plural."""
-    return f"{num:,} {noun}" if num == 1 else f"{num:,} {noun}s"
 
 
 def duration(seconds: float) -> str:
