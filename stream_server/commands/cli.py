@@ -92,7 +92,9 @@ def parser() -> argparse.ArgumentParser:
     export.add_argument("--per-rank", action="store_true", help="the values of each rank, not the means over the ranks")
     export.set_defaults(command=_export)
 
-    plot = commands.add_parser("plot", help="draw losses, throughput, buffer and phases", description=_plot.__doc__)
+    plot = commands.add_parser(
+        "plot", help="draw predictions beside the truth, errors, losses, throughput, buffer", description=_plot.__doc__
+    )
     plot.add_argument("run", metavar="RUN", type=Path, help="a run")
     plot.add_argument("--to", metavar="FOLDER", type=Path, help="where the pictures go; RUN/plots by default")
     plot.add_argument("--html", metavar="FILE", type=Path, help="write one page with all pictures instead, for others")

@@ -81,6 +81,9 @@ def chart(title: str, x: str, y: str, **options: Any) -> Figure:
         axis.axis_label_text_font_style = "normal"
         axis.axis_label_text_font_size = axis.major_label_text_font_size = "12px"
     made.min_border_right = 12
+    if options.get("y_axis_type") == "log":
+        # One decade may be all there is: with Bokeh's own it would have two labels.
+        made.yaxis.ticker.mantissas = [1, 2, 5]
     return made
 
 

@@ -26,6 +26,8 @@ class PredictionCharts:
 
     def __init__(self) -> None:
         self.figures = [chart(title, "", "") for title in TITLES]
+        # Truth and prediction are compared on one scale, and zoomed together.
+        self.figures[1].x_range, self.figures[1].y_range = self.figures[0].x_range, self.figures[0].y_range
         values = LinearColorMapper(palette=Viridis256, nan_color="#FFFFFF")
         differences = LinearColorMapper(palette=interp_palette(RdBu11, 255), nan_color="#FFFFFF")
         self._mappers = (values, values, differences)

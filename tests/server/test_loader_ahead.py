@@ -129,9 +129,9 @@ def test_what_is_ahead_is_saved_as_drawn_and_restored_on_a_stream_that_is_not_ah
         first = stream.draw(0)
         assert first is not None
         stream.quiesce()
-        counts = {"num_drawn": stream.num_drawn, "num_dropped": stream.num_dropped}
+        counts = {"num_drawn": stream.num_drawn, "num_dropped": stream.num_dropped, "prefetch_s": 0.0}
         state, fields = save(buffer)
-    assert counts == {"num_drawn": 16, "num_dropped": 2}
+    assert counts == {"num_drawn": 16, "num_dropped": 2, "prefetch_s": 0.0}
     other = empty_buffer()
     load(other, state, fields)
     other.close()
@@ -170,14 +170,14 @@ def test_wherever_a_study_is_killed_each_sample_is_trained_or_dropped_once(data:
     def make(dataset: Any) -> Any:
         return DataLoader(Choosing(dataset), batch_size=3)
 
-    buffer, trained, counts = put(empty_buffer(), range(30)), [], {"num_drawn": 0, "num_dropped": 0}
+    buffer, trained, counts = put(empty_buffer(), range(30)), [], {"num_drawn": 0, "num_dropped": 0, "prefetch_s": 0.0}
     with loading(buffer, make, batch_size=5, prefetch=data.draw(num_ahead)) as stream:
         for _ in range(num_before):
             batch = stream.draw(0)
             trained += [] if batch is None else batch.keys[1].tolist()
         stream.release()
         stream.quiesce()
-        counts = {"num_drawn": stream.num_drawn, "num_dropped": stream.num_dropped}
+        counts = {"num_drawn": stream.num_drawn, "num_dropped": stream.num_dropped, "prefetch_s": 0.0}
         state, fields = save(buffer)
     other = empty_buffer()
     load(other, state, fields)

@@ -197,7 +197,7 @@ def test_batches_ahead_are_saved_as_drawn_and_restored_in_their_order() -> None:
         num_drawn = stream.num_drawn
         other = restored(buffer)
     with prefetching(other, PerSample(), num=1) as stream:
-        stream.restore({"num_drawn": num_drawn})
+        stream.restore({"num_drawn": num_drawn, "num_dropped": 0, "prefetch_s": 0.0})
         assert [steps_of(drawn(stream)) for _ in range(4)] == [[0, 1], [2, 3], [4, 5], [6, 7]]
         assert stream.num_drawn == 8
     with prefetching(restored(buffer), PerSample(), num=0) as stream:
@@ -346,7 +346,7 @@ class PrefetchMachine(RuleBasedStateMachine):
         if settles:
             self.stream.quiesce()
         state, fields = save(self.buffer)
-        counts = {"num_drawn": self.stream.num_drawn}
+        counts = {"num_drawn": self.stream.num_drawn, "num_dropped": 0, "prefetch_s": 0.0}
         self.stream.__exit__()
         self.holds = []
         self.buffer = self.new_buffer()

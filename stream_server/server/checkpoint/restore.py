@@ -307,10 +307,10 @@ def _dealt_out(states: Sequence[Mapping[str, Any]], ledger: dict[str, Any], *, i
             "withdrawn": sum(reception["withdrawn"] for reception in receptions) if is_first else 0,
             "receive_s": max(reception["receive_s"] for reception in receptions),
         },
-        "scores": [one for state in states for one in state.get("scores", [])] if is_first else [],
+        "scores": [one for state in states for one in state["scores"]] if is_first else [],
         "phases_s": phases_s,
-        "num_dropped": sum(state.get("num_dropped", 0) for state in states) if is_first else 0,
-        "prefetch_s": max(state.get("prefetch_s", 0.0) for state in states),
+        "num_dropped": sum(state["num_dropped"] for state in states) if is_first else 0,
+        "prefetch_s": max(state["prefetch_s"] for state in states),
         "normalization": [one for state in states for one in state["normalization"]] if is_first else [],
     }
 

@@ -27,14 +27,17 @@ class SimulationParameters:
         self._known = np.zeros(0, bool)
         self._rows = np.zeros((0, 0))
 
+    def __contains__(self, simulation: int) -> bool:
+        # Whoever writes puts a larger array of rows in its place before `_known`, so what is known has a row.
+        return 0 <= simulation < len(self._known) and bool(self._known[simulation])
+
     def __getitem__(self, simulation: int) -> NDArray[np.float64]:
         """The parameters of one simulation.
 
         Raises:
             KeyError: it has not begun.
         """
-        # `_known` first: whoever writes puts a larger array of rows in its place before.
-        if not (0 <= simulation < len(self._known) and self._known[simulation]):
+        if simulation not in self:
             raise KeyError(simulation)
         row: NDArray[np.float64] = self._rows[simulation].copy()
         return row
@@ -45,6 +48,14 @@ class SimulationParameters:
             self._grow(max(2 * len(self._known), simulation + 1), len(row))
         self._rows[simulation] = row
         self._known[simulation] = True
+
+    def know(self, simulation_ids: NDArray[np.int64]) -> bool:
+        """Whether all of these simulations have begun."""
+        return simulation_ids.max(initial=-1) < len(self._known) and bool(self._known[simulation_ids].all())
+
+    def take(self, simulation_ids: NDArray[np.int64]) -> NDArray[np.float64]:
+        """A copy of the rows of simulations that have begun, shape (len(simulation_ids), P)."""
+        return self._rows.take(simulation_ids, 0)
 
     def state_dict(self) -> dict[str, Any]:
         """The ids, and a row of parameters for each."""

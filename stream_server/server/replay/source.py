@@ -250,7 +250,7 @@ class ReplaySource:
         replay = state[REPLAY]
         assert self._playback is not None
         num_entries = self._playback.num_entries
-        if replay.get("num_entries", num_entries) != num_entries:
+        if replay["num_entries"] != num_entries:
             raise ConfigError(
                 f"{self.folder} is not what this run began with: there are {num_entries} entries instead of "
                 f"{replay['num_entries']}. Put back what was there, or start over with --fresh"
@@ -259,9 +259,8 @@ class ReplaySource:
         self.num_received = int(replay["num_fed"])
         self.receive_s = float(state["receive_s"])
         self._finished = set(replay["told"])
-        # A checkpoint of an earlier release knows no windows.
-        self._num_steps = Counter({int(it): num for it, num in replay.get("num_steps", {}).items()})
-        self.buffer.slots.statics.observe(replay.get("observed", ()))
+        self._num_steps = Counter({int(it): num for it, num in replay["num_steps"].items()})
+        self.buffer.slots.statics.observe(replay["observed"])
         self._closed = bool(replay["closed"])
         if self._closed:
             self.buffer.close()

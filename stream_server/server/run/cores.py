@@ -77,8 +77,8 @@ class NodeCores:
         if self.num_taken <= self.cores:
             return ""
         return (
-            f"simulations and server ranks take {self.num_taken} cores of {self.cores} and slow each other down; "
-            "run fewer of them at once (launcher.max_running, server.ranks or mpirun -n)"
+            f"simulations and server ranks take {self.num_taken} cores of {self.cores} and slow each other down, which "
+            "is fine for a trial; run fewer at once to be fast (launcher.max_running, server.ranks or mpirun -n)"
         )
 
     def __str__(self) -> str:

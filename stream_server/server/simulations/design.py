@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from stream_server.config import StudyConfig
 from stream_server.config.parameters import ID_COLUMN, ORIGIN_COLUMNS, DesignFile
 from stream_server.errors import ConfigError
-from stream_server.server.intake.parameters import Origin
+from stream_server.server.intake.parameters import Origin, SimulationParameters
 from stream_server.server.simulations.generator import PointGenerator
 from stream_server.server.simulations.samplers import GeneratedPoints, Sampler, make_sampler
 
@@ -75,34 +75,17 @@ class ParameterTable:
 
     def __init__(self, parameters_of: Callable[[int], NDArray[np.float64]]) -> None:
         self._parameters_of = parameters_of
-        self._known = np.zeros(0, bool)
-        self._rows = np.zeros((0, 0))
+        self._rows = SimulationParameters()
         self._learning = Lock()
 
     def take(self, simulation_ids: NDArray[np.int64]) -> NDArray[np.float64]:
         """A copy of the rows of these simulations, shape (len(simulation_ids), P)."""
-        if simulation_ids.max(initial=-1) >= len(self._known) or not self._known[simulation_ids].all():
+        if not self._rows.know(simulation_ids):
             with self._learning:
-                self._learn(simulation_ids)
-        return self._rows.take(simulation_ids, 0)
-
-    def _learn(self, simulation_ids: NDArray[np.int64]) -> None:
-        for simulation in np.unique(simulation_ids).tolist():
-            if simulation < len(self._known) and self._known[simulation]:
-                continue
-            parameters = np.asarray(self._parameters_of(simulation), np.float64)
-            if simulation >= len(self._known):
-                self._grow(max(2 * len(self._known), simulation + 1), len(parameters))
-            self._rows[simulation] = parameters
-            self._known[simulation] = True
-
-    def _grow(self, num: int, num_parameters: int) -> None:
-        known, rows = np.zeros(num, bool), np.zeros((num, num_parameters))
-        known[: len(self._known)] = self._known
-        rows[: len(self._rows), : self._rows.shape[1]] = self._rows
-        # A known id always has a row: the rows are never shorter than what is known.
-        self._rows = rows
-        self._known = known
+                for simulation in np.unique(simulation_ids).tolist():
+                    if simulation not in self._rows:
+                        self._rows[simulation] = self._parameters_of(simulation)
+        return self._rows.take(simulation_ids)
 
 
 def write_csv(

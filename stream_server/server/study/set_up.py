@@ -286,7 +286,7 @@ class StudySetUp(Composition):
         for text in texts:
             log.info("%s", text)
             print(text, file=sys.stderr, flush=True)
-        threads = self.cores.threads if self.saved is None else self.saved.get("threads", self.cores.threads)
+        threads = self.cores.threads if self.saved is None else self.saved["threads"]
         for warning in filter(None, (self.cores.change_since(threads), *self.unprotected)):
             log.warning("%s", warning)
 
@@ -419,7 +419,7 @@ class StudySetUp(Composition):
             return
         self.callbacks.load_state_dict(saved["callbacks"])
         if feedback is not None:
-            feedback.scores.load_rank_states(restored.state.get("scores", []))
+            feedback.scores.load_rank_states(restored.state["scores"])
         self.server.normalization.load_rank_states(restored.state["normalization"])
         self.stream.restore(restored.state)
         # Last of all, since making the model and opening the sockets may have used random numbers. Where states are not

@@ -39,7 +39,7 @@ class BatchForming:
         buffer: Buffer,
         server: StreamServer,
         *,
-        parameters_of: Callable[[int], NDArray[np.float64]],
+        parameters: ParameterTable,
         batch_size: int,
         phases: Phases,
         num_ahead: int = 0,
@@ -47,7 +47,7 @@ class BatchForming:
     ) -> None:
         self._buffer = buffer
         self._server = server
-        self._parameters = ParameterTable(parameters_of)
+        self._parameters = parameters
         self._memory = BatchMemory(buffer.slots, batch_size, buffer.sample_shape, max_sets=MAX_SETS + num_ahead)
         self._copies = RowCopies(server.num_threads)
         self._phases = phases

@@ -70,7 +70,7 @@ class LoaderStream(SampleStream):
         self._samples = samples
         self._num_ahead = prefetch
         self._stage = stage if prefetch else as_it_is
-        self._forming = BatchForming(buffer, server, parameters_of=parameters_of, batch_size=batch_size, phases=phases)
+        self._forming = BatchForming(buffer, server, parameters=self._parameters, batch_size=batch_size, phases=phases)
         self._thread = self._new_thread()
         self._num_taken = 0
         self._num_given = 0

@@ -71,9 +71,8 @@ class SampleStream(Callback):
     def restore(self, state: Mapping[str, Any]) -> None:
         """Continue with the counts of a rank that was saved."""
         self.num_drawn = state["num_drawn"]
-        # A checkpoint of an earlier release has none of these.
-        self.num_dropped = state.get("num_dropped", 0)
-        self._earlier_s = state.get("prefetch_s", 0.0)
+        self.num_dropped = state["num_dropped"]
+        self._earlier_s = state["prefetch_s"]
 
     def draw(self, timeout_s: float) -> Batch | None:
         """Take the next batch, waiting at most `timeout_s` for its samples. What was taken before is released.
@@ -160,7 +159,7 @@ class BatchStream(SampleStream):
         self._forming = BatchForming(
             buffer,
             server,
-            parameters_of=parameters_of,
+            parameters=self._parameters,
             batch_size=batch_size,
             phases=Phases() if prefetch else phases,
             num_ahead=prefetch,

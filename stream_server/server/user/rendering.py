@@ -1,6 +1,6 @@
 """Predictions of single samples beside the truth, as they are shown to people."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,24 +29,36 @@ class Prediction:
 
 
 def render(sample: SimulationData, prediction: Prediction, denormalize: Callable[[str, Array], Array]) -> Rendering:
-    """The field that the model predicts, in its shape and unit; the bare output beside its target if it is no field.
+    """The fields that the model predicts, in their shape and unit; the bare output beside its target if it is none.
 
-    Of a window it is that of the last steps, as many as the target has. It is taken for a field only if the target,
-    after `denormalize`, has that field's values.
+    The target may have several fields, one after the other. Of a window, a field is that of the last steps, as many as
+    the target has. A part is taken for a field only if the target, after `denormalize`, has that field's values.
     """
-    if prediction.target is None:
-        return {}
     target, output = prediction.target, prediction.output
+    if target is None or output.size != target.size:
+        return {}
+    shown: dict[str, tuple[Array, Array]] = {}
+    fields = dict(_dense_fields(sample, target.size))
+    targets, outputs = target.reshape(-1), output.reshape(-1)
+    while targets.size:
+        for name, field in fields.items():
+            if 0 < field.size <= targets.size and name not in shown:
+                known = denormalize(name, targets[: field.size].reshape(field.shape))
+                if is_field(known, field):
+                    shown[name] = field, denormalize(name, outputs[: field.size].reshape(field.shape))
+                    targets, outputs = targets[field.size :], outputs[field.size :]
+                    break
+        else:
+            return {OUTPUT: (target, output.reshape(target.shape))}
+    return shown
+
+
+def _dense_fields(sample: SimulationData, size: int) -> Iterator[tuple[str, Array]]:
+    """The fields of one shape, or of a window their last steps that have `size` values."""
+    steps = sample.time_steps
     for name, whole in sample.fields.items():
-        if is_ragged(whole) or (sample.time_steps is not None and whole.shape[:1] != sample.time_steps.shape):
-            # It is no forecast of one shape.
-            continue
-        field = whole if sample.time_steps is None else _last_steps(whole, target.size)
-        if target.size != field.size or output.size != field.size:
-            continue
-        if is_field(denormalize(name, target.reshape(field.shape)), field):
-            return {name: (field, denormalize(name, output.reshape(field.shape)))}
-    return {OUTPUT: (target, output.reshape(target.shape))} if output.size == target.size else {}
+        if not is_ragged(whole) and (steps is None or whole.shape[:1] == steps.shape):
+            yield name, whole if steps is None else _last_steps(whole, size)
 
 
 def _last_steps(window: Array, size: int) -> Array:

@@ -147,6 +147,27 @@ def test_a_target_that_is_a_field_only_after_scaling_is_brought_back_to_its_unit
     np.testing.assert_allclose(predicted, field + 1)
 
 
+@pytest.mark.parametrize("order", [("u", "v"), ("v", "u")])
+def test_several_fields_in_one_target_are_shown_each_by_itself(order: tuple[str, str]) -> None:
+    fields = {"u": np.arange(1.0, 7.0).reshape(2, 3), "v": np.array([9.0, 8.0]), "other": np.arange(8.0)}
+    scales = {"u": 2.0, "v": 0.5, "other": 1.0}
+    target = np.concatenate([scales[name] * fields[name].ravel() for name in order])
+    sample = SimulationData(simulation_id=0, time_step=0, parameters=np.zeros(1), fields=fields)
+    prediction = Prediction(output=target + 1, target=target)
+    shown = render(sample, prediction, lambda name, array: array / scales[name])
+    assert list(shown) == list(order)
+    for name, (truth, predicted) in shown.items():
+        np.testing.assert_allclose(truth, fields[name])
+        np.testing.assert_allclose(predicted, fields[name] + 1 / scales[name])
+
+
+def test_a_target_of_a_field_and_something_else_is_shown_as_it_is() -> None:
+    fields = {"u": np.arange(3.0), "v": np.arange(2.0)}
+    target = np.array([0.0, 1.0, 2.0, 5.0, 5.0])
+    sample = SimulationData(simulation_id=0, time_step=0, parameters=np.zeros(1), fields=fields)
+    assert list(render(sample, Prediction(output=target, target=target), lambda name, array: array)) == ["output"]
+
+
 def test_a_target_that_is_no_field_is_shown_beside_the_output_as_it_is() -> None:
     sample = SimulationData(simulation_id=0, time_step=0, parameters=np.zeros(1), fields={"x": np.arange(3.0)})
     change = np.full(3, 0.1)

@@ -159,8 +159,7 @@ class Validation(Callback):
         self.history = [dict(entry) for entry in state["history"]]
         self._schedule.load_state_dict(state["schedule"])
         self._left = state["left"]
-        # A checkpoint of an earlier release knows no rollouts.
-        self.rollout = state.get("rollout")
+        self.rollout = state["rollout"]
 
     def _go_through(self, sets: list[ValidationSet], must_leave: Callable[[], bool]) -> dict[str, float] | None:
         """The values of all sets, and of the rollouts; None if they are not known yet."""
