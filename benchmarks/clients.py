@@ -20,7 +20,7 @@ import zmq
 from benchmarks.measure import Result, alternated, show
 from benchmarks.reception import DEADLINE_S, STUDY, reception
 from stream_server.buffers import Fifo
-from stream_server.client_api.data_connection import MESSAGE_BYTES, CreditWindow
+from stream_server.client_api.data_connection import MESSAGE_BYTES, FlowControl
 from stream_server.messages import wire
 from stream_server.messages.client import Ack, Block, Data, Open, Opened
 from stream_server.server.intake.credit import credit_per_simulation
@@ -76,7 +76,7 @@ class Client:
 
     def __init__(self, context: "zmq.Context[zmq.Socket[bytes]]", address: str, simulation: int) -> None:
         self.simulation = simulation
-        self.window: CreditWindow | None = None
+        self.flow: FlowControl | None = None
         self.steps_per_message = 0
         self.socket = context.socket(zmq.DEALER)
         self.socket.linger = 0
@@ -95,32 +95,32 @@ class Client:
         """Read all answers."""
         while self.socket.poll(0):
             answer = wire.decode(self.socket.recv())
-            if isinstance(answer, Opened) and self.window is None:
-                self.window = CreditWindow(answer.credit)
+            if isinstance(answer, Opened) and self.flow is None:
+                self.flow = FlowControl(answer.credit)
                 self.steps_per_message = max(1, min(MESSAGE_BYTES // SAMPLE_BYTES, answer.credit // 2))
-            elif isinstance(answer, Ack) and self.window is not None:
-                self.window.received(answer.received)
+            elif isinstance(answer, Ack) and self.flow is not None:
+                self.flow.received(answer.received)
 
     @property
     def has_room(self) -> bool:
         """There is credit for a message."""
-        return self.window is not None and self.window.room >= self.steps_per_message
+        return self.flow is not None and self.flow.room >= self.steps_per_message
 
     def send(self, samples: memoryview, most: int) -> int:
         """Send a message, for which there must be room; returns of how many steps, at most `most`."""
-        assert self.window is not None
+        assert self.flow is not None
         num = min(most, self.steps_per_message)
         data = Data(
             simulation=self.simulation,
             attempt=0,
             incarnation=0,
-            sequence=self.window.sequence,
+            sequence=self.flow.sequence,
             index=self._num_steps,
             num_steps=num,
             present=1,
         )
         self.socket.send_multipart([*wire.encode(data), samples[: num * SAMPLE_BYTES]], copy=False)
-        self.window.sent(num_steps=num, num_messages=1)
+        self.flow.sent(num_steps=num, num_messages=1)
         self._num_steps += num
         return num
 
@@ -134,7 +134,7 @@ def play(address: str, num: int) -> None:
         them = [Client(context, address, simulation) for simulation in range(num)]
         for it in them:
             poller.register(it.socket, zmq.POLLIN)
-        while waiting := [it for it in them if it.window is None]:
+        while waiting := [it for it in them if it.flow is None]:
             for it in waiting:
                 it.ask_to_open()
             time.sleep(OPEN_AGAIN_S)

@@ -8,24 +8,23 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from stream_server.analysis.reading import Line, names_in
+from stream_server.analysis.palette import COLOURS
+from stream_server.analysis.reading import Line, is_validation_loss, names_in
 
 SIZE_INCHES = (6.0, 3.6)
-# The palette of Okabe and Ito, which people with any kind of colour vision can tell apart.
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#F0E442", "#000000")
 NUM_PHASES = len(COLOURS) - 1
 
 
 def losses(records: list[Line]) -> Figure | None:
     """Training and validation loss over the batches."""
-    names = [name for name in names_in(records) if name == "train/loss" or _is_validation_loss(name)]
+    names = [name for name in names_in(records) if name == "train/loss" or is_validation_loss(name)]
     if not names:
         return None
     figure, axes = empty("batch", "loss")
     values: list[float] = []
     for name, colour in zip(names, _colours(len(names)), strict=True):
         x, y = _curve(records, "batch", name)
-        marker = "o" if _is_validation_loss(name) else ""
+        marker = "o" if is_validation_loss(name) else ""
         axes.plot(x, y, color=colour, marker=marker, markersize=3, linewidth=1.2, label=name)
         values += y
     if min((value for value in values if math.isfinite(value)), default=0.0) > 0:
@@ -127,10 +126,6 @@ def _colours(num: int) -> list[str]:
 def _curve(records: Sequence[Line], axis: str, name: str) -> tuple[list[Any], list[float]]:
     points = [(record[axis], record[name]) for record in records if name in record]
     return [x for x, _ in points], [y for _, y in points]
-
-
-def _is_validation_loss(name: str) -> bool:
-    return name.startswith("val/") and name.endswith("/loss")
 
 
 def _whole_numbers(lower: float, upper: float) -> tuple[int, int]:

@@ -15,6 +15,8 @@ from stream_server.analysis.run_state import SimulationFacts, seconds_of, state_
 from stream_server.errors import ConfigError, MalformedMessage, NotRunning
 from stream_server.messages import operator
 from stream_server.messages.connection import ConnectionFile
+from stream_server.messages.curve import secure_client_socket
+from stream_server.messages.simulation_phase import SimulationPhase
 
 OPERATOR_FILE = "operator.json"
 REPEAT_S = 1.0
@@ -50,7 +52,7 @@ def simulations_of(run: RunFolder, timeout_s: float) -> list[SimulationFacts]:
             parameters=dict(row.parameters),
             state=row.state,
             attempts=row.attempt + 1,
-            seconds=seconds_of(run, row.simulation, is_running=row.state == "running"),
+            seconds=seconds_of(run, row.simulation, is_running=row.state == SimulationPhase.RUNNING),
             received=row.received,
             reason=row.reason,
         )
@@ -114,9 +116,7 @@ def _ask_once(file: ConnectionFile, question: bytes, timeout_s: float) -> bytes 
         dealer = context.socket(zmq.DEALER)
         dealer.linger = 0
         dealer.routing_id = secrets.token_hex(16).encode()
-        dealer.curve_serverkey = file.security.server_public_key.encode()
-        dealer.curve_publickey = file.security.client_public_key.encode()
-        dealer.curve_secretkey = file.security.client_secret_key.encode()
+        secure_client_socket(dealer, file.security)
         dealer.connect(address)
         dealer.send(question)
         return dealer.recv() if dealer.poll(round(timeout_s * 1000)) else None

@@ -98,7 +98,7 @@ def _timeout(command: argparse.ArgumentParser) -> None:
 
 
 def _list(arguments: argparse.Namespace) -> None:
-    """Show the runs below a folder: running, restarting, finished, stopped, failed or killed."""
+    """Show the runs below a folder: starting, running, restarting, finished, stopped, failed or killed."""
     if not arguments.folder.is_dir():
         raise NotRunning(f"there is no folder {arguments.folder}")
     found = [(run, state_of(run)) for run in runs_below(arguments.folder)]
@@ -262,7 +262,8 @@ def _server_rows(server: Plain) -> list[tuple[str, str]]:
             ("buffer", f"{training['population']:,} of {training['capacity']:,} on rank 0"),
         ]
         if training["fraction"] is not None:
-            left = "" if training["left_s"] is None else f", about {_duration(training['left_s'])} left"
+            seconds = round(training["left_s"] or 0.0)
+            left = f", about {_duration(seconds)} left" if seconds else ""
             rows.append(("done", f"{training['fraction']:.0%}{left}"))
         if server["age_s"] > 2 * TIMEOUT_S:
             rows.append(("busy", f"the training was last heard of {_duration(server['age_s'])} ago"))

@@ -123,6 +123,11 @@ def names_in(records: list[Line]) -> list[str]:
     return [name for name in dict.fromkeys(name for record in records for name in record) if name not in AXES]
 
 
+def is_validation_loss(name: str) -> bool:
+    """Whether what was logged under this name is the loss of a validation set."""
+    return name.startswith("val/") and name.endswith("/loss")
+
+
 def _is_record(line: Line) -> bool:
     return all(value is None or isinstance(value, int | float) for value in line.values())
 

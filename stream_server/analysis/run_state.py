@@ -17,11 +17,13 @@ from stream_server.launcher.journal import records
 from stream_server.launcher.journal.history import History
 from stream_server.launcher.journal.journal import JOURNAL_FILE
 from stream_server.machine.study_lock import RUN_LOCK, SERVER_LOCK, holder_of
+from stream_server.messages.simulation_phase import SimulationPhase
 from stream_server.storage.checksums import parse_checksummed_json
 from stream_server.storage.disk import MAX_TEXT_BYTES, read_file, read_text
 from stream_server.storage.lines import whole_lines
 from stream_server.storage.plain_state import read_state
 
+STARTING = "starting"
 RUNNING = "running"
 RESTARTING = "restarting"
 FINISHED = "finished"
@@ -29,6 +31,7 @@ STOPPED = "stopped"
 FAILED = "failed"
 KILLED = "killed"
 UNKNOWN = "unknown"
+LIVE = (STARTING, RUNNING, RESTARTING)
 REPLAYED = "replayed"
 LAUNCHER = "stream-launcher"
 OUTPUT_LOG = "output.log"
@@ -55,9 +58,9 @@ class SavedCheckpoint:
 class RunState:
     """The state of a run.
 
-    `state` is one of running, restarting (stream-launcher runs, its server does not), finished, stopped (to be
-    continued), failed, killed, and unknown to a user who may only read it; `detail` tells more. `report` is the
-    report.json of a run that has ended.
+    `state` is one of starting and restarting (stream-launcher runs, its server does not, for the first time or any
+    more), running, finished, stopped (to be continued), failed, killed, and unknown to a user who may only read it;
+    `detail` tells more. `report` is the report.json of a run that has ended.
     """
 
     state: str
@@ -67,7 +70,7 @@ class RunState:
 
     @property
     def is_live(self) -> bool:
-        return self.state in (RUNNING, RESTARTING)
+        return self.state in LIVE
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -132,8 +135,9 @@ def state_of(run: RunFolder) -> RunState:
         return RunState(state=UNKNOWN, detail=detail, checkpoint=checkpoint, report=_read(run.path / "report.json"))
     if holder is not None:
         has_server = holder.program != LAUNCHER or holder_of(run.path / SERVER_LOCK) is not None
+        without_server = RESTARTING if (run.path / SERVER_LOCK).exists() else STARTING
         return RunState(
-            state=RUNNING if has_server else RESTARTING,
+            state=RUNNING if has_server else without_server,
             detail=str(holder),
             checkpoint=checkpoint,
             report={},
@@ -194,10 +198,10 @@ def simulations_of(run: RunFolder) -> list[SimulationFacts]:
     for simulation, parameters in _parameters(run).items():
         entry = saved.get(simulation, {})
         attempts = max(num_attempts(run, simulation), history.highest.get(simulation, -1) + 1)
-        state = entry.get("state", REPLAYED if is_replay else "waiting")
+        state = entry.get("state", REPLAYED if is_replay else SimulationPhase.WAITING.value)
         if simulation in history.given_up:
-            state = "given_up"
-        elif state == "running" or (state == "waiting" and attempts):
+            state = SimulationPhase.GIVEN_UP.value
+        elif state == SimulationPhase.RUNNING or (state == SimulationPhase.WAITING and attempts):
             # The next start of the study tries it again, as it does one that failed and is not given up.
             state = "failed" if simulation in history.failed else "interrupted"
         reason = entry.get("reason") or history.given_up.get(simulation, "")

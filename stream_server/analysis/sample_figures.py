@@ -10,7 +10,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
-from stream_server.analysis.figures import COLOURS, empty
+from stream_server.analysis.figures import empty
+from stream_server.analysis.palette import COLOURS
 from stream_server.analysis.run_state import SimulationFacts
 from stream_server.analysis.validations import RecordedRollouts, RecordedValidation, relative_error
 

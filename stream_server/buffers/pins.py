@@ -30,11 +30,6 @@ class Pins:
         self._held_slots: set[int] | None = None
         self._retired: list[int] = []
 
-    @property
-    def num_retired(self) -> int:
-        """Slots that left the population and wait for the release of a draw."""
-        return len(self._retired)
-
     def held(self) -> list[Draw]:
         """The draws that were not released, in their order."""
         return list(self._held.values())

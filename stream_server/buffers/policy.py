@@ -159,7 +159,7 @@ def deal_evenly(
     num = len(seeds)
     arrays = [name for name, value in states[0].items() if isinstance(value, np.ndarray)]
     sums = [name for name, value in states[0].items() if isinstance(value, int) and not isinstance(value, bool)]
-    deck: State = {name: in_turn([state[name] for state in states]) for name in arrays}
+    deck: State = {name: interleaved([state[name] for state in states]) for name in arrays}
     if order is not None:
         sorted_by = np.argsort(order(deck), kind="stable")
         deck = {name: values[sorted_by] for name, values in deck.items()}
@@ -176,7 +176,7 @@ def deal_evenly(
     ]
 
 
-def in_turn(parts: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
+def interleaved(parts: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
     """The first element of each part, then the second of each, and so on."""
     places = np.concatenate([np.arange(len(part)) for part in parts])
     joined: npt.NDArray[Any] = np.concatenate(parts)[np.argsort(places, kind="stable")]

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from stream_server.buffers.policy import Policy, Seed, State, in_turn
+from stream_server.buffers.policy import Policy, Seed, State, interleaved
 from stream_server.buffers.windows import WINDOWS, WindowShape
 from stream_server.errors import UserCodeError
 
@@ -68,7 +68,7 @@ def redeal(
     policies = policy.deal(old, seeds)
     if _all_slots(policies) != _all_slots(old) or len(policies) != num:
         raise UserCodeError(f"{policy.__name__}.deal must give each slot to exactly one of {num} ranks")
-    backlog = in_turn([state["backlog"] + start for state, start in zip(states, starts, strict=False)])
+    backlog = interleaved([state["backlog"] + start for state, start in zip(states, starts, strict=False)])
     backlog_starts = (np.arange(num) - sum(len(dealt["slots"]) for dealt in policies)) % num
     draws = [
         {**draw, "rows": draw["rows"] + start}
@@ -125,8 +125,8 @@ class _WindowDealer:
     def _add_backlog(self, old: int, state: State, start: int) -> None:
         """Add the backlog of an old rank: the rows, each with the blocks that it is for."""
         saved = state[WINDOWS]
-        only = {row: block for block, row in saved["only"].tolist()}
-        ahead = set(map(tuple, saved["ahead"].tolist()))
+        only_for_block = {row: block for block, row in saved["only_for_block"].tolist()}
+        repeated_steps = set(map(tuple, saved["repeated_steps"].tolist()))
         for place, row in enumerate(state["backlog"].tolist()):
             simulation, step = (
                 int(state["simulation_ids"][row]),
@@ -135,7 +135,7 @@ class _WindowDealer:
             blocks = [
                 block
                 for block in self._dealing.shape.blocks(step)
-                if self._dealing.before(simulation, block) == old and only.get(row, block) == block
+                if self._dealing.before(simulation, block) == old and only_for_block.get(row, block) == block
             ]
             if place < saved["num_taken"]:
                 # All its windows have it: it waits to be recorded and acknowledged, once.
@@ -143,15 +143,17 @@ class _WindowDealer:
             elif (simulation, step) in self._torn:
                 self._dropped.add((simulation, step))
             else:
-                self._waiting.append((row + start, [it for it in blocks if (simulation, it, step) not in ahead]))
+                self._waiting.append(
+                    (row + start, [it for it in blocks if (simulation, it, step) not in repeated_steps])
+                )
 
     def deal(self, rank: int, policy: State, draws: list[State]) -> Dealt:
         """The share of a rank: the windows that its policy and its draws have, and what is not a window yet."""
         is_made_here = [self._is_of(rank, *self._key(row, first=True)) for row in self._made.tolist()]
         made = self._made[np.array(is_made_here, bool)]
-        only: dict[int, int] = {}
+        only_for_block: dict[int, int] = {}
         taken, waiting = (
-            np.array([row for row, blocks in rows if self._goes_to(rank, row, blocks, only)], np.int64)
+            np.array([row for row, blocks in rows if self._goes_to(rank, row, blocks, only_for_block)], np.int64)
             for rows in (self._taken, self._waiting)
         )
         kept = self._kept[self._are_of(rank, self._kept[:, 0], self._kept[:, 1])]
@@ -160,14 +162,14 @@ class _WindowDealer:
         backlog = np.concatenate([taken, waiting])
         dealt = _dealt(policy, backlog, draws, self._keys, self._starts, [windows.reshape(-1), kept[:, -1]])
         rows = dealt.rows + self._starts[dealt.ranks]
-        in_backlog = [(block, int(np.searchsorted(rows, row))) for row, block in only.items()]
+        in_backlog = [(block, int(np.searchsorted(rows, row))) for row, block in only_for_block.items()]
         dealt.state[WINDOWS] = {
             "windows": np.searchsorted(rows, windows),
             "made": np.searchsorted(rows, made),
             "kept": np.column_stack([kept[:, :-1], np.searchsorted(rows, kept[:, -1])]),
             "num_taken": len(taken),
-            "only": np.array(in_backlog, np.int64).reshape(-1, 2),
-            "ahead": self._ahead(rank),
+            "only_for_block": np.array(in_backlog, np.int64).reshape(-1, 2),
+            "repeated_steps": self._repeated_steps(rank),
             **{name: self._of_blocks(rank, name) for name in ("missing", "late", "impossible")},
             "num_late": self._late(rank),
             "ended": [it for saved in self._saved for it in saved["ended"]],
@@ -185,16 +187,16 @@ class _WindowDealer:
         ]
         return np.concatenate(parts)
 
-    def _goes_to(self, rank: int, row: int, blocks: list[int], only: dict[int, int]) -> bool:
+    def _goes_to(self, rank: int, row: int, blocks: list[int], only_for_block: dict[int, int]) -> bool:
         """Whether a row of the backlog goes to a rank, for these blocks; notes it if it is not for all of that rank."""
         simulation, step = self._key(row)
         mine = [block for block in self._dealing.shape.blocks(step) if self._is_of(rank, simulation, block)]
         wanted = [block for block in blocks if block in mine]
         if wanted and wanted != mine:
-            [only[row]] = wanted
+            [only_for_block[row]] = wanted
         return bool(wanted)
 
-    def _ahead(self, rank: int) -> Rows:
+    def _repeated_steps(self, rank: int) -> Rows:
         """The steps that a block has had, and that come to this rank again."""
         begun = [
             (simulation, block, step)

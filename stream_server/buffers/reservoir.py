@@ -47,7 +47,7 @@ class Reservoir(Policy):
         self._items: SlotArray = np.empty(capacity, np.intp)
         self._seen: npt.NDArray[np.bool_] = np.zeros(capacity, bool)
         self._fresh: list[SlotArray] = []
-        self._num_settled = 0
+        self._num_seen_in_front = 0
         self._num_seen = 0
         self._population = 0
         self._num_inserts = 0
@@ -117,7 +117,7 @@ class Reservoir(Policy):
         return self._items[: self._population].copy()
 
     def remove(self, slots: SlotArray) -> int:
-        self._settle()
+        self._move_seen_to_front()
         stays = ~np.isin(self._items[: self._population], slots)
         num_removed = self._population - int(np.count_nonzero(stays))
         seen = self._seen[: self._population][stays]
@@ -125,7 +125,7 @@ class Reservoir(Policy):
         self._population -= num_removed
         self._items[: self._population] = self._items[: len(stays)][stays]
         self._seen[: self._population] = seen
-        self._num_seen = self._num_settled = int(np.count_nonzero(seen))
+        self._num_seen = self._num_seen_in_front = int(np.count_nonzero(seen))
         self._num_inserts -= num_unseen
         return num_unseen
 
@@ -146,7 +146,7 @@ class Reservoir(Policy):
         self._items[:num] = self._items[order]
         self._seen[:num] = self._seen[order]
         self._fresh.clear()
-        self._num_settled = self._num_seen
+        self._num_seen_in_front = self._num_seen
 
     def state_dict(self) -> State:
         # In one piece from now on, which changes nothing, so that the next time only what is new since is put together.
@@ -155,7 +155,7 @@ class Reservoir(Policy):
             "slots": self.slots(),
             "seen": self._seen[: self._population].copy(),
             "fresh": self._fresh[0].copy() if self._fresh else NO_SLOTS,
-            "num_settled": self._num_settled,
+            "num_seen_in_front": self._num_seen_in_front,
             "num_inserts": self._num_inserts,
             "num_draws": self._num_draws,
             "closed": self._closed,
@@ -169,7 +169,7 @@ class Reservoir(Policy):
         self._items[: self._population] = state["slots"]
         self._seen[: self._population] = state["seen"]
         self._fresh = [np.array(state["fresh"], np.intp)] if len(state["fresh"]) else []
-        self._num_settled = state["num_settled"]
+        self._num_seen_in_front = state["num_seen_in_front"]
         self._num_seen = int(np.count_nonzero(self._seen))
         self._num_inserts = state["num_inserts"]
         self._num_draws = state["num_draws"]
@@ -179,44 +179,46 @@ class Reservoir(Policy):
     @classmethod
     def deal(cls, states: Sequence[State], seeds: Sequence[Seed]) -> list[State]:
         """Deal the samples so that every rank has as many, and as many that were drawn before, which stand in front."""
-        derived = ("fresh", "num_settled")
+        derived = ("fresh", "num_seen_in_front")
         counted = [{name: value for name, value in state.items() if name not in derived} for state in states]
         dealt = deal_evenly(counted, seeds, order=lambda deck: ~deck["seen"])
-        return [{**state, "fresh": NO_SLOTS, "num_settled": int(np.count_nonzero(state["seen"]))} for state in dealt]
+        return [
+            {**state, "fresh": NO_SLOTS, "num_seen_in_front": int(np.count_nonzero(state["seen"]))} for state in dealt
+        ]
 
     def _reuse_is_exhausted(self, draws_per_sample: float) -> bool:
         # Without room only a draw can let the stream go on, whatever the counters of an earlier run say.
         return self.room > 0 and self._num_draws > draws_per_sample * self._num_inserts - self._population
 
-    def _settle(self) -> None:
+    def _move_seen_to_front(self) -> None:
         """Bring what was drawn for the first time since the last eviction to the front."""
         if not self._fresh:
             return
         positions = np.concatenate(self._fresh)
         self._fresh.clear()
-        start, stop = self._num_settled, self._num_settled + len(positions)
+        start, stop = self._num_seen_in_front, self._num_seen_in_front + len(positions)
         self._seen[positions] = False
         exchange(positions, start, self._items)
         self._seen[start:stop] = True
-        self._num_settled = stop
+        self._num_seen_in_front = stop
 
     def _evict(self, num: int) -> SlotArray:
         """Take `num` of the seen samples out, and close the gap with unseen ones from the end."""
-        self._settle()
-        start, stop = self._num_settled - num, self._num_settled
+        self._move_seen_to_front()
+        start, stop = self._num_seen_in_front - num, self._num_seen_in_front
         exchange(self._victims(num), start, self._items)
         evicted = self._items[start:stop].copy()
         num_moved = min(num, self._population - stop)
         self._items[start : start + num_moved] = self._items[self._population - num_moved : self._population]
         self._seen[start:stop] = False
-        self._num_settled = start
+        self._num_seen_in_front = start
         self._num_seen -= num
         self._population -= num
         return evicted
 
     def _victims(self, num: int) -> SlotArray:
         """The positions of seen samples that are to go."""
-        return distinct(self._random, self._num_settled, num)
+        return distinct(self._random, self._num_seen_in_front, num)
 
     def _drain(self, positions: SlotArray, num: int) -> SlotArray:
         """Take `num` of the drawn positions out; nothing is evicted any more, so the order within `_items` is free."""

@@ -39,7 +39,7 @@ class UniformReservoir(Reservoir):
         self._keys[self.slots()] = state["keys"]
 
     def _victims(self, num: int) -> SlotArray:
-        compared = distinct(self._random, self._num_settled, min(self._num_settled, NUM_COMPARED * num))
+        compared = distinct(self._random, self._num_seen_in_front, min(self._num_seen_in_front, NUM_COMPARED * num))
         keys = self._keys[self._items[compared]]
         return compared[np.argpartition(keys, len(keys) - num)[len(keys) - num :]]
 

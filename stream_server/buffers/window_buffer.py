@@ -173,7 +173,7 @@ class WindowBuffer(Buffer):
                 int(self.slots.simulation_ids[slot]), int(self.slots.time_steps[slot]), slot
             ):
                 self._uncounted.add(slot)
-            self.windows.only.pop(slot, None)
+            self.windows.only_for_block.pop(slot, None)
         self._free_slots([freed for slot in left for freed in self.windows.let_go(slot)])
         return left
 
@@ -208,13 +208,13 @@ class WindowBuffer(Buffer):
         rows = np.flatnonzero(frozen)
 
         def further(row_of: npt.NDArray[np.int64]) -> State:
-            kept, only = state["kept"].copy(), state["only"].copy()
-            kept[:, -1], only[:, -1] = row_of[kept[:, -1]], row_of[only[:, -1]]
+            kept, only_for_block = state["kept"].copy(), state["only_for_block"].copy()
+            kept[:, -1], only_for_block[:, -1] = row_of[kept[:, -1]], row_of[only_for_block[:, -1]]
             return {
                 WINDOWS: {
                     **state,
                     "kept": kept,
-                    "only": only,
+                    "only_for_block": only_for_block,
                     "windows": row_of[windows],
                     "made": row_of[np.array(made, np.intp)],
                     "num_taken": num_taken,

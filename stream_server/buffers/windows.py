@@ -166,10 +166,14 @@ class Windows:
         num_made: windows that were made.
         num_late: by simulation and block, windows that were given up although their last step came in the end.
         num_used: slots in use.
-        only: slots of the backlog whose steps are for one of this rank's two blocks alone, or, with NO_BLOCK, for none:
-            the others have these steps already.
-        ahead: by simulation and block, steps that came to the windows of this block before, and come to this one again,
-            since another block needs them: then this one ignores them.
+        repeated_steps: by simulation and block, steps that the block has had, and ignores when they come again.
+        only_for_block: by slot of the backlog, the one block of this rank that the step is for, although two have
+            windows with it; NO_BLOCK if neither needs it any more.
+
+    Both are empty until a restart brings two neighbouring blocks from two ranks to one. An example: windows of 5 steps
+    that begin at each step, in blocks of 100. Step 101 is in windows that begin at 97 to 99, of block 0, and at 100 and
+    101, of block 1. The checkpoint has it on the rank of block 0, but not yet on that of block 1. After a restart on
+    one rank, the client sends it again: `repeated_steps` has it for block 0, so block 1 alone makes windows with it.
     """
 
     def __init__(
@@ -180,8 +184,8 @@ class Windows:
         self.num_made = 0
         self.num_late: Counter[tuple[int, int]] = Counter()
         self.num_used = 0
-        self.only: dict[int, int] = {}
-        self.ahead: dict[tuple[int, int], set[int]] = {}
+        self.only_for_block: dict[int, int] = {}
+        self.repeated_steps: dict[tuple[int, int], set[int]] = {}
         self._own = own
         self._most_kept = most_kept
         self._num_kept = 0
@@ -197,12 +201,12 @@ class Windows:
         freed: list[int] = []
         step = self.shape.step(label)
         self._use([slot])
-        of_blocks = self._wanting(self._trajectories, simulation, step, self.only.get(slot))
+        of_blocks = self._wanting(self._trajectories, simulation, step, self.only_for_block.get(slot))
         lacking = self._lacking(simulation, step, of_blocks)
         if len(lacking) < len(of_blocks):
-            self.only[slot] = lacking[0].block if lacking else NO_BLOCK
+            self.only_for_block[slot] = lacking[0].block if lacking else NO_BLOCK
             for trajectory in of_blocks:
-                self.ahead.get((simulation, trajectory.block), set()).discard(step)
+                self.repeated_steps.get((simulation, trajectory.block), set()).discard(step)
         for trajectory in lacking:
             made_in_block, released = self._arrive(trajectory, simulation, step, slot)
             made += made_in_block
@@ -230,19 +234,19 @@ class Windows:
         """How many windows of this rank these distinct steps of a simulation make."""
         blocks, nums = np.unique(self.shape.starts_among(steps) // self.shape.block, return_counts=True)
         of_blocks = dict(zip(blocks.tolist(), nums.tolist(), strict=True))
-        for (of, block), ahead in self.ahead.items():
+        for (of, block), repeated in self.repeated_steps.items():
             if of == simulation:
-                starts = self.shape.starts_among(np.union1d(steps, np.array(list(ahead), np.int64)))
+                starts = self.shape.starts_among(np.union1d(steps, np.array(list(repeated), np.int64)))
                 of_blocks[block] = int(np.count_nonzero(starts // self.shape.block == block))
         return sum(num for block, num in of_blocks.items() if self._is_own(simulation, block))
 
-    def num_counted_ahead(self, simulation: int, settled: Steps) -> int:
+    def num_counted_unsettled(self, simulation: int, settled: Steps) -> int:
         """How many steps are counted here, though they are not among the `settled` ones until they come again."""
         return sum(
             self.shape.blocks(step)[0] == block
-            for (of, block), ahead in self.ahead.items()
+            for (of, block), repeated in self.repeated_steps.items()
             if of == simulation and self._is_own(simulation, block)
-            for step in ahead.difference(settled.tolist())
+            for step in repeated.difference(settled.tolist())
         )
 
     def late(self) -> Counter[int]:
@@ -274,7 +278,7 @@ class Windows:
         if self._uses[slot]:
             return []
         self.num_used -= 1
-        self.only.pop(slot, None)
+        self.only_for_block.pop(slot, None)
         return [slot]
 
     def drop(self, windows: Sequence[int] | SlotArray) -> list[int]:
@@ -287,12 +291,12 @@ class Windows:
 
     def num_made_by(self, steps: Iterable[tuple[int, int, int]]) -> int:
         """How many windows these steps, each a simulation, a label and a slot, would make; nothing changes."""
-        (trajectories, ahead), num = deepcopy((self._trajectories, self.ahead)), 0
+        (trajectories, repeated), num = deepcopy((self._trajectories, self.repeated_steps)), 0
         for simulation, label, slot in steps:
             step = self.shape.step(label)
-            for trajectory in self._wanting(trajectories, simulation, step, self.only.get(slot)):
-                if step in ahead.get((simulation, trajectory.block), ()):
-                    ahead[simulation, trajectory.block].remove(step)
+            for trajectory in self._wanting(trajectories, simulation, step, self.only_for_block.get(slot)):
+                if step in repeated.get((simulation, trajectory.block), ()):
+                    repeated[simulation, trajectory.block].remove(step)
                     continue
                 starts, _ = trajectory.arrive(self.shape, step, slot)
                 num += len(starts)
@@ -301,7 +305,7 @@ class Windows:
         return num
 
     def state_dict(self) -> State:
-        """All but the windows themselves, as copies; slots stand in the last columns of `kept` and `only` alone."""
+        """All but the windows, as copies; slots stand in the last columns of `kept` and `only_for_block` alone."""
         of_blocks = [(simulation, it) for simulation, blocks in self._trajectories.items() for it in blocks.values()]
 
         def table(rows: Iterable[tuple[int, ...]], num_columns: int) -> npt.NDArray[np.int64]:
@@ -312,9 +316,11 @@ class Windows:
             "missing": table(((of, *item) for of, it in of_blocks for item in it.missing.items()), 3),
             "late": table(((of, *item) for of, it in of_blocks for item in it.late.items()), 3),
             "impossible": table(((of, start) for of, it in of_blocks for start in sorted(it.impossible)), 2),
-            "ahead": table(((*of_block, step) for of_block, steps in self.ahead.items() for step in sorted(steps)), 3),
+            "repeated_steps": table(
+                ((*of_block, step) for of_block, steps in self.repeated_steps.items() for step in sorted(steps)), 3
+            ),
             "num_late": table(((*of_block, num) for of_block, num in sorted(self.num_late.items())), 3),
-            "only": table(((block, slot) for slot, block in self.only.items()), 2),
+            "only_for_block": table(((block, slot) for slot, block in self.only_for_block.items()), 2),
             "num_made": self.num_made,
         }
 
@@ -329,8 +335,8 @@ class Windows:
                 getattr(self._trajectory(simulation, start // size), name)[start] = num
         for simulation, start in state["impossible"].tolist():
             self._trajectory(simulation, start // size).impossible.add(start)
-        for simulation, block, step in state["ahead"].tolist():
-            self.ahead.setdefault((simulation, block), set()).add(step)
+        for simulation, block, step in state["repeated_steps"].tolist():
+            self.repeated_steps.setdefault((simulation, block), set()).add(step)
         for simulation, block, step, slot in state["kept"].tolist():
             trajectory = self._trajectory(simulation, block)
             trajectory.slots[step] = slot
@@ -339,30 +345,30 @@ class Windows:
         self._use(state["kept"][:, -1].tolist())
         self._num_kept = len(state["kept"])
         self.num_late = Counter({(simulation, block): num for simulation, block, num in state["num_late"].tolist()})
-        self.only = {slot: block for block, slot in state["only"].tolist()}
+        self.only_for_block = {slot: block for block, slot in state["only_for_block"].tolist()}
         self.num_made = state["num_made"]
 
     def _lacking(self, simulation: int, step: int, of_blocks: list[_Trajectory]) -> list[_Trajectory]:
         """The blocks of `of_blocks` that have not had this step before."""
-        if not self.ahead:
+        if not self.repeated_steps:
             return of_blocks
-        return [it for it in of_blocks if step not in self.ahead.get((simulation, it.block), ())]
+        return [it for it in of_blocks if step not in self.repeated_steps.get((simulation, it.block), ())]
 
     def _is_own(self, simulation: int, block: int) -> bool:
         return self._own is None or self._own(simulation, block)
 
     def _is_for(self, simulation: int, block: int, slot: int) -> bool:
-        return self._is_own(simulation, block) and self.only.get(slot, block) == block
+        return self._is_own(simulation, block) and self.only_for_block.get(slot, block) == block
 
     def _wanting(
-        self, trajectories: dict[int, dict[int, _Trajectory]], simulation: int, step: int, only: int | None
+        self, trajectories: dict[int, dict[int, _Trajectory]], simulation: int, step: int, only_for_block: int | None
     ) -> list[_Trajectory]:
         """The blocks of this rank that a step is for."""
         of_blocks = trajectories.setdefault(simulation, {})
         wanted = [
             block
             for block in self.shape.blocks(step)
-            if (only is None or block == only) and self._is_own(simulation, block)
+            if (only_for_block is None or block == only_for_block) and self._is_own(simulation, block)
         ]
         return [of_blocks.setdefault(block, _Trajectory(block=block)) for block in wanted]
 

@@ -1,5 +1,6 @@
 """The client API, which a simulation imports. It needs NumPy and ZeroMQ alone.
 
+Offers: none.
 May import: messages.
 """
 

@@ -32,8 +32,8 @@ PENDING_BYTES = 16 * 1024 * 1024
 PENDING_S = 0.005
 
 
-class CreditWindow:
-    """Steps that the server has not acknowledged, at most `credit` of them: `room` for so many more is left."""
+class FlowControl:
+    """Flow control by credit: of the steps that may be unacknowledged, `room` are left; `sequence` comes next."""
 
     def __init__(self, credit: int) -> None:
         self.sequence = 0
@@ -141,7 +141,7 @@ class DataConnection:
         self._one_by_one = one_by_one
         self._message_bytes = min(MESSAGE_BYTES, PENDING_BYTES // num_server_ranks)
         self._incarnation = opening.incarnation
-        self._window = CreditWindow(0)
+        self._flow = FlowControl(0)
         self._retained = retention.of_connection()
         self._pending: PendingSteps | None = None
         self._pending_since = self._last_send = -PENDING_S
@@ -157,7 +157,7 @@ class DataConnection:
     @property
     def has_room(self) -> bool:
         """Whether credit is left for one more step."""
-        return self._window.room > (0 if self._pending is None else self._pending.num)
+        return self._flow.room > (0 if self._pending is None else self._pending.num)
 
     def ask_to_open(self) -> None:
         """Announce this rank's blocks; may be repeated until the answer is there."""
@@ -207,7 +207,7 @@ class DataConnection:
         if pending is not None and pending.num:
             indices, present, payload = pending.take()
             steps = Steps(indices, present, [[_bytes_of(array)] for array in payload])
-            self._retained.add(self._window.sequence + 1, steps)
+            self._retained.add(self._flow.sequence + 1, steps)
 
     def end(self, total: int) -> None:
         """Say that all steps have been sent: `total` to all server ranks together."""
@@ -238,7 +238,7 @@ class DataConnection:
     def _take(self, answer: Message) -> bool:
         match answer:
             case Ack():
-                self._window.received(answer.received)
+                self._flow.received(answer.received)
                 self._retained.received = answer.received
                 self._retained.durable(answer.durable)
                 self.has_ended |= answer.ended
@@ -261,7 +261,7 @@ class DataConnection:
         self.is_open = True
         self._incarnation = opened.incarnation
         self.credit = opened.credit
-        self._window = CreditWindow(opened.credit)
+        self._flow = FlowControl(opened.credit)
         self.known = Bits(opened.known)
         blocks = self._opening.blocks
         steps_per_message = min(self._message_bytes // max(1, sum(map(wire.block_bytes, blocks))), opened.credit // 2)
@@ -274,7 +274,7 @@ class DataConnection:
         statics, self._unsent_statics = self._unsent_statics, ()
         if statics:
             pieces = self._send_parts(0, (1 << len(statics)) - 1, statics, static=True)
-            self._window.sent(num_steps=0, num_messages=sum(map(len, pieces)))
+            self._flow.sent(num_steps=0, num_messages=sum(map(len, pieces)))
 
     def _send(self, indices: range, present: int, payload: Sequence[np.ndarray]) -> None:
         """Send steps in one message, or one of more than MAX_PART_BYTES in parts."""
@@ -286,8 +286,8 @@ class DataConnection:
             pieces = self._send_parts(indices.start, present, payload)
             num_messages = sum(map(len, pieces))
         failpoint("client.after_send")
-        self._window.sent(num_steps=len(indices), num_messages=num_messages)
-        self._retained.add(self._window.sequence, Steps(indices, present, pieces))
+        self._flow.sent(num_steps=len(indices), num_messages=num_messages)
+        self._retained.add(self._flow.sequence, Steps(indices, present, pieces))
 
     def _send_parts(
         self, index: int, present: int, payload: Sequence[np.ndarray], *, static: bool = False
@@ -321,7 +321,7 @@ class DataConnection:
             simulation=self._opening.simulation,
             attempt=self._opening.attempt,
             incarnation=self._incarnation,
-            sequence=self._window.sequence + sequence,
+            sequence=self._flow.sequence + sequence,
             index=index,
             num_steps=num_steps,
             present=present,

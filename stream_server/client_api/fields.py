@@ -64,7 +64,7 @@ class Fields:
             raise ValueError(f"the offset of field {name!r} needs {len(spec.shape)} numbers, but has {len(offset)}")
         self._declared[name] = None if offset is None else tuple(int(it) for it in offset)
 
-    def settle(self, sample: Mapping[str, Any]) -> tuple[Block, ...]:
+    def fix_blocks(self, sample: Mapping[str, Any]) -> tuple[Block, ...]:
         """Fix this rank's blocks by the first sample.
 
         Raises:
@@ -108,7 +108,7 @@ class Fields:
             array = self._converted(spec, value, np.dtype(block.dtype), block.count)
             self._statics[name] = block, np.array(array, order="C")
 
-    def settle_statics(self) -> tuple[tuple[Block, ...], list[np.ndarray]]:
+    def fix_static_blocks(self) -> tuple[tuple[Block, ...], list[np.ndarray]]:
         """This rank's blocks of the fields that are sent once per simulation, and their arrays.
 
         Raises:

@@ -31,21 +31,22 @@ class _StudyEnded(Exception):
 
 
 class Session:
-    """Sends steps to the server, and again to one that was started again, or has lost them, and does not know them.
+    """Sends steps to the server, and those that a restarted server does not know once more.
 
     It connects to all server ranks with the first step, or with the end if there is none, and then announces `blocks`
     and `static_blocks`, whose arrays are `statics`.
     `has_stopped` says that the study has ended, `stop_reason` why, as far as the server told. `hello` is said to each
     new server; `welcome` is what the last one answered.
 
-    Room on the server may depend on the other ranks of a parallel simulation. One of them may have sent into a
-    connection that was lost at that moment: it does not know yet, and perhaps waits for this rank to go on. So a step
-    that has waited for RELEASE_S is kept to be sent later, as long as no more of them are kept than the credit.
+    The ranks of a parallel simulation could wait for each other for ever. This rank waits for credit, which it gets
+    once the server has the parts of all ranks. Another rank may have sent its part into a connection that was just
+    lost. It will not notice before its next call, and may not get there: its solver waits for this rank. So after
+    RELEASE_S this rank keeps its step, to be sent later, and goes on; it keeps at most as many steps as the credit.
 
     Raises, from `send` and `finish`:
-        Refused: a server rank refused a message, or a new server this simulation.
-        Unreachable: the server rank that is waited for said nothing for `silence_s`.
-        StepsLost: a new server misses a step that is retained no longer.
+        Refused: a server rank refused a message, or a restarted server refused this simulation.
+        Unreachable: a server rank said nothing for `silence_s` while this client waited for it.
+        StepsLost: a restarted server lacks a step of which this client has no copy any more.
     """
 
     def __init__(self, watch: ConnectionWatch, hello: Hello, welcome: Welcome, *, silence_s: float) -> None:

@@ -195,8 +195,8 @@ class Simulation:
     def _send(self, session: Session, fields: Fields, index: int, sample: Mapping[str, Any]) -> None:
         failpoint("client.before_send")
         if fields.blocks is None:
-            session.static_blocks, session.statics = fields.settle_statics()
-            session.blocks = fields.settle(sample)
+            session.static_blocks, session.statics = fields.fix_static_blocks()
+            session.blocks = fields.fix_blocks(sample)
         present, arrays = fields.arrays(sample)
         if self._server is ServerPresence.THERE or self._may_resume(session):
             try:

@@ -14,6 +14,7 @@ from stream_server.errors import MalformedMessage, Refused, Unreachable
 from stream_server.messages import wire
 from stream_server.messages.client import Message
 from stream_server.messages.connection import Security
+from stream_server.messages.curve import secure_client_socket
 from stream_server.messages.ipc import Ways
 
 LINGER_MS = 2000
@@ -131,9 +132,7 @@ class Transport:
         if name is not None:
             connection.routing_id = name
         if self._security is not None and address.startswith("tcp:"):
-            connection.curve_serverkey = self._security.server_public_key.encode()
-            connection.curve_publickey = self._security.client_public_key.encode()
-            connection.curve_secretkey = self._security.client_secret_key.encode()
+            secure_client_socket(connection, self._security)
         connection.connect(way)
         self._poller.register(connection, zmq.POLLIN)
         return dealer

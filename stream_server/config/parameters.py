@@ -3,6 +3,7 @@
 import csv
 import io
 import math
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -152,7 +153,8 @@ class SamplerSettings(Section):
         return self.class_ in SAMPLERS
 
     def __str__(self) -> str:
-        return self.class_
+        """The sampler for people: a class without the folder of its file."""
+        return os.path.basename(self.class_)
 
     @model_validator(mode="before")
     @classmethod

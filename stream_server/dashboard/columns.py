@@ -7,15 +7,14 @@ from itertools import pairwise
 from typing import Any
 
 from stream_server.analysis.attempts import CANCELLED, ENDED, FAILED, INTERRUPTED, RUNNING
-from stream_server.analysis.reading import Line, names_in
+from stream_server.analysis.reading import Line, is_validation_loss, names_in
 from stream_server.analysis.validations import RenderedSample
 from stream_server.dashboard.changes import Columns
 from stream_server.dashboard.facts import RunFacts
+from stream_server.messages.simulation_phase import QUEUED, SimulationPhase
 
 AXES = {"batch": "batch", "sample": "samples trained", "wall_s": "training time (s)"}
 MAX_POINTS = 2000
-# The palette of Okabe and Ito, and for the states of things a colour each.
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7F7F7F", "#000000")
 ATTEMPT_COLOURS = {
     RUNNING: "#0072B2",
     ENDED: "#009E73",
@@ -24,14 +23,14 @@ ATTEMPT_COLOURS = {
     INTERRUPTED: "#7F7F7F",
 }
 SIMULATION_COLOURS = {
-    "waiting": "#BBBBBB",
-    "queued": "#56B4E9",
-    "running": "#0072B2",
-    "finished": "#009E73",
-    "given_up": "#D55E00",
-    "invalid": "#CC79A7",
-    "stopped_early": "#F0E442",
-    "stopped": "#E69F00",
+    SimulationPhase.WAITING: "#BBBBBB",
+    QUEUED: "#56B4E9",
+    SimulationPhase.RUNNING: "#0072B2",
+    SimulationPhase.FINISHED: "#009E73",
+    SimulationPhase.GIVEN_UP: "#D55E00",
+    SimulationPhase.INVALID: "#CC79A7",
+    SimulationPhase.STOPPED_EARLY: "#F0E442",
+    SimulationPhase.STOPPED: "#E69F00",
     "failed": "#D55E00",
     "interrupted": "#7F7F7F",
 }
@@ -43,7 +42,7 @@ Curves = dict[str, Columns]
 
 def losses(facts: RunFacts, axis: str) -> Curves:
     """The loss of the training and of each validation set, by name."""
-    names = [name for name in names_in(list(facts.records)) if name == "train/loss" or _is_validation_loss(name)]
+    names = [name for name in names_in(list(facts.records)) if name == "train/loss" or is_validation_loss(name)]
     return {name: _logged(facts.records, axis, name) for name in names}
 
 
@@ -220,11 +219,6 @@ def legend_html(colours: dict[str, str]) -> str:
     return f'<div class="legend">{"".join(entries)}</div>'
 
 
-def thinned(values: Sequence[Any], stride: int) -> list[Any]:
-    """Every `stride`-th of the values, from the first one on."""
-    return list(values[::stride])
-
-
 def stride_for(num: int) -> int:
     """The smallest power of two that leaves at most `MAX_POINTS`: it changes seldom while a curve grows."""
     return 2 ** max(0, math.ceil(math.log2(num / MAX_POINTS))) if num > MAX_POINTS else 1
@@ -236,22 +230,18 @@ def _logged(records: Sequence[Line], axis: str, name: str) -> Columns:
 
 def _curve(records: Sequence[Line], name: str, axis: str, value: Callable[[Line], float]) -> Columns:
     points = [line for line in records if name in line]
-    points = thinned(points, stride_for(len(points)))
+    points = points[:: stride_for(len(points))]
     return {"x": [line[axis] for line in points], "y": [value(line) for line in points]}
 
 
 def _new_samples_per_s(records: Sequence[Line]) -> Columns:
     points = [line for line in records if "speed/samples_per_s" in line]
-    points = thinned(points, stride_for(len(points)))
+    points = points[:: stride_for(len(points))]
     pairs = [(a, b) for a, b in pairwise(points) if b["wall_s"] > a["wall_s"]]
     return {
         "x": [b["wall_s"] for _, b in pairs],
         "y": [(b["sample"] - a["sample"]) / (b["wall_s"] - a["wall_s"]) for a, b in pairs],
     }
-
-
-def _is_validation_loss(name: str) -> bool:
-    return is_validation(name) and name.endswith("/loss")
 
 
 def _phase_colour(position: int) -> str:

@@ -18,6 +18,7 @@ from bokeh.palettes import Viridis256
 
 from stream_server.analysis.follow import newest_log, server_logs
 from stream_server.analysis.operating import MOST_PARAMETERS, facts_of, status_rows
+from stream_server.analysis.palette import COLOURS
 from stream_server.analysis.run_state import RunState
 from stream_server.dashboard import columns
 from stream_server.dashboard.changes import Columns
@@ -373,10 +374,10 @@ def _styled(
         for name, points in of_run.items():
             place = names.index(name)
             if len(chosen) == 1:
-                label, colour, dash = name, columns.COLOURS[place % len(columns.COLOURS)], "solid"
+                label, colour, dash = name, COLOURS[place % len(COLOURS)], "solid"
             else:
                 label = f"{_name(path, watch.folder)}: {name}"
-                colour = columns.COLOURS[chosen.index(path) % len(columns.COLOURS)]
+                colour = COLOURS[chosen.index(path) % len(COLOURS)]
                 dash = DASHES[place % len(DASHES)]
             style = CurveStyle(label=label, colour=colour, dash=dash, has_marks=columns.is_validation(name))
             styled[path, name] = (style, points)

@@ -1,1 +1,4 @@
-"""The program that starts, watches and restarts the simulations and the server."""
+"""The program that starts, watches and restarts the simulations and the server.
+
+Offers: none.
+"""

@@ -69,7 +69,7 @@ class Reason(IntEnum):
     WRONG_FIELDS = 7
     WRONG_BLOCKS = 8
     WRONG_STEP = 9
-    OUTSIDE_WINDOW = 10
+    BEYOND_CREDIT = 10
     NOT_OPEN = 11
     BUSY = 12
     NO_SIMULATION_LEFT = 13

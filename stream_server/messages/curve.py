@@ -1,4 +1,4 @@
-"""CURVE on the server's and the launcher's sockets: key pairs, and the allow-list of those who may connect."""
+"""CURVE on sockets: key pairs, and the answers to libzmq, which asks who may connect."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -6,6 +6,8 @@ from typing import Self
 
 import zmq
 from zmq.utils import z85
+
+from stream_server.messages.connection import Security
 
 DOMAIN = "stream"
 HANDSHAKE_MS = 5000
@@ -40,10 +42,17 @@ def secure_server_socket(socket: "zmq.Socket[bytes]", keys: KeyPair) -> None:
     socket.handshake_ivl = HANDSHAKE_MS
 
 
+def secure_client_socket(socket: "zmq.Socket[bytes]", security: Security) -> None:
+    """Let a socket connect, from now on, to the server that has the key of a connection file."""
+    socket.curve_serverkey = security.server_public_key.encode()
+    socket.curve_publickey = security.client_public_key.encode()
+    socket.curve_secretkey = security.client_secret_key.encode()
+
+
 def secure_peer_socket(socket: "zmq.Socket[bytes]", keys: KeyPair) -> None:
     """Let a socket connect, from now on, to one that has the same keys."""
-    socket.curve_serverkey = socket.curve_publickey = keys.public.encode()
-    socket.curve_secretkey = keys.secret.encode()
+    security = Security(server_public_key=keys.public, client_public_key=keys.public, client_secret_key=keys.secret)
+    secure_client_socket(socket, security)
 
 
 def zap_reply(

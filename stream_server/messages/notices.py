@@ -98,7 +98,7 @@ _NOTICES = codec.by_name(get_args(Notice))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Letter:
+class NumberedNotice:
     """The contents of one frame: a numbered notice or none, and the number of notices received from the other side."""
 
     number: int
@@ -106,23 +106,23 @@ class Letter:
     notice: Notice | None
 
 
-def encode(letter: Letter) -> bytes:
-    """The frame of a letter: its notice, in an envelope of its numbers."""
-    return codec.encode(letter.notice, letter=letter.number, delivered=letter.received)
+def encode(numbered: NumberedNotice) -> bytes:
+    """The frame of a numbered notice."""
+    return codec.encode(numbered.notice, number=numbered.number, delivered=numbered.received)
 
 
-def decode(frame: bytes) -> Letter:
-    """The letter of a frame.
+def decode(frame: bytes) -> NumberedNotice:
+    """The numbered notice of a frame.
 
     Raises:
         MalformedMessage: the frame is none; the ranks are of different versions, or a stranger speaks.
     """
     values = codec.parse(frame)
-    number, received = values.pop("letter", None), values.pop("delivered", None)
+    number, received = values.pop("number", None), values.pop("delivered", None)
     if type(number) is not int or type(received) is not int:
         raise MalformedMessage(f"{codec.shown(frame)} is not a numbered notice of a server rank")
     notice: Notice | None = codec.message(values, _NOTICES) if values else None
-    return Letter(number=number, received=received, notice=notice)
+    return NumberedNotice(number=number, received=received, notice=notice)
 
 
 @dataclass(kw_only=True, slots=True)
@@ -137,7 +137,7 @@ class Channel:
     num_posted: int = 0
     num_delivered: int = 0
     num_received: int = 0
-    _waiting: deque[Letter] = field(default_factory=deque)
+    _waiting: deque[NumberedNotice] = field(default_factory=deque)
     _sent_at: float | None = None
     _owes_answer: bool = False
 
@@ -145,7 +145,7 @@ class Channel:
         """Take a notice along; returns its number, which `num_delivered` exceeds once it has arrived."""
         number = self.num_posted
         self.num_posted += 1
-        self._waiting.append(Letter(number=number, received=0, notice=notice))
+        self._waiting.append(NumberedNotice(number=number, received=0, notice=notice))
         self._sent_at = None
         return number
 
@@ -153,29 +153,29 @@ class Channel:
         """Note that the other end has just appeared: earlier notices may never have reached it."""
         self._sent_at = None
 
-    def outgoing(self, now: float) -> list[Letter]:
-        """The letters that should go out now: new or overdue ones, or else an answer if one is owed."""
-        letters: list[Letter] = []
+    def outgoing(self, now: float) -> list[NumberedNotice]:
+        """The notices that should go out now: new or overdue ones, or else an answer if one is owed."""
+        numbered: list[NumberedNotice] = []
         if self._waiting and (self._sent_at is None or now - self._sent_at >= self.patience_s):
             self._sent_at = now
-            letters = [
-                Letter(number=waiting.number, received=self.num_received, notice=waiting.notice)
+            numbered = [
+                NumberedNotice(number=waiting.number, received=self.num_received, notice=waiting.notice)
                 for waiting in self._waiting
             ]
         elif self._owes_answer:
-            letters = [Letter(number=self.num_posted, received=self.num_received, notice=None)]
+            numbered = [NumberedNotice(number=self.num_posted, received=self.num_received, notice=None)]
         self._owes_answer = False
-        return letters
+        return numbered
 
-    def receive(self, letter: Letter) -> Notice | None:
-        """The notice of a letter that came, unless it came before or another one is missing before it."""
-        while self._waiting and self._waiting[0].number < letter.received:
+    def receive(self, numbered: NumberedNotice) -> Notice | None:
+        """The notice that came, None if it came before or another one is missing before it."""
+        while self._waiting and self._waiting[0].number < numbered.received:
             self._waiting.popleft()
             self.num_delivered += 1
-        if letter.notice is None:
+        if numbered.notice is None:
             return None
         self._owes_answer = True
-        if letter.number != self.num_received:
+        if numbered.number != self.num_received:
             return None
         self.num_received += 1
-        return letter.notice
+        return numbered.notice

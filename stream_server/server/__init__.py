@@ -1,1 +1,4 @@
-"""The server: from the sockets of the simulations to the trained model."""
+"""The server: from the sockets of the simulations to the trained model.
+
+Offers: none.
+"""

@@ -1,5 +1,6 @@
 """A run of a study: asked, stopped and read from Python."""
 
+import math
 import subprocess
 import time
 from collections import deque
@@ -15,6 +16,7 @@ from stream_server.analysis.reading import RunFolder
 from stream_server.analysis.run_state import state_of, the_run
 from stream_server.errors import NotRunning
 from stream_server.storage.disk import ordinary
+from stream_server.studies.cell_output import changing_output
 from stream_server.studies.frames import frame
 from stream_server.studies.status import RunStatus, status_of
 
@@ -29,6 +31,7 @@ ANSWER_S = 10.0
 SHOWN_S = 2.0
 STOP_S = 60.0
 LOOK_S = 0.2
+SHOW_EVERY_S = 1.0
 END_S = 30.0
 NUM_LINES = 20
 
@@ -69,12 +72,19 @@ class Run:
     def wait(self, timeout_s: float | None = None) -> RunStatus:
         """Wait for its end, or for so long; gives the status, which says how it ended, or that it goes on.
 
+        A notebook shows the status below the cell meanwhile, anew each second.
+
         Nothing is raised if the study fails: the status has its exit code, the reason, and the last lines of its log.
         An interrupt (Ctrl-C, the stop button of a notebook) ends the wait alone: the study goes on.
         """
         give_up_at = None if timeout_s is None else time.monotonic() + timeout_s
-        while self._runs() and (left_s := _left_s(give_up_at)) > 0:
-            self._wait_for(min(LOOK_S, left_s))
+        show_at = time.monotonic()
+        with changing_output() as show:
+            while self._runs() and (left_s := _left_s(give_up_at)) > 0:
+                if show is not None and time.monotonic() >= show_at:
+                    show(self._status(min(SHOWN_S, left_s)))
+                    show_at = time.monotonic() + SHOW_EVERY_S
+                self._wait_for(min(LOOK_S, left_s))
         return self.status
 
     def stop(self, *, finish: bool = False, timeout_s: float = STOP_S) -> str:
@@ -210,7 +220,7 @@ def console_of(output_dir: Path) -> Path:
 
 
 def _left_s(give_up_at: float | None) -> float:
-    return LOOK_S if give_up_at is None else give_up_at - time.monotonic()
+    return math.inf if give_up_at is None else give_up_at - time.monotonic()
 
 
 def _row(facts: dict[str, Any]) -> dict[str, Any]:

@@ -107,9 +107,10 @@ def test_whoever_holds_the_lock_runs_the_study(run: RunFolder) -> None:
     with StudyLock(run.path / RUN_LOCK, "stream-server"):
         assert state_of(run).state == "running"
     with StudyLock(run.path / RUN_LOCK, "stream-launcher"):
-        assert state_of(run).state == "restarting"
+        assert state_of(run).state == "starting"
         with StudyLock(run.path / SERVER_LOCK, "stream-server"):
             assert state_of(run).state == "running"
+        assert state_of(run).state == "restarting"
     assert state_of(run).state == "finished"
     assert holder_of(run.path / "nothing.lock") is None
 

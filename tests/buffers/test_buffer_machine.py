@@ -161,7 +161,7 @@ class BufferMachine(RuleBasedStateMachine):
         owned = sorted([*slots._free, *self.claimed, *self.waiting, *self.buffer.policy.slots().tolist()])
         assert len(set(owned)) == len(owned)
         num_retained = 0 if retention is None else retention.num_retained
-        assert len(owned) + self.buffer._pins.num_retired + num_retained == slots.num_slots
+        assert len(owned) + len(self.buffer._pins._retired) + num_retained == slots.num_slots
 
     @invariant()
     def the_rows_of_a_draw_stay_as_they_were(self) -> None:

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stream_server.client_api.data_connection import CreditWindow, PendingSteps
+from stream_server.client_api.data_connection import FlowControl, PendingSteps
 from stream_server.client_api.retention import Bits
 from stream_server.messages.client import Block
 
@@ -15,22 +15,22 @@ BLOCKS = [
 
 
 def test_a_step_in_parts_is_acknowledged_with_its_last_part() -> None:
-    window = CreditWindow(4)
-    window.sent(num_steps=1, num_messages=3)
-    window.received(2)
-    assert window.room == 3
-    window.received(3)
-    assert window.room == 4
+    flow = FlowControl(4)
+    flow.sent(num_steps=1, num_messages=3)
+    flow.received(2)
+    assert flow.room == 3
+    flow.received(3)
+    assert flow.room == 4
 
 
 def test_marks_are_cumulative_and_may_repeat() -> None:
-    window = CreditWindow(8)
+    flow = FlowControl(8)
     for num_steps in (2, 3, 1):
-        window.sent(num_steps=num_steps, num_messages=1)
-    window.received(2)
-    window.received(1)
-    window.received(2)
-    assert window.room == 7
+        flow.sent(num_steps=num_steps, num_messages=1)
+    flow.received(2)
+    flow.received(1)
+    flow.received(2)
+    assert flow.room == 7
 
 
 def test_only_a_neighbour_with_the_same_fields_joins_pending_steps() -> None:

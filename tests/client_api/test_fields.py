@@ -11,36 +11,36 @@ KEPT = FieldSpec(name="temperature", shape=(6, 4), dtype="<f4")
 EXTRA = FieldSpec(name="energy", shape=(), optional=True)
 
 
-def settled(*specs: FieldSpec, rank: int = 0, num_ranks: int = 1, **sample: object) -> Fields:
+def with_fixed_blocks(*specs: FieldSpec, rank: int = 0, num_ranks: int = 1, **sample: object) -> Fields:
     fields = Fields(specs, rank=rank, num_ranks=num_ranks)
-    fields.settle(sample)
+    fields.fix_blocks(sample)
     return fields
 
 
 def test_a_serial_code_sends_the_whole_field() -> None:
-    (block,) = settled(U, temperature=np.zeros((6, 4))).blocks or ()
+    (block,) = with_fixed_blocks(U, temperature=np.zeros((6, 4))).blocks or ()
     assert (block.offset, block.count, block.dtype) == ((0, 0), (6, 4), "<f8")
 
 
 @pytest.mark.parametrize("shape", [(4, 6), (24,), (6, 4, 1), (0, 4), ()])
 def test_a_wrong_shape_is_told(shape: tuple[int, ...]) -> None:
     with pytest.raises(ValueError, match=r"'temperature' must have the shape \(6, 4\)"):
-        settled(U, temperature=np.zeros(shape))
+        with_fixed_blocks(U, temperature=np.zeros(shape))
 
 
 def test_a_wrong_shape_is_told_at_later_steps_too() -> None:
-    fields = settled(U, temperature=np.zeros((6, 4)))
+    fields = with_fixed_blocks(U, temperature=np.zeros((6, 4)))
     with pytest.raises(ValueError, match=r"must have the shape \(6, 4\), but has \(4, 6\)"):
         fields.arrays({"temperature": np.zeros((4, 6))})
 
 
 def test_an_unknown_field_names_the_nearest() -> None:
     with pytest.raises(ValueError, match="no field 'temprature', only 'temperature'; did you mean 'temperature'"):
-        settled(U, temprature=np.zeros((6, 4)))
+        with_fixed_blocks(U, temprature=np.zeros((6, 4)))
 
 
 def test_an_unknown_field_is_told_at_later_steps_too() -> None:
-    fields = settled(U, temperature=np.zeros((6, 4)))
+    fields = with_fixed_blocks(U, temperature=np.zeros((6, 4)))
     with pytest.raises(ValueError, match="no field 'pressure'"):
         fields.arrays({"temperature": np.zeros((6, 4)), "pressure": 1.0})
 
@@ -48,24 +48,24 @@ def test_an_unknown_field_is_told_at_later_steps_too() -> None:
 @pytest.mark.parametrize("value", ["warm", object(), np.array(["a"]), np.array([None])])
 def test_a_field_must_be_numeric(value: object) -> None:
     with pytest.raises(TypeError, match="'temperature' must be numeric"):
-        settled(U, temperature=value)
+        with_fixed_blocks(U, temperature=value)
 
 
 def test_long_doubles_are_refused_with_what_can_be_sent() -> None:
     with pytest.raises(TypeError, match=r"float16 to float64"):
-        settled(U, temperature=np.zeros((6, 4), np.longdouble))
+        with_fixed_blocks(U, temperature=np.zeros((6, 4), np.longdouble))
 
 
 def test_a_required_field_may_not_be_left_out() -> None:
-    fields = settled(U, EXTRA, temperature=np.zeros((6, 4)), energy=1.0)
+    fields = with_fixed_blocks(U, EXTRA, temperature=np.zeros((6, 4)), energy=1.0)
     with pytest.raises(ValueError, match="'temperature' is missing"):
         fields.arrays({"energy": 1.0})
     with pytest.raises(ValueError, match="'temperature' is missing"):
-        settled(U, EXTRA, energy=1.0)
+        with_fixed_blocks(U, EXTRA, energy=1.0)
 
 
 def test_an_optional_field_may_come_and_go() -> None:
-    fields = settled(U, EXTRA, temperature=np.zeros((6, 4)))
+    fields = with_fixed_blocks(U, EXTRA, temperature=np.zeros((6, 4)))
     assert fields.arrays({"temperature": np.zeros((6, 4))})[0] == 0b01
     assert fields.arrays({"temperature": np.zeros((6, 4)), "energy": 2})[0] == 0b11
     assert fields.arrays({"temperature": np.zeros((6, 4)), "energy": None})[0] == 0b01
@@ -73,58 +73,58 @@ def test_an_optional_field_may_come_and_go() -> None:
 
 def test_a_sample_of_optional_fields_only_needs_one_of_them() -> None:
     with pytest.raises(ValueError, match="at least one field"):
-        settled(EXTRA).arrays({})
+        with_fixed_blocks(EXTRA).arrays({})
 
 
 def test_a_wider_type_than_the_study_keeps_is_narrowed_before_it_travels() -> None:
-    (block,) = settled(KEPT, temperature=np.zeros((6, 4))).blocks or ()
+    (block,) = with_fixed_blocks(KEPT, temperature=np.zeros((6, 4))).blocks or ()
     assert block.dtype == "<f4"
 
 
 def test_a_value_too_large_for_what_is_kept_becomes_infinite() -> None:
-    fields = settled(KEPT, temperature=np.zeros((6, 4)))
+    fields = with_fixed_blocks(KEPT, temperature=np.zeros((6, 4)))
     _, (array,) = fields.arrays({"temperature": np.full((6, 4), 1e300)})
     assert array.dtype == np.float32
     assert np.isinf(array).all()
 
 
 def test_a_narrower_type_than_the_study_keeps_travels_as_it_is() -> None:
-    (block,) = settled(KEPT, temperature=np.zeros((6, 4), np.int8)).blocks or ()
+    (block,) = with_fixed_blocks(KEPT, temperature=np.zeros((6, 4), np.int8)).blocks or ()
     assert block.dtype == "|i1"
 
 
 def test_a_type_that_cannot_become_what_is_kept_is_refused() -> None:
     with pytest.raises(TypeError, match="kept as float32, which complex128 cannot become"):
-        settled(KEPT, temperature=np.zeros((6, 4), complex))
+        with_fixed_blocks(KEPT, temperature=np.zeros((6, 4), complex))
 
 
 def test_the_type_of_the_first_step_may_not_be_lost_later() -> None:
-    fields = settled(U, temperature=np.zeros((6, 4), np.float32))
+    fields = with_fixed_blocks(U, temperature=np.zeros((6, 4), np.float32))
     with pytest.raises(TypeError, match="sent as float32, which float64 cannot become"):
         fields.arrays({"temperature": np.zeros((6, 4))})
 
 
 def test_big_endian_arrays_travel_as_little_endian() -> None:
-    (block,) = settled(U, temperature=np.zeros((6, 4), ">i4")).blocks or ()
+    (block,) = with_fixed_blocks(U, temperature=np.zeros((6, 4), ">i4")).blocks or ()
     assert block.dtype == "<i4"
 
 
 @pytest.mark.parametrize(("rank", "offset", "count"), [(0, 0, 2), (1, 2, 2), (2, 4, 1), (3, 5, 1)])
 def test_without_an_offset_the_ranks_cut_the_first_axis_in_order(rank: int, offset: int, count: int) -> None:
-    fields = settled(U, rank=rank, num_ranks=4, temperature=np.zeros((count, 4)))
+    fields = with_fixed_blocks(U, rank=rank, num_ranks=4, temperature=np.zeros((count, 4)))
     (block,) = fields.blocks or ()
     assert (block.offset, block.count) == ((offset, 0), (count, 4))
 
 
 def test_an_uneven_cut_needs_an_offset() -> None:
     with pytest.raises(ValueError, match="pass offset= to declare_field"):
-        settled(U, rank=0, num_ranks=4, temperature=np.zeros((3, 4)))
+        with_fixed_blocks(U, rank=0, num_ranks=4, temperature=np.zeros((3, 4)))
 
 
 def test_a_declared_block_lies_where_it_was_declared() -> None:
     fields = Fields([U], rank=1, num_ranks=2)
     fields.declare("temperature", (6, 4), (0, 3))
-    (block,) = fields.settle({"temperature": np.zeros((6, 1))})
+    (block,) = fields.fix_blocks({"temperature": np.zeros((6, 1))})
     assert (block.offset, block.count) == ((0, 3), (6, 1))
 
 
@@ -138,17 +138,17 @@ def test_a_block_that_reaches_out_of_the_field_is_told() -> None:
     fields = Fields([U], rank=1, num_ranks=2)
     fields.declare("temperature", (6, 4), (4, 0))
     with pytest.raises(ValueError, match="reaches out of"):
-        fields.settle({"temperature": np.zeros((3, 4))})
+        fields.fix_blocks({"temperature": np.zeros((3, 4))})
 
 
 def test_fields_are_declared_before_the_first_send() -> None:
-    fields = settled(U, rank=0, num_ranks=2, temperature=np.zeros((3, 4)))
+    fields = with_fixed_blocks(U, rank=0, num_ranks=2, temperature=np.zeros((3, 4)))
     with pytest.raises(ValueError, match="before the first send"):
         fields.declare("temperature", (6, 4), None)
 
 
 def test_a_rank_may_have_no_block_of_a_field() -> None:
-    fields = settled(U, EXTRA, rank=1, num_ranks=2, temperature=np.zeros((3, 4)))
+    fields = with_fixed_blocks(U, EXTRA, rank=1, num_ranks=2, temperature=np.zeros((3, 4)))
     assert [block.field for block in fields.blocks or ()] == ["temperature"]
     with pytest.raises(ValueError, match="without declaring it"):
         fields.arrays({"temperature": np.zeros((3, 4)), "energy": 1.0})
@@ -158,14 +158,14 @@ def test_the_block_of_a_rank_may_be_empty() -> None:
     nothing = np.zeros((0, 4))
     fields = Fields([U], rank=1, num_ranks=2)
     fields.declare("temperature", (6, 4), (6, 0))
-    assert fields.settle({"temperature": nothing}) == ()
+    assert fields.fix_blocks({"temperature": nothing}) == ()
     assert fields.arrays({"temperature": nothing}) == (0, [])
     with pytest.raises(ValueError, match="must have the shape"):
-        settled(U, temperature=nothing)
+        with_fixed_blocks(U, temperature=nothing)
 
 
 def test_a_failed_first_sample_leaves_the_next_one_free_to_be_the_first() -> None:
     fields = Fields([U], rank=0, num_ranks=1)
     with pytest.raises(ValueError, match="shape"):
-        fields.settle({"temperature": np.zeros(3)})
-    assert len(fields.settle({"temperature": np.zeros((6, 4))})) == 1
+        fields.fix_blocks({"temperature": np.zeros(3)})
+    assert len(fields.fix_blocks({"temperature": np.zeros((6, 4))})) == 1

@@ -82,7 +82,6 @@ def answer_to(link: str, path: str, headers: dict[str, str]) -> int:
         connection.close()
 
 
-@pytest.mark.full
 def test_an_empty_folder_says_what_to_do_and_a_run_that_comes_is_shown(browser: Browser, folder: Path) -> None:
     browser.shows("hint", "stream-study new heat my-study")
     make_run(folder / "heat")
@@ -151,7 +150,7 @@ def test_it_follows_a_run_over_a_restart_of_its_server_that_takes_back_batches(b
     run = make_run(folder / "heat", num_running=1)
     with StudyLock(run / RUN_LOCK, "stream-launcher"):
         browser.wait_for(lambda: browser.curve("train/loss").get("x") == [10, 20, 30, 40, 50])
-        browser.shows("status", "restarting")
+        browser.shows("status", "starting")
         assert browser.columns("timeline")["state"][-1] == "running"
         width = browser.columns("timeline")["right"][-1]
         with StudyLock(run / SERVER_LOCK, "stream-server"):

@@ -86,7 +86,7 @@ class OneRank:
     @property
     def is_over(self) -> bool:
         """Nothing more is to come, in the one way or the other."""
-        return self.roster.final or bool(self.failed)
+        return self.roster.table.all_over or bool(self.failed)
 
     def say_here(self) -> None:
         """As once a second."""

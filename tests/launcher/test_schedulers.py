@@ -12,9 +12,9 @@ import pytest
 
 from stream_server.config.job_sections import JobSettings
 from stream_server.errors import ConfigError
-from stream_server.launcher.backends import batch, flux, lsf, pbs
+from stream_server.launcher.backends import batch_backend, flux, lsf, pbs
 from stream_server.launcher.backends.backend import JobState, SavedJob
-from stream_server.launcher.backends.batch import BatchBackend
+from stream_server.launcher.backends.batch_backend import BatchBackend
 from stream_server.launcher.backends.registry import load_backend
 from stream_server.launcher.backends.scheduler import JobKind
 from tests.cluster.jobs import STUBBORN, WAITING, ended, exit_code, job, output, python, state
@@ -34,7 +34,7 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "cluster"
     fake_scheduler.install(folder)
     # On a busy machine the commands take long: they are asked again at once.
-    monkeypatch.setattr(batch, "SHARE_OF_TIME", 1.0)
+    monkeypatch.setattr(batch_backend, "SHARE_OF_TIME", 1.0)
     monkeypatch.setenv("PATH", f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}")
     return folder
 

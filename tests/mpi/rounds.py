@@ -10,7 +10,7 @@ from stream_server.server.progress.phases import Phases
 from stream_server.server.progress.stop import StopReason, StopRequests
 from stream_server.server.ranks.communicator import ranks_from_environment
 from stream_server.server.training.control_round import in_lockstep
-from stream_server.server.training.learner_step import LearnerStep
+from stream_server.server.training.plain_step import PlainStep
 from stream_server.server.user.stream_server import StreamServer
 from tests.support.streams import ScriptedStream, batch_of
 
@@ -49,7 +49,7 @@ def train_unevenly() -> None:
     server = Averaging()
     server.union_mean = UnionMean(RANKS)
     sizes = []
-    with LearnerStep(server, RANKS) as step:
+    with PlainStep(server, RANKS) as step:
         for index, union_batch in enumerate(
             in_lockstep(ScriptedStream(batches), RANKS, StopRequests(), phases=Phases())
         ):

@@ -13,7 +13,7 @@ import zmq
 
 from stream_server.messages import wire
 from stream_server.messages.client import MAX_PART_BYTES, Ping
-from stream_server.server.reception.sockets import MAX_FRAME_BYTES, MAX_WORD_BYTES, MAX_WORDS
+from stream_server.server.reception.sockets import MAX_CONTROL_BYTES, MAX_CONTROL_MESSAGES, MAX_FRAME_BYTES
 from tests.resources.hostile_client import HALF, HostileClient, data_of, drained
 from tests.resources.victim import Victim
 from tests.support.timing import until
@@ -21,7 +21,7 @@ from tests.support.timing import until
 # Frees are not given back at once, and buffers of sockets are on both sides.
 SLACK = 48 << 20
 FRAME = os.urandom(MAX_PART_BYTES)
-WORD = FRAME[:MAX_WORD_BYTES]
+LARGEST = FRAME[:MAX_CONTROL_BYTES]
 # ZMTP 3.1: signature, version, mechanism, as a client, filler; then the flags of a command with a size of 8 bytes.
 CURVE_GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x01" + b"CURVE".ljust(20, b"\0") + bytes(32)
 LARGE_COMMAND = b"\x06"
@@ -39,7 +39,7 @@ class Attack:
 def unread(victim: Victim) -> int:
     """The bytes that one client may have in the queues of a rank that does not read."""
     plan = victim.plan
-    return (plan.credit + MAX_WORDS) * MAX_PART_BYTES + SLACK
+    return (plan.credit + MAX_CONTROL_MESSAGES) * MAX_PART_BYTES + SLACK
 
 
 def junk(client: HostileClient, num: int) -> None:
@@ -54,14 +54,14 @@ def junk_in_parts(client: HostileClient, num: int) -> None:
 
 def too_large(client: HostileClient, num: int) -> None:
     """Frames beyond what is allowed, for which libzmq closes the connection."""
-    for name, frame in (("d0", FRAME + b"."), ("c", WORD + b".")):
+    for name, frame in (("d0", FRAME + b"."), ("c", LARGEST + b".")):
         for _ in range(num):
             client.flood(name, [frame], len(frame))
 
 
-def words(client: HostileClient, num: int) -> None:
+def control_messages(client: HostileClient, num: int) -> None:
     """The largest messages that a control socket takes."""
-    client.flood("c", [WORD], num * MAX_WORD_BYTES)
+    client.flood("c", [LARGEST], num * MAX_CONTROL_BYTES)
 
 
 def hellos_of_one(client: HostileClient, num: int) -> None:
@@ -87,9 +87,9 @@ def pings(client: HostileClient, num: int) -> None:
     client.flood("d0", [bytes(frame)], num * 100 * len(frame))
 
 
-def letters(client: HostileClient, num: int) -> None:
+def notices(client: HostileClient, num: int) -> None:
     """Large messages to the socket where the ranks speak among themselves."""
-    client.flood("p", [WORD], 4 * num * MAX_WORD_BYTES)
+    client.flood("p", [LARGEST], 4 * num * MAX_CONTROL_BYTES)
 
 
 def beyond_the_credit(client: HostileClient, num: int) -> None:
@@ -141,7 +141,7 @@ def unfinished_handshakes(client: HostileClient, num: int) -> None:
             for it in sockets:
                 # Who was cut cannot send any more.
                 with suppress(OSError):
-                    it.sendall(WORD)
+                    it.sendall(LARGEST)
 
 
 def a_message_of_many_frames(client: HostileClient, num: int) -> None:
@@ -161,7 +161,11 @@ UNHELD = (
     Attack(name="junk", run=junk, allowed=unread),
     Attack(name="junk in parts", run=junk_in_parts, allowed=unread),
     Attack(name="too large", run=too_large),
-    Attack(name="words", run=words, allowed=lambda _: MAX_WORDS * MAX_WORD_BYTES + SLACK),
+    Attack(
+        name="control messages",
+        run=control_messages,
+        allowed=lambda _: MAX_CONTROL_MESSAGES * MAX_CONTROL_BYTES + SLACK,
+    ),
     Attack(name="hellos of one", run=hellos_of_one),
     Attack(name="hellos of many", run=hellos_of_many),
     Attack(name="pings", run=pings),
@@ -173,7 +177,11 @@ UNHELD = (
 )
 HELD = (
     Attack(name="junk, held", run=junk, allowed=unread),
-    Attack(name="words, held", run=words, allowed=lambda _: MAX_WORDS * MAX_WORD_BYTES + SLACK),
-    Attack(name="letters, held", run=letters, allowed=lambda _: MAX_WORDS * MAX_WORD_BYTES + SLACK),
+    Attack(
+        name="control messages, held",
+        run=control_messages,
+        allowed=lambda _: MAX_CONTROL_MESSAGES * MAX_CONTROL_BYTES + SLACK,
+    ),
+    Attack(name="notices, held", run=notices, allowed=lambda _: MAX_CONTROL_MESSAGES * MAX_CONTROL_BYTES + SLACK),
     Attack(name="pings, held", run=pings),
 )

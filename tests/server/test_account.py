@@ -139,6 +139,12 @@ def test_never_produced_names_the_simulation_and_why() -> None:
     assert account.balanced
 
 
+def test_a_long_reason_is_cut_visibly() -> None:
+    end = SimulationEnd(state="given_up", num_steps=10, reason="no time step had come, " * 10)
+    (label,) = close(one_rank(accepted=4), end=end, trained=4).never_produced
+    assert label.endswith("no time step had come, no t…)")
+
+
 def test_a_simulation_that_ended_early_never_produced_the_rest() -> None:
     end = SimulationEnd(state="finished", num_steps=10, num_sent=4)
     account = close(one_rank(accepted=4), end=end, trained=4)

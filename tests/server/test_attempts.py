@@ -164,7 +164,7 @@ def test_the_window_counts_steps_that_wait_for_other_client_ranks_or_for_room() 
         send(intake, one, data(one, index))
     refusal = send(intake, one, data(one, 2))
     assert isinstance(refusal, Refusal)
-    assert refusal.reason is Reason.OUTSIDE_WINDOW
+    assert refusal.reason is Reason.BEYOND_CREDIT
     send(intake, other, data(other, 0))
     refusal = send(intake, one, data(one, 3))
     assert isinstance(refusal, Refusal)

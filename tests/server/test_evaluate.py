@@ -18,7 +18,7 @@ from stream_server.server.commands.evaluate import evaluate
 from stream_server.server.model.best_models import BestFolder
 from stream_server.server.model.saved_model import find_saved_model, load_model, model_files
 from stream_server.server.ranks.communicator import SoloRanks
-from stream_server.server.training.learner_step import LearnerStep
+from stream_server.server.training.plain_step import PlainStep
 from stream_server.server.training.torch.step import TorchStep
 from stream_server.server.user.callbacks import Callback, Callbacks
 from stream_server.server.user.framework import Step
@@ -180,8 +180,8 @@ class Remembering(Callback):
         self.mean = state["mean"]
 
 
-def best_model(checkpoints: Path, server: StreamServer, step: Step, behaviours: dict[str, Any]) -> Path:
-    parts = model_files(server, step, behaviours=behaviours, allow_pickle=False)
+def best_model(checkpoints: Path, server: StreamServer, step: Step, states: dict[str, Any]) -> Path:
+    parts = model_files(server, step, callbacks=states, allow_pickle=False)
     return BestFolder(checkpoints / "best").write(7, parts, {"batch": 7})
 
 
@@ -189,7 +189,7 @@ def test_one_of_the_best_models_is_validated_on_the_samples_of_the_newest_checkp
     trained: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     server = Learner(1.0)
-    best = best_model(copied(trained, tmp_path), server, LearnerStep(server, SoloRanks()), {})
+    best = best_model(copied(trained, tmp_path), server, PlainStep(server, SoloRanks()), {})
     assert evaluate(config_of(trained), best) == 0
     output = capsys.readouterr().out
     assert "ripple after 7 batches" in output
@@ -198,10 +198,10 @@ def test_one_of_the_best_models_is_validated_on_the_samples_of_the_newest_checkp
 
 def test_a_saved_model_comes_back_with_what_belongs_to_it(tmp_path: Path) -> None:
     server, other = Learner(3.0), Learner()
-    best = best_model(tmp_path, server, LearnerStep(server, SoloRanks()), {"Remembering": {"mean": 5.0}})
+    best = best_model(tmp_path, server, PlainStep(server, SoloRanks()), {"Remembering": {"mean": 5.0}})
     callbacks, remembering = Callbacks(other), Remembering(0.0)
     callbacks.surround(after=[remembering])
-    load_model(find_saved_model(best), other, LearnerStep(other, SoloRanks()), callbacks, allow_pickle=False)
+    load_model(find_saved_model(best), other, PlainStep(other, SoloRanks()), callbacks, allow_pickle=False)
     assert other.weights.tolist() == server.weights.tolist()
     assert remembering.mean == 5.0
 

@@ -10,7 +10,7 @@ import torch
 from stream_server.errors import UserCodeError
 from stream_server.server.progress.batches import StepOutcome
 from stream_server.server.ranks.communicator import SoloRanks
-from stream_server.server.training.learner_step import LearnerStep
+from stream_server.server.training.plain_step import PlainStep
 from stream_server.server.user.losses import loss_of
 from stream_server.server.user.stream_server import StreamServer
 from tests.support.settings import settings
@@ -75,4 +75,4 @@ def test_a_plain_server_may_return_a_value_for_each_sample_of_a_batch() -> None:
             return np.array(VALUES)
 
     union_batch, data = union_batch_of(VALUES)
-    assert LearnerStep(Plain(), SoloRanks()).run(union_batch, data, 0) == StepOutcome(loss=2.0)
+    assert PlainStep(Plain(), SoloRanks()).run(union_batch, data, 0) == StepOutcome(loss=2.0)

@@ -6,7 +6,7 @@ import pytest
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
-from stream_server.messages.curve import ZAP_ADDRESS, KeyPair
+from stream_server.messages.curve import ZAP_ADDRESS, KeyPair, secure_server_socket
 from stream_server.server.run.curve import CurveAccess
 
 DEADLINE_MS = 60_000
@@ -25,7 +25,7 @@ def first_outcome(access: CurveAccess, key: KeyPair, *, answers: bool) -> int:
         server, client = context.socket(zmq.ROUTER), context.socket(zmq.DEALER)
         stack.callback(server.disable_monitor)
         outcomes = server.get_monitor_socket(LET_IN | TURNED_AWAY)
-        access.secure_server_socket(server)
+        secure_server_socket(server, access.server)
         client.curve_serverkey = access.server.public.encode()
         client.curve_publickey, client.curve_secretkey = key.public.encode(), key.secret.encode()
         client.connect(f"tcp://127.0.0.1:{server.bind_to_random_port('tcp://127.0.0.1')}")

@@ -6,7 +6,7 @@ import pytest
 
 from stream_server.errors import MalformedMessage
 from stream_server.messages import notices
-from stream_server.messages.notices import Channel, Letter
+from stream_server.messages.notices import Channel, NumberedNotice
 
 EXAMPLES = [
     notices.Present(rank=3),
@@ -23,8 +23,8 @@ EXAMPLES = [
 
 @pytest.mark.parametrize("notice", EXAMPLES)
 def test_a_notice_survives_its_frame(notice: notices.Notice) -> None:
-    letter = Letter(number=4, received=7, notice=notice)
-    assert notices.decode(notices.encode(letter)) == letter
+    numbered = NumberedNotice(number=4, received=7, notice=notice)
+    assert notices.decode(notices.encode(numbered)) == numbered
 
 
 @pytest.mark.parametrize(
@@ -47,8 +47,8 @@ def test_nothing_is_sent_twice_before_its_time() -> None:
 def test_a_notice_is_answered_at_once_and_then_sent_no_more() -> None:
     sender, receiver = Channel(), Channel()
     number = sender.post(notices.StopNotice(reason="a"))
-    (letter,) = sender.outgoing(0)
-    assert receiver.receive(letter) == notices.StopNotice(reason="a")
+    (numbered,) = sender.outgoing(0)
+    assert receiver.receive(numbered) == notices.StopNotice(reason="a")
     (answer,) = receiver.outgoing(0)
     assert sender.receive(answer) is None
     assert sender.num_delivered == number + 1
@@ -59,7 +59,7 @@ def test_a_notice_is_answered_at_once_and_then_sent_no_more() -> None:
 def test_every_notice_arrives_once_and_in_order_over_a_lossy_and_shuffling_line(seed: int) -> None:
     rng = random.Random(seed)
     ends = {"a": Channel(), "b": Channel()}
-    line: dict[str, list[Letter]] = {"a": [], "b": []}
+    line: dict[str, list[NumberedNotice]] = {"a": [], "b": []}
     heard: dict[str, list[str]] = {"a": [], "b": []}
     posted: dict[str, list[str]] = {"a": [], "b": []}
     for now in range(400):
@@ -67,7 +67,7 @@ def test_every_notice_arrives_once_and_in_order_over_a_lossy_and_shuffling_line(
             if now < 40 and rng.random() < 0.5:
                 posted[name].append(str(now))
                 ends[name].post(notices.StopNotice(reason=str(now)))
-            line[other] += [letter for letter in ends[name].outgoing(now) if rng.random() < 0.6]
+            line[other] += [numbered for numbered in ends[name].outgoing(now) if rng.random() < 0.6]
             rng.shuffle(line[name])
             while line[name] and rng.random() < 0.7:
                 notice = ends[name].receive(line[name].pop())

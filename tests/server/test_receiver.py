@@ -350,6 +350,20 @@ def test_a_client_that_did_not_hear_of_an_early_stop_hears_it_when_it_sends_on()
         assert study.first.receiver.account().refused == {}
 
 
+def test_a_client_that_did_not_hear_that_the_study_has_ended_hears_why_when_it_sends_on() -> None:
+    with reception(StudyShape()) as study:
+        welcome(study)
+        with RawClient(study.endpoints[0].data[0]) as client:
+            assert isinstance(client.ask(opening()), Opened)
+            study.first.receiver.post(launcher_link.StopSimulations(reason="converged", grace_s=60.0))
+            assert client.hear() == Stop(text="converged")
+            assert client.hear() == Ack(received=0, durable=0, stop=True)
+            assert client.ask(data(0, 0), [value(0, 0).tobytes()]) == Stop(text="converged")
+            assert client.ask(Ping()) == Stop(text="converged")
+        with RawClient(study.endpoints[0].data[0]) as newcomer:
+            assert newcomer.ask(opening()) == Stop(text="converged")
+
+
 @pytest.mark.parametrize(
     ("message", "reason", "words"),
     [
@@ -442,8 +456,8 @@ def test_the_last_step_once_more_hears_that_the_simulation_is_finished() -> None
         (data(0, 0, present=3), [bytes(32), bytes(32)], Reason.WRONG_BLOCKS),
         (data(0, 0, incarnation=1), [bytes(32)], Reason.STALE_INCARNATION),
         (data(0, 0, attempt=1), [bytes(32)], Reason.STALE_ATTEMPT),
-        (data(0, 0, num_steps=5), [bytes(160)], Reason.OUTSIDE_WINDOW),
-        (data(0, 0, num_steps=2**32 - 1), [bytes(32)], Reason.OUTSIDE_WINDOW),
+        (data(0, 0, num_steps=5), [bytes(160)], Reason.BEYOND_CREDIT),
+        (data(0, 0, num_steps=2**32 - 1), [bytes(32)], Reason.BEYOND_CREDIT),
         (data(0, 0, field=0, offset=4 * 2**20), [bytes(32)], Reason.WRONG_STEP),
     ],
 )
@@ -483,7 +497,7 @@ def test_a_step_outside_the_window_is_refused_and_the_window_still_works() -> No
                 answers.append(client.hear())
             refusal = answers[-1]
             assert isinstance(refusal, Refusal)
-            assert (refusal.reason, refusal.sequence) == (Reason.OUTSIDE_WINDOW, 3)
+            assert (refusal.reason, refusal.sequence) == (Reason.BEYOND_CREDIT, 3)
             assert "credit is 2" in refusal.text
             for _ in range(3):
                 draw = study.first.buffer.draw(1, 5)

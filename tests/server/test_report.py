@@ -306,6 +306,12 @@ def test_phases_below_one_percent_are_left_out() -> None:
     assert "log" not in text
 
 
+def test_the_advice_on_the_bottleneck_is_for_a_training_while_simulations_run() -> None:
+    waited = build_report(FINISHED, study_report(), [rank_report(phases_s={"wait_for_data": 9.0, "step": 1.0})])
+    assert "run more simulations at once" in str(summary(waited))
+    assert "bottleneck" not in str(summary(waited, is_online=False))
+
+
 def test_the_summary_ends_with_the_command_for_each_result_in_one_piece() -> None:
     command = f"stream-study plot runs/{'long' * 40}"
     text = shown(report(), width=40, places=[("pictures", command), ("report", "less runs/heat/report.json")])

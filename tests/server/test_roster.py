@@ -162,14 +162,13 @@ def test_the_roster_is_final_when_every_simulation_has_ended(roster: Roster) -> 
     for simulation in (0, 1):
         assert not any(isinstance(notice, notices.Final) for notice in told(finish(roster, simulation)))
     assert told(finish(roster, 2))[-1] == notices.Final(states={0: "finished", 1: "finished", 2: "finished"})
-    assert roster.final
 
 
 def test_a_redraw_takes_the_next_unused_id_and_its_parameters(roster: Roster) -> None:
     message = launcher_link.GaveUp(simulation=1, attempts=3, reason="exit code 1", log="output.log", redraw=True)
     actions = roster.gave_up(message)
     assert to_launcher(actions) == [launcher_link.AddSimulation(simulation=3, parameters={"x": 3.0})]
-    assert not roster.final
+    assert not any(isinstance(notice, notices.Final) for notice in told(actions))
     assert roster.failures == [{"id": 1, "attempts": 3, "reason": "exit code 1", "log": "output.log"}]
 
 
@@ -450,9 +449,9 @@ def test_a_study_that_failed_does_not_come_to_its_end_any_more(roster: Roster) -
         finish(roster, simulation)
     roster.launched(begun(2, 0))
     assert roster.too_many("too many failed") == [SimulationsFailed(text="too many failed")]
-    roster.gave_up(launcher_link.GaveUp(simulation=2, attempts=1, reason="exit code 1", log="", redraw=False))
+    message = launcher_link.GaveUp(simulation=2, attempts=1, reason="exit code 1", log="", redraw=False)
+    assert not any(isinstance(notice, notices.Final) for notice in told(roster.gave_up(message)))
     assert [failure["id"] for failure in roster.failures] == [2]
-    assert not roster.final
 
 
 def test_the_number_of_steps_is_the_one_that_the_end_told(roster: Roster) -> None:
@@ -505,7 +504,7 @@ def test_simulations_that_are_not_started_any_more_are_over_and_their_steps_miss
     finish(roster, 1)
     actions = roster.dropped(launcher_link.Dropped(simulations=(2, 99), reason="enough"))
     assert [type(message) for message in replies(actions)] == [Refusal]
-    assert roster.final
+    assert isinstance(told(actions)[-1], notices.Final)
     assert roster.num_missing == 4
     assert (roster.ends[2].state, roster.ends[2].reason) == ("stopped", "enough")
     assert roster.dropped(launcher_link.Dropped(simulations=(2,), reason="enough"))[:-1] == []

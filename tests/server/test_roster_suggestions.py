@@ -56,7 +56,6 @@ def test_a_redraw_waits_for_its_parameters() -> None:
     assert not any(isinstance(it, launcher_link.AddSimulation) for it in actions)
     for i in (0, 2, 3, 4):
         finish(roster, i)
-    assert not roster.final
     assert roster.table.num_wanted == 6
     assert suggest(roster, 5) == [launcher_link.AddSimulation(simulation=5, parameters={"x": 5.0})]
     assert any(isinstance(it, notices.Final) for it in told(finish(roster, 5)))
@@ -66,7 +65,6 @@ def test_a_study_that_is_told_to_finish_lets_go_of_what_was_never_suggested() ->
     roster = roster_of(0.0, 1.0)
     finish(roster, 0)
     actions = roster.dropped(launcher_link.Dropped(simulations=(1,), reason="enough"))
-    assert roster.final
     assert any(isinstance(it, notices.Final) for it in told(actions))
     assert roster.table.num_wanted == 0
     assert suggest(roster, 2) == []
@@ -77,14 +75,15 @@ def test_what_was_never_suggested_ends_with_the_order_to_finish() -> None:
     finish(roster, 0)
     roster.launched(begun(1))
     order = launcher_link.FinishSimulations(reason="enough")
-    assert order in roster.finish(order)
+    actions = roster.finish(order)
+    assert order in actions
+    assert not any(isinstance(it, notices.Final) for it in actions)
     assert roster.table.num_wanted == 0
     assert suggest(roster, 2) == []
     assert {roster.ends[i].state for i in (2, 3, 4)} == {"stopped"}
-    assert not roster.final
     # What fails now is not redrawn either.
-    roster.gave_up(launcher_link.GaveUp(simulation=1, attempts=1, reason="", log="", redraw=True))
-    assert roster.final
+    actions = roster.gave_up(launcher_link.GaveUp(simulation=1, attempts=1, reason="", log="", redraw=True))
+    assert any(isinstance(it, notices.Final) for it in told(actions))
     assert 5 not in roster.entries
 
 

@@ -8,7 +8,7 @@ import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from stream_server.messages.curve import KeyPair
-from stream_server.server.reception.sockets import MAX_FRAME_BYTES, MAX_WORDS, ReceiverSettings, Sockets
+from stream_server.server.reception.sockets import MAX_CONTROL_MESSAGES, MAX_FRAME_BYTES, ReceiverSettings, Sockets
 from stream_server.server.run.curve import CurveAccess
 
 DEADLINE_S = 60.0
@@ -53,7 +53,7 @@ def test_no_more_than_so_many_answers_are_kept_for_a_client_that_does_not_read(t
         while client.poll(200):
             client.recv(copy=False)
             num_heard += 1
-        assert 0 < num_heard <= MAX_WORDS + 10
+        assert 0 < num_heard <= MAX_CONTROL_MESSAGES + 10
 
 
 def test_a_client_that_sends_more_than_a_message_may_have_is_cut_off(tmp_path: Path) -> None:

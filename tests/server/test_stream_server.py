@@ -10,7 +10,7 @@ from stream_server.server.metrics.union_mean import UnionMean
 from stream_server.server.progress.batches import StepOutcome, UnionBatch
 from stream_server.server.progress.stop import StopReason
 from stream_server.server.ranks.communicator import SoloRanks
-from stream_server.server.training.learner_step import LearnerStep
+from stream_server.server.training.plain_step import PlainStep
 from stream_server.server.user.simulation_data import SimulationBatch, SimulationData
 from stream_server.server.user.stream_server import StreamServer
 from tests.support.settings import settings
@@ -77,7 +77,7 @@ def test_a_plain_server_refuses_what_it_would_ignore() -> None:
     with pytest.raises(ConfigError, match="bf16-true needs a TorchServer"):
         StreamServer(settings(precision="bf16-true"))
     with pytest.raises(ConfigError, match="accumulate"):
-        LearnerStep(StreamServer(settings(accumulate=2)), SoloRanks())
+        PlainStep(StreamServer(settings(accumulate=2)), SoloRanks())
 
 
 def union_batch_of(sizes: list[int], rank: int) -> UnionBatch:
@@ -121,13 +121,13 @@ def test_any_split_of_a_batch_gives_the_gradient_of_the_whole(sizes: list[int]) 
         server = Linear(settings())
         server.union_mean = UnionMean(ranks)
         rows = slice(ends[ranks.rank] - sizes[ranks.rank], ends[ranks.rank])
-        with LearnerStep(server, ranks) as step:
+        with PlainStep(server, ranks) as step:
             outcome = step.run(union_batch_of(sizes, ranks.rank), (x[rows], y[rows]), 0)
             step.finish()
         return server.weight, outcome.loss
 
     alone = Linear(settings())
-    with LearnerStep(alone, SoloRanks()) as step:
+    with PlainStep(alone, SoloRanks()) as step:
         expected = step.run(union_batch_of([sum(sizes)], 0), (x, y), 0).loss
     for size, (weight, loss) in zip(sizes, on_ranks(len(sizes), train), strict=True):
         np.testing.assert_allclose(weight, alone.weight, rtol=1e-12)
@@ -146,7 +146,7 @@ def test_all_reduce_calls_that_differ_are_named_in_an_uneven_step() -> None:
         server.rank = ranks.rank
         server.union_mean = UnionMean(ranks)
         try:
-            LearnerStep(server, ranks).run(union_batch_of([2, 2, 0], ranks.rank), None, 0)
+            PlainStep(server, ranks).run(union_batch_of([2, 2, 0], ranks.rank), None, 0)
         except UserCodeError as error:
             with pytest.raises(Aborted):
                 ranks.abort(error.exit_code)
@@ -198,13 +198,13 @@ class Silent(StreamServer):
 
 def test_training_step_must_return_the_loss() -> None:
     with pytest.raises(UserCodeError, match=r"Silent\.training_step must return the mean loss"):
-        LearnerStep(Silent(), SoloRanks()).run(union_batch_of([1], 0), None, 0)
+        PlainStep(Silent(), SoloRanks()).run(union_batch_of([1], 0), None, 0)
 
 
 def test_training_step_may_return_nothing_with_manual_optimisation() -> None:
     server = Silent()
     server.automatic_optimization = False
-    assert LearnerStep(server, SoloRanks()).run(union_batch_of([1], 0), None, 0) == StepOutcome(loss=None)
+    assert PlainStep(server, SoloRanks()).run(union_batch_of([1], 0), None, 0) == StepOutcome(loss=None)
 
 
 def test_stop_study_asks_for_an_early_stop() -> None:

@@ -32,8 +32,8 @@ def ignore(*_: Any) -> None:
 def hear(channel: Channel) -> None:
     """The rank at the other end takes in all that was said, and confirms it."""
     other = Channel()
-    for letter in channel.outgoing(0.0):
-        other.receive(letter)
+    for numbered in channel.outgoing(0.0):
+        other.receive(numbered)
     for answer in other.outgoing(0.0):
         channel.receive(answer)
 

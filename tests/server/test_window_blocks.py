@@ -95,7 +95,7 @@ class Study:
             for rank, (state, values) in enumerate(saved):
                 self._load(rank, num_ranks, states[rank], state, values["u"])
             return
-        ahead = [tuple(it) for state, _ in saved for it in state[WINDOWS]["ahead"].tolist()]
+        repeated_steps = [tuple(it) for state, _ in saved for it in state[WINDOWS]["repeated_steps"].tolist()]
         dealt = redeal(
             [state for state, _ in saved],
             policy=policy,
@@ -104,12 +104,12 @@ class Study:
                 shape=self.shape,
                 before=self.dealing(before).rank_of,
                 now=dealing.rank_of,
-                torn=torn_steps(states, num_ranks, self.routing, ahead),
+                torn=torn_steps(states, num_ranks, self.routing, repeated_steps),
             ),
         )
         self.ledgers, self.buffers = [None] * num_ranks, [None] * num_ranks  # type: ignore[list-item]
         for rank, share in enumerate(dealt):
-            ledger = redealt(states, rank, num_ranks, self.routing, ahead)
+            ledger = redealt(states, rank, num_ranks, self.routing, repeated_steps)
             rows = zip(share.ranks.tolist(), share.rows.tolist(), strict=True)
             values = np.array([saved[old][1]["u"][row] for old, row in rows], np.int64)
             self._load(rank, num_ranks, from_bytes(to_bytes(ledger)), share.state, values)
@@ -229,7 +229,7 @@ def test_each_window_is_made_on_one_rank_whatever_ranks_go_on(
         for ledger, buffer in zip(study.ledgers, study.buffers, strict=True):
             entry, windows = ledger[simulation], buffer.windows
             num_windows += windows.num_among(simulation, entry.accepted())
-            num_accepted += entry.num_accepted + windows.num_counted_ahead(simulation, entry.settled.array())
+            num_accepted += entry.num_accepted + windows.num_counted_unsettled(simulation, entry.settled.array())
             num_rejected += entry.num_rejected
         assert num_windows == sum(window[0] == simulation for window in expected)
         assert num_accepted == sum(it[0] == simulation for it in study.recorded)

@@ -115,7 +115,7 @@ def replaced(world: "World") -> list[tuple[Any, str, Any]]:
         *(_parts_of_fields(PART_BYTES) if world.plan.statics else ()),
         # These samples have a few bytes: with credit for that many of them no client would ever wait.
         (credit, "ENOUGH_BYTES", 0),
-        (closing, "show_summary", lambda report, places, hands_over: None),
+        (closing, "show_summary", lambda report, places, hands_over, is_online: None),
     ]
 
 

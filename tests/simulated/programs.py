@@ -161,7 +161,7 @@ def launch(world: "World") -> int:
         resume=False,
         ranks=world.plan.num_ranks,
     )
-    return runs.run_study(world.config, command, ends_at=math.inf)
+    return runs.supervise_study(world.config, command, ends_at=math.inf)
 
 
 @dataclass(frozen=True, slots=True)

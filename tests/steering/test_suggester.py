@@ -69,7 +69,7 @@ def later(body: str) -> str:
 
 
 def by(suggesting: Suggesting) -> list[str]:
-    return [it.by.rpartition("/")[2] for it in suggesting.suggester.suggestions]
+    return [it.by for it in suggesting.suggester.suggestions]
 
 
 def test_a_generator_of_ten_lines_by_the_protocol_of_gest_api_suggests_as_much_as_is_wanted(suggesting: Start) -> None:

@@ -28,7 +28,6 @@ def lines(run: Run) -> list[str]:
     return [CONTROL.sub("", line).rstrip() for line in run.output.split("\n")]
 
 
-@pytest.mark.full
 def test_behind_the_pipes_of_mpirun_a_terminal_has_the_live_panel(watched: Run) -> None:
     assert_complete(watched, num_simulations=3)
     assert "\x1b[2K" in watched.output

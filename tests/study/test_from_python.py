@@ -6,6 +6,7 @@ import sys
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ import pytest
 
 from stream_server import Run, Study
 from stream_server.errors import ConfigError, NotRunning
+from stream_server.machine.study_lock import RUN_LOCK, StudyLock
 from tests.analysis.conftest import fonts  # noqa: F401
 from tests.support.runs import MARK, NUMPY_STUDY, marked_processes
 from tests.support.timing import until
@@ -160,6 +162,32 @@ def test_a_file_of_the_users_own_is_not_overwritten(folder: Path) -> None:
 def test_there_is_no_run_where_none_was(tmp_path: Path) -> None:
     with pytest.raises(NotRunning, match="there is no run in"):
         Run.open(tmp_path)
+
+
+def test_a_notebook_shows_the_status_while_it_waits_and_nothing_of_it_afterwards(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown: list[object] = []
+    lock = StudyLock(tmp_path / RUN_LOCK, "stream-launcher")
+
+    class Handle:
+        def display(self, data: object, *, raw: bool) -> None:
+            shown.append(data)
+
+        def update(self, data: object, *, raw: bool = False) -> None:
+            shown.append(data)
+            if len(shown) == 3:
+                lock.__exit__(None, None, None)
+
+    monkeypatch.setattr("IPython.get_ipython", lambda: SimpleNamespace(kernel=None))
+    monkeypatch.setattr("IPython.display.DisplayHandle", Handle)
+    monkeypatch.setattr("stream_server.studies.run.SHOWN_S", 0.05)
+    monkeypatch.setattr("stream_server.studies.run.SHOW_EVERY_S", 0.0)
+    lock.__enter__()
+    assert not Run(tmp_path).wait(LIMIT_S).is_live
+    first, *statuses, last = shown
+    assert first == last == {}
+    assert [getattr(it, "state", None) for it in statuses] == ["starting", "starting"]
 
 
 def test_importing_the_package_loads_neither_pandas_nor_torch() -> None:

@@ -38,8 +38,9 @@ from stream_server.messages.client import (
     Welcome,
 )
 from stream_server.messages.connection import ConnectionFile, Security
+from stream_server.messages.curve import KeyPair, secure_server_socket
 from stream_server.messages.routing import Dealing
-from stream_server.server.run.curve import CurveAccess, KeyPair
+from stream_server.server.run.curve import CurveAccess
 from tests.support.payloads import check_payload
 
 # Routing, block and overlap, of which steps that two ranks have are dealt, too.
@@ -251,7 +252,7 @@ class FakeServer:
     def _bind(self, name: str) -> tuple["zmq.Socket[bytes]", str]:
         router = self._context.socket(zmq.ROUTER)
         if self._keys is not None:
-            self.access.secure_server_socket(router)
+            secure_server_socket(router, self._keys)
         if self._transport == "ipc":
             router.bind(f"ipc://{Path(self._folder.name) / name}")
         else:

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from stream_server.config import StudyConfig, walltime_s
 from stream_server.config.job_sections import JobSettings
 from stream_server.launcher.backends.backend import JobState, JobStatus
-from stream_server.launcher.backends.batch import BatchBackend
+from stream_server.launcher.backends.batch_backend import BatchBackend
 from stream_server.launcher.backends.scheduler import (
     MIB,
     BatchJob,

@@ -8,7 +8,7 @@ from typing import Any
 from stream_server.config import StudyConfig, walltime_s
 from stream_server.config.job_sections import JobSettings
 from stream_server.launcher.backends.backend import JobState, JobStatus
-from stream_server.launcher.backends.batch import BatchBackend
+from stream_server.launcher.backends.batch_backend import BatchBackend
 from stream_server.launcher.backends.scheduler import (
     MANY,
     MIB,

@@ -4,8 +4,8 @@ from collections.abc import Collection
 
 from stream_server.config import StudyConfig, walltime_s
 from stream_server.errors import ConfigError
-from stream_server.launcher.backends import slurm_commands, slurm_job
-from stream_server.launcher.backends.batch import BatchBackend
+from stream_server.launcher.backends import slurm_commands, slurm_options
+from stream_server.launcher.backends.batch_backend import BatchBackend
 from stream_server.launcher.backends.scheduler import (
     BatchJob,
     CommandScheduler,
@@ -34,7 +34,7 @@ class Slurm(CommandScheduler):
                 f"{in_words(limit)}: such a job would wait for ever"
             )
         try:
-            slurm_commands.check(slurm_job.job_options(resources, ranks), "#!/bin/sh\n")
+            slurm_commands.check(slurm_options.job_options(resources, ranks), "#!/bin/sh\n")
         except NotSubmitted as error:
             if slurm_commands.NO_CLUSTER in str(error):
                 raise ConfigError(
@@ -45,7 +45,9 @@ class Slurm(CommandScheduler):
 
     def submit(self, job: BatchJob) -> str:
         """Call sbatch."""
-        options = slurm_job.job_options(self.resources, job.ranks) + slurm_job.placing_options(job.name, job.folder)
+        options = slurm_options.job_options(self.resources, job.ranks) + slurm_options.placing_options(
+            job.name, job.folder
+        )
         return slurm_commands.submit(options, job.script)
 
     def queue(self) -> list[QueueEntry]:

@@ -15,7 +15,7 @@ from dataclasses import replace
 
 from stream_server.config import StudyConfig
 from stream_server.errors import ConfigError
-from stream_server.launcher.backends import job_script, slurm_commands, slurm_job
+from stream_server.launcher.backends import job_script, slurm_commands, slurm_options
 from stream_server.launcher.backends.backend import JobSpec, JobState, JobStatus, SavedJob
 from stream_server.launcher.backends.environment import OF_SRUN
 from stream_server.launcher.backends.local import GRACE_S, LocalBackend
@@ -70,7 +70,7 @@ class SlurmSteps(LocalBackend):
         Raises:
             ConfigError: it does not: `srun` would refuse it.
         """
-        size = slurm_job.AllocationSize.of(os.environ)
+        size = slurm_options.AllocationSize.of(os.environ)
         if size is not None and (problem := size.problem(self.resources, self.ranks)):
             raise ConfigError(problem)
 
@@ -81,7 +81,7 @@ class SlurmSteps(LocalBackend):
             SubmitError: the system refuses another process.
         """
         name = job_script.job_name(self.study, spec.folder, secrets.token_hex(6))
-        options = [*slurm_job.resource_options(self.resources, self.ranks), "--exact", "--quiet"]
+        options = [*slurm_options.resource_options(self.resources, self.ranks), "--exact", "--quiet"]
         options += [f"--jobid={self.allocation}", f"--job-name={name}"]
         if self.ranks == 1:
             options.append("--nodes=1")

@@ -15,8 +15,8 @@ class ScheduledState(StrEnum):
     EXITED = "exited"
     FINISHED = "finished"
     INVALID = "invalid"
-    GIVEN_UP = "given up"
-    DROPPED = "not started any more"
+    GIVEN_UP = "given_up"
+    DROPPED = "dropped"
 
     @property
     def terminal(self) -> bool:

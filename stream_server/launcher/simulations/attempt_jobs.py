@@ -6,7 +6,6 @@ import math
 import os
 import re
 import shutil
-import subprocess
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,6 +23,7 @@ from stream_server.launcher.backends.backend import (
     describe,
     exit_code_in,
     exit_code_of,
+    unanswered_is_logged,
 )
 from stream_server.launcher.backends.mpirun import RANKS_FILE, Mpirun
 from stream_server.launcher.journal.history import History
@@ -53,7 +53,6 @@ PYTHON = re.compile(r"python[\d.]*")
 # A job that was cancelled, and of which the backend knows nothing for so long, has ended.
 OUT_OF_TIME = "its worker had spent the time of its job on others"
 FORGOTTEN_S = 60.0
-NOT_ASKED = (OSError, subprocess.SubprocessError)
 
 log = logging.getLogger(__name__)
 
@@ -190,7 +189,7 @@ class AttemptJobs:
         """Return the attempts that have ended since the last call, once no process of their job is left."""
         self._reattach()
         running = [job for job in self._jobs.values() if job.handle and not job.end]
-        with _logged("nothing is known of the jobs"):
+        with unanswered_is_logged("nothing is known of the jobs"):
             statuses = self.backend.query([job.handle for job in running]) if running else {}
             for job in running:
                 self._take(job, statuses.get(job.handle, JobStatus(state=JobState.UNKNOWN)), now)
@@ -198,7 +197,7 @@ class AttemptJobs:
         self._cancel([job for job in running if job.is_cancelled and job.state in (JobState.QUEUED, JobState.RUNNING)])
         ended = []
         for job in [job for job in self._jobs.values() if job.end]:
-            with _logged(f"how the ranks in {job.folder} ended cannot be read yet"):
+            with unanswered_is_logged(f"how the ranks in {job.folder} ended cannot be read yet"):
                 assert job.end is not None
                 folders = {attempt: self.attempts.folder(*attempt) for attempt in job.attempts}
                 found = (
@@ -217,7 +216,7 @@ class AttemptJobs:
         """
         for job in () if self.are_workers else self._jobs.values():
             for attempt in job.attempts if len(job.attempts) > 1 else ():
-                with _logged(f"which ranks in {job.folder} have ended cannot be read yet"):
+                with unanswered_is_logged(f"which ranks in {job.folder} have ended cannot be read yet"):
                     traces = Traces.of_running(self.attempts.folder(*attempt))
                     if traces.codes:
                         yield attempt, traces.at_fault, traces.all_ended(job.ranks)
@@ -238,14 +237,14 @@ class AttemptJobs:
         return f": {python} has no package {package}; install it there, or let simulation.command name another Python"
 
     def _cancel(self, jobs: Sequence[_AttemptJob]) -> None:
-        with _logged("jobs cannot be cancelled yet"):
+        with unanswered_is_logged("jobs cannot be cancelled yet"):
             if handles := [job.handle for job in jobs if job.handle]:
                 self.backend.cancel(handles)
 
     def _reattach(self) -> None:
         for job in self._jobs.values():
             if job.saved is not None and not job.handle:
-                with _logged(f"the job in {job.folder} cannot be taken over yet"):
+                with unanswered_is_logged(f"the job in {job.folder} cannot be taken over yet"):
                     job.handle = self.backend.reattach(job.saved)
 
     def _take(self, job: _AttemptJob, status: JobStatus, now: float) -> None:
@@ -259,7 +258,7 @@ class AttemptJobs:
         job.unknown_since = min(job.unknown_since, now) if is_unknown else math.inf
         if status.state is not JobState.ENDED and now < job.unknown_since + FORGOTTEN_S:
             return
-        with _logged(f"how the job in {job.folder} ended cannot be read yet"):
+        with unanswered_is_logged(f"how the job in {job.folder} ended cannot be read yet"):
             code = exit_code_of(job.folder / EXIT_FILE) if status.exit_code is None else status.exit_code
             reason = status.reason or ("ended, and left no exit code" if code is None else describe(code))
             unseen = job.saved is not None and code is None and not job.is_cancelled
@@ -271,15 +270,6 @@ class AttemptJobs:
                 excuse=excuse,
                 is_out_of_time=status.is_out_of_time,
             )
-
-
-@contextlib.contextmanager
-def _logged(what: str) -> Iterator[None]:
-    """Log that the backend could not be asked, or a file not be read; the next poll tries again."""
-    try:
-        yield
-    except NOT_ASKED as error:
-        log.warning("%s: %s", what, error)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -11,7 +11,7 @@ from pathlib import Path
 from stream_server.config import load
 from stream_server.errors import EXIT_FORCED, StreamServerError
 from stream_server.launcher.backends.mpirun import require
-from stream_server.launcher.supervision.runs import rename_earlier_run, run_simulations, run_study
+from stream_server.launcher.supervision.runs import rename_earlier_run, run_simulations, supervise_study
 from stream_server.launcher.supervision.server_job import ServerCommand
 from stream_server.machine import descriptors
 from stream_server.machine.garbage import keep_modules
@@ -104,7 +104,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 return run_simulations(config, arguments.link)
             if arguments.fresh:
                 rename_earlier_run(config)
-            return run_study(config, command, ends_at=began + arguments.time_limit)
+            return supervise_study(config, command, ends_at=began + arguments.time_limit)
     except StreamServerError as error:
         tell(f"stream-launcher: {error}", sys.stderr)
         return error.exit_code

@@ -39,7 +39,7 @@ PROGRAM = "stream-launcher"
 LOG_FORMAT = "%(asctime)s %(levelname)s %(message)s"
 
 
-def run_study(config: StudyConfig, command: ServerCommand, *, ends_at: float) -> int:
+def supervise_study(config: StudyConfig, command: ServerCommand, *, ends_at: float) -> int:
     """Run server and simulations of a study, or take over those of a launcher that was killed; returns the exit code.
 
     Raises:

@@ -1,10 +1,8 @@
 """The server as a job of a scheduler: one start of it, from its submission to its end, and what it prints."""
 
 import logging
-import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Self
 
@@ -18,6 +16,7 @@ from stream_server.launcher.backends.backend import (
     SavedJob,
     SubmitError,
     exit_code_of,
+    unanswered_is_logged,
 )
 from stream_server.machine.screen import escaped
 
@@ -25,7 +24,6 @@ from stream_server.machine.screen import escaped
 GONE_S = 60.0
 LOOK_S = 0.2
 MAX_READ_BYTES = 65536
-NOT_ASKED = (OSError, subprocess.SubprocessError)
 
 log = logging.getLogger(__name__)
 
@@ -101,7 +99,7 @@ class SubmittedServer:
         if self.is_over or (now < self.wake_at and not is_given_up):
             return
         self.wake_at = now + max(LOOK_S, self.backend.query_interval_s)
-        with _logged("nothing is known of the job of the server"):
+        with unanswered_is_logged("nothing is known of the job of the server"):
             status = self.backend.query([self.handle]).get(self.handle, JobStatus(state=JobState.UNKNOWN))
             self._take(status)
         self._output.show()
@@ -114,7 +112,7 @@ class SubmittedServer:
         return None
 
     def _cancel(self) -> None:
-        with _logged("the job of the server cannot be cancelled yet"):
+        with unanswered_is_logged("the job of the server cannot be cancelled yet"):
             self.backend.cancel([self.handle])
 
     def _take(self, status: JobStatus) -> None:
@@ -160,11 +158,3 @@ class Output:
 def folder_of(output_dir: Path, number: int) -> Path:
     """The folder of the job that is the `number`-th start of the server."""
     return output_dir / "server" / f"start-{number}"
-
-
-@contextmanager
-def _logged(what: str) -> Iterator[None]:
-    try:
-        yield
-    except NOT_ASKED as error:
-        log.warning("%s: %s", what, error)

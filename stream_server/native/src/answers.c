@@ -25,7 +25,7 @@ static int take_opened(sc_data_connection *connection, const sc_opened *opened, 
     connection->is_open = true;
     connection->incarnation = opened->incarnation;
     connection->credit = opened->credit;
-    connection->window = sc_credit_window_begin(opened->credit);
+    connection->flow = sc_flow_control_begin(opened->credit);
     if (!sc_bits_load(&connection->known, opened->known, opened->num_known_bytes))
         return sc_no_memory(error);
     uint32_t num = steps_per_message(opening, opened->credit);
@@ -40,7 +40,7 @@ static int take_opened(sc_data_connection *connection, const sc_opened *opened, 
 }
 
 static void take_ack(sc_data_connection *connection, const sc_ack *ack) {
-    sc_credit_window_received(&connection->window, ack->received);
+    sc_flow_control_received(&connection->flow, ack->received);
     connection->retained->received = ack->received;
     sc_retained_durable(connection->retained, ack->durable);
     connection->has_ended |= ack->ended;

@@ -89,7 +89,7 @@ void sc_data_connection_begin(sc_data_connection *connection, const sc_opening *
 }
 
 bool sc_data_connection_has_room(const sc_data_connection *connection) {
-    return connection->window.room > connection->pending.steps.num;
+    return connection->flow.room > connection->pending.steps.num;
 }
 
 bool sc_data_connection_is_lost(const sc_data_connection *connection) {
@@ -135,7 +135,7 @@ static sc_data next_data(const sc_data_connection *connection) {
         .simulation = welcome->simulation,
         .attempt = welcome->attempt,
         .incarnation = connection->incarnation,
-        .sequence = connection->window.sequence,
+        .sequence = connection->flow.sequence,
     };
 }
 
@@ -158,7 +158,7 @@ int sc_data_connection_send_statics(sc_data_connection *connection, sc_error *er
     sc_steps_release(&steps);
     if (code != STREAM_OK)
         return code;
-    return sc_credit_window_sent(&connection->window, 0, data.sequence - connection->window.sequence, error);
+    return sc_flow_control_sent(&connection->flow, 0, data.sequence - connection->flow.sequence, error);
 }
 
 /* Send steps, and keep them. */
@@ -170,12 +170,12 @@ static int send_steps(sc_data_connection *connection, sc_steps *steps, sc_error 
         code = send_messages(connection->dealer, connection->opening->layout, steps, next_data(connection),
                              &num_messages, error);
     if (code == STREAM_OK)
-        code = sc_credit_window_sent(&connection->window, num_steps, num_messages, error);
+        code = sc_flow_control_sent(&connection->flow, num_steps, num_messages, error);
     if (code != STREAM_OK) {
         sc_steps_release(steps);
         return code;
     }
-    return sc_retained_add(connection->retained, connection->window.sequence, steps, error);
+    return sc_retained_add(connection->retained, connection->flow.sequence, steps, error);
 }
 
 static int send_pending(sc_data_connection *connection, sc_error *error) {
@@ -239,14 +239,14 @@ static bool keep_pending(sc_data_connection *connection) {
     if (connection->pending.steps.num == 0)
         return true;
     return sc_pending_take(&connection->pending, &steps, &ignored) == STREAM_OK &&
-           sc_retained_add(connection->retained, connection->window.sequence + 1, &steps, &ignored) == STREAM_OK;
+           sc_retained_add(connection->retained, connection->flow.sequence + 1, &steps, &ignored) == STREAM_OK;
 }
 
 void sc_data_connection_leave(sc_data_connection *connection) {
     if (!keep_pending(connection))
         connection->retained->retention->has_lost = true;
     sc_pending_free(&connection->pending);
-    sc_credit_window_free(&connection->window);
+    sc_flow_control_free(&connection->flow);
     sc_bits_free(&connection->known);
     free(connection->stop_reason);
     free(connection->stale);

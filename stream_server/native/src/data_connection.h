@@ -6,7 +6,7 @@
 #include "pending.h"
 #include "retention.h"
 #include "transport.h"
-#include "credit_window.h"
+#include "flow_control.h"
 
 /* The data that all connections of one client rank to one start of the server share. */
 typedef struct {
@@ -42,7 +42,7 @@ typedef struct {
     bool is_unknown;
     bool has_sent_statics;
     uint32_t incarnation;
-    sc_credit_window window;
+    sc_flow_control flow;
     sc_retained *retained;
     sc_pending pending;
     double pending_since;

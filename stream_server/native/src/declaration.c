@@ -93,7 +93,7 @@ static int check_shape(const sc_field *field, int ndim, const int64_t shape[], s
 
 static int check_time(const sc_own_field *own, sc_error *error) {
     const char *name = own->field->name;
-    if (own->is_settled)
+    if (own->is_fixed)
         return sc_fail(error, STREAM_ERROR_ARGUMENT, "field '%s' must be declared before the first send", name);
     if (own->is_put)
         return sc_fail(error, STREAM_ERROR_ARGUMENT, "field '%s' must be declared before it is put", name);
@@ -142,7 +142,7 @@ static stream_dtype unseen_dtype(const sc_own_field *own) {
     return own->field->dtype != STREAM_AS_PUT ? own->field->dtype : STREAM_FLOAT64;
 }
 
-int sc_own_settle_unseen(sc_own_field *own, sc_error *error) {
+int sc_own_fix_unseen(sc_own_field *own, sc_error *error) {
     const sc_field *field = own->field;
     int64_t offset[STREAM_MAX_DIMENSIONS], even_count[STREAM_MAX_DIMENSIONS];
     if (field->ragged)

@@ -99,13 +99,13 @@ int sc_fields_put_array(sc_fields *fields, const char *name, stream_dtype dtype,
     return own == NULL ? STREAM_ERROR_ARGUMENT : sc_own_put_array(own, dtype, ndim, count, strides, data, error);
 }
 
-static int settle_statics(sc_fields *fields, sc_error *error) {
+static int fix_statics(sc_fields *fields, sc_error *error) {
     fields->num_statics = 0;
     for (int i = 0; i < fields->num; ++i) {
         sc_own_field *own = &fields->own[i];
         if (!own->field->is_static)
             continue;
-        if (!own->is_put && sc_own_settle_unseen(own, error) != STREAM_OK)
+        if (!own->is_put && sc_own_fix_unseen(own, error) != STREAM_OK)
             return sc_fail(error, STREAM_ERROR_ARGUMENT,
                            "field '%s' is missing: it is sent once per simulation, and must be given before the first send",
                            own->field->name);
@@ -117,16 +117,16 @@ static int settle_statics(sc_fields *fields, sc_error *error) {
     return STREAM_OK;
 }
 
-static int settle(sc_fields *fields, sc_error *error) {
+static int fix_blocks(sc_fields *fields, sc_error *error) {
     int num_blocks = 0;
-    int code = settle_statics(fields, error);
+    int code = fix_statics(fields, error);
     if (code != STREAM_OK)
         return code;
     for (int i = 0; i < fields->num; ++i) {
         sc_own_field *own = &fields->own[i];
         if (own->field->is_static)
             continue;
-        int status = own->is_put ? STREAM_OK : sc_own_settle_unseen(own, error);
+        int status = own->is_put ? STREAM_OK : sc_own_fix_unseen(own, error);
         if (status != STREAM_OK)
             return status;
         if (!own->has_block)
@@ -138,7 +138,7 @@ static int settle(sc_fields *fields, sc_error *error) {
         return sc_fail(error, STREAM_ERROR_ARGUMENT, "a sample needs at least one field");
     fields->num_blocks = num_blocks;
     for (int i = 0; i < fields->num; ++i)
-        fields->own[i].is_settled = true;
+        fields->own[i].is_fixed = true;
     return STREAM_OK;
 }
 
@@ -159,7 +159,7 @@ static int collect(const sc_fields *fields, uint64_t *present, sc_slice arrays[S
 }
 
 int sc_fields_take(sc_fields *fields, uint64_t *present, sc_slice arrays[SC_MAX_FIELDS], sc_error *error) {
-    int status = fields->num_blocks >= 0 ? STREAM_OK : settle(fields, error);
+    int status = fields->num_blocks >= 0 ? STREAM_OK : fix_blocks(fields, error);
     if (status == STREAM_OK)
         status = collect(fields, present, arrays, error);
     sc_fields_drop(fields);

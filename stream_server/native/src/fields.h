@@ -1,6 +1,6 @@
 /* The fields of a study as one client rank sends them: checks what is declared and put, and holds the next sample.
  *
- * The rules are those of stream_server/client_api/fields.py. The first sample settles the blocks: which part of which
+ * The rules are those of stream_server/client_api/fields.py. The first sample fixes the blocks: which part of which
  * field this rank sends, and in which type. A field that is sent once per simulation is put once, before it. */
 #ifndef SC_FIELDS_H
 #define SC_FIELDS_H
@@ -22,20 +22,20 @@ int sc_fields_put(sc_fields *fields, const char *name, const void *data, const i
 int sc_fields_put_array(sc_fields *fields, const char *name, stream_dtype dtype, int ndim, const int64_t count[],
                         const int64_t strides[], const void *data, sc_error *error);
 
-/* Settle the blocks if this is the first sample, and see whether the sample is complete. Afterwards `present` has bit i
+/* Fix the blocks if this is the first sample, and see whether the sample is complete. Afterwards `present` has bit i
  * for block i, and arrays[i] is that block's contiguous bytes, in the type of the block, until the next put (none if it
  * is not present). On a rank that has no part of any field there are no blocks, and present is 0. On an error the
  * sample is dropped. */
 int sc_fields_take(sc_fields *fields, uint64_t *present, sc_slice arrays[SC_MAX_FIELDS], sc_error *error);
 
-/* What is sent once per simulation, once the blocks are settled. It belongs to the fields, but for the
+/* What is sent once per simulation, once the blocks are fixed. It belongs to the fields, but for the
  * layout, which is left to the sender. */
 sc_statics sc_fields_statics(const sc_fields *fields);
 
 /* Nothing is put any more, but what is sent once per simulation. */
 void sc_fields_drop(sc_fields *fields);
 
-/* The blocks, once they are settled; `num` -1 before. */
+/* The blocks, once they are fixed; `num` -1 before. */
 const sc_block *sc_fields_blocks(const sc_fields *fields, int *num);
 
 #endif

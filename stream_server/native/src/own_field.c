@@ -25,7 +25,7 @@ static int check_convertible(const sc_field *field, stream_dtype dtype, stream_d
                    field->name, sc_dtype_name(sent), sc_dtype_name(dtype));
 }
 
-/* The block of what is put before the first sample has settled it. */
+/* The block of what is put before the first sample has fixed it. */
 static int plan(const sc_own_field *own, stream_dtype dtype, int ndim, const int64_t count[], sc_block *block,
                 sc_error *error) {
     bool is_typed = own->dtype != STREAM_AS_PUT;
@@ -37,7 +37,7 @@ static int plan(const sc_own_field *own, stream_dtype dtype, int ndim, const int
     return status;
 }
 
-/* Whether what is put fits to the block that is settled. */
+/* Whether what is put fits to the block that is fixed. */
 static int match(const sc_own_field *own, stream_dtype dtype, int ndim, const int64_t count[], sc_error *error) {
     if (!own->has_block)
         return sc_fail(error, STREAM_ERROR_ARGUMENT,
@@ -49,7 +49,7 @@ static int match(const sc_own_field *own, stream_dtype dtype, int ndim, const in
 }
 
 static int put_nothing(sc_own_field *own, int ndim, const int64_t count[], sc_error *error) {
-    if (own->is_settled && own->has_block)
+    if (own->is_fixed && own->has_block)
         return check_count(own, own->block.count, ndim, count, error);
     own->has_block = false;
     own->is_put = true;
@@ -89,7 +89,7 @@ static int put(sc_own_field *own, stream_dtype dtype, int ndim, const int64_t co
     if (sc_is_empty(own, ndim, count))
         return put_nothing(own, ndim, count, error);
     sc_block block = own->block;
-    status = own->is_settled ? match(own, dtype, ndim, count, error) : plan(own, dtype, ndim, count, &block, error);
+    status = own->is_fixed ? match(own, dtype, ndim, count, error) : plan(own, dtype, ndim, count, &block, error);
     if (status == STREAM_OK && data == NULL && !sc_has_zero(ndim, count))
         status = sc_fail(error, STREAM_ERROR_ARGUMENT, "the data of field '%s' are NULL", own->field->name);
     if (status != STREAM_OK)
@@ -109,7 +109,7 @@ int sc_own_put(sc_own_field *own, const void *data, const int64_t strides[], sc_
                        own->field->name);
     const int64_t *count = own->count;
     int64_t offset[STREAM_MAX_DIMENSIONS], even_count[STREAM_MAX_DIMENSIONS];
-    if (own->is_settled && own->has_block) {
+    if (own->is_fixed && own->has_block) {
         count = own->block.count;
     } else if (!own->has_count) {
         sc_even_share(own->field, own->rank, own->num_ranks, offset, even_count);

@@ -11,7 +11,7 @@ typedef struct {
     stream_dtype dtype; /* as declared */
     int64_t offset[STREAM_MAX_DIMENSIONS];
     int64_t count[STREAM_MAX_DIMENSIONS];
-    bool is_settled; /* by the first sample */
+    bool is_fixed; /* by the first sample */
     bool has_block;  /* `block` is that of all samples or, before the first one, of what was put */
     bool is_put;     /* in the next sample, if only as an empty block */
     sc_block block;
@@ -28,7 +28,7 @@ int sc_own_put_array(sc_own_field *own, stream_dtype dtype, int ndim, const int6
                      const void *data, sc_error *error);
 
 /* Decide whether the field has a block on this rank when the first sample leaves it out. */
-int sc_own_settle_unseen(sc_own_field *own, sc_error *error);
+int sc_own_fix_unseen(sc_own_field *own, sc_error *error);
 
 /* Checks that declaring and putting share. */
 int sc_check_extents(const char *name, int ndim, const int64_t extents[], sc_error *error);

@@ -9,7 +9,7 @@ enum { PREFIX_BYTES = 8, ACK_BYTES = 25, ENDED = 1, STOP = 2, MAX_CONTROL_BYTES 
 
 static const char *const reasons[] = {
     "malformed",    "wrong_protocol", "wrong_study", "unknown_simulation", "stale_attempt",
-    "stale_incarnation", "wrong_fields",   "wrong_blocks", "wrong_step", "outside_window",
+    "stale_incarnation", "wrong_fields",   "wrong_blocks", "wrong_step", "beyond_credit",
     "not_open",     "busy", "no_simulation_left", "wrong_key", "checksum",
 };
 enum { NUM_REASONS = sizeof reasons / sizeof *reasons };

@@ -192,9 +192,9 @@ class CheckpointAgreement(Callback):
         Raises:
             PeerFailed: another rank failed.
         """
-        self._settle()
+        self._wait_for_save()
         self.take()
-        self._settle()
+        self._wait_for_save()
         return self.newest == self._checkpoint
 
     def take_before_validation(self) -> None:
@@ -206,13 +206,13 @@ class CheckpointAgreement(Callback):
         Raises:
             PeerFailed: another rank failed.
         """
-        self._settle()
+        self._wait_for_save()
         is_new = self._batches() != self._saved_batch
         if agree(self._ranks, SaveState(wanted=is_new and not self._failed.is_pausing)).wanted:
             self.take()
-            self._settle()
+            self._wait_for_save()
 
-    def _settle(self) -> None:
+    def _wait_for_save(self) -> None:
         while self._stage in (Stage.WRITING, Stage.COMMITTING):
             self._saver.wait(LOOK_S)
             self.advance(agree(self._ranks, self.state()))

@@ -193,14 +193,14 @@ def restore_rank(
     parts = [SavedRank(folder, each) for each in range(num_saved)]
     states = [part.state for part in parts]
     ledgers = [state["reception"]["intake"]["ledger"] for state in states]
-    ahead = [] if windows is None else [it for state in states for it in _ahead(state["buffer"])]
+    repeated_steps = [] if windows is None else [it for state in states for it in _repeated_steps(state["buffer"])]
     of_blocks = None
     if windows is not None:
         of_blocks = BlockDealing(
             shape=windows,
             before=lambda simulation, block: routing.dealing(simulation, num_saved).rank_of(simulation, block),
             now=lambda simulation, block: routing.dealing(simulation, num_ranks).rank_of(simulation, block),
-            torn=torn_steps(ledgers, num_ranks, routing, ahead),
+            torn=torn_steps(ledgers, num_ranks, routing, repeated_steps),
         )
     dealt = redeal(
         [state["buffer"] for state in states],
@@ -210,11 +210,11 @@ def restore_rank(
     )
     counts = [_Counts(each, of_blocks, num_held_out) for each in range(num_ranks)]
     trained_on = [
-        counts[each].accepted(redealt(ledgers, each, num_ranks, routing, ahead), dealt[each].state)
+        counts[each].accepted(redealt(ledgers, each, num_ranks, routing, repeated_steps), dealt[each].state)
         - counts[each].left(dealt[each].state)
         for each in range(num_ranks)
     ]
-    state = _dealt_out(states, redealt(ledgers, rank, num_ranks, routing, ahead), is_first=rank == 0)
+    state = _dealt_out(states, redealt(ledgers, rank, num_ranks, routing, repeated_steps), is_first=rank == 0)
     # A rank accounts for what its ledger has accepted, wherever that was drawn; rank 0 for what does not add up.
     num_drawn = sum(state["num_drawn"] for state in states)
     state["num_drawn"] = trained_on[rank] if rank else num_drawn - sum(trained_on[1:])
@@ -272,8 +272,8 @@ class _Counts:
         return self.windows.now(simulation, block) == self.rank
 
 
-def _ahead(buffer: Mapping[str, Any]) -> list[tuple[int, int, int]]:
-    return [(simulation, block, step) for simulation, block, step in buffer[WINDOWS]["ahead"].tolist()]
+def _repeated_steps(buffer: Mapping[str, Any]) -> list[tuple[int, int, int]]:
+    return [(simulation, block, step) for simulation, block, step in buffer[WINDOWS]["repeated_steps"].tolist()]
 
 
 def _indices(packed: bytes) -> NDArray[np.int64]:

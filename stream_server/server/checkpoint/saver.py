@@ -62,7 +62,6 @@ class Saver:
         self._thread = threading.Thread(target=self._work, name=f"checkpoint-{rank}")
         self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._changed = threading.Condition()
-        self._num_jobs = 0
         self._expected: object = None
         self._outcome: SaveOutcome | None = None
         self._save = Save(0)
@@ -112,11 +111,6 @@ class Saver:
             self._changed.wait_for(lambda: self._outcome is not None or self._expected is None, timeout_s)
             return self._outcome is not None
 
-    def wait_idle(self, timeout_s: float) -> bool:
-        """Wait until the thread has nothing to do, not even something to remove; whether it came to that."""
-        with self._changed:
-            return self._changed.wait_for(lambda: self._num_jobs == 0, timeout_s)
-
     def _submit(
         self, save: "Save", job: Callable[[], SaveOutcome], afterwards: Callable[[], None] = lambda: None
     ) -> None:
@@ -140,16 +134,11 @@ class Saver:
 
     def _put(self, job: Callable[[], None]) -> None:
         assert self._thread.is_alive(), "the saver was not entered"
-        with self._changed:
-            self._num_jobs += 1
         self._jobs.put(job)
 
     def _work(self) -> None:
         while (job := self._jobs.get()) is not None:
             job()
-            with self._changed:
-                self._num_jobs -= 1
-                self._changed.notify_all()
 
     def _write(self, save: "Save", files: Sequence[PendingFile]) -> Saved:
         folder = self._checkpoints.temporary(save.number, self._incarnation)

@@ -16,7 +16,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-FINISHED = "finished"
+from stream_server.messages.simulation_phase import SimulationPhase
+
 UNEVEN_STOP = "uneven"
 UNKNOWN = "unknown"
 LONGEST_REASON = 120
@@ -267,8 +268,10 @@ class _Totals:
     @property
     def label(self) -> str:
         # Only a simulation that ended by itself is finished although steps are missing.
-        state = "ended early" if self.end.state == FINISHED else self.end.state.replace("_", " ")
-        reason = self.end.reason.strip().partition("\n")[0][:LONGEST_REASON]
+        state = "ended early" if self.end.state == SimulationPhase.FINISHED else self.end.state.replace("_", " ")
+        reason = self.end.reason.strip().partition("\n")[0]
+        if len(reason) > LONGEST_REASON:
+            reason = f"{reason[: LONGEST_REASON - 1].rstrip()}…"
         return f"simulation {self.simulation}: {state}" + (f" ({reason})" if reason else "")
 
 
@@ -309,13 +312,13 @@ def _problems_of_simulations(totals: Sequence[_Totals], ranks: Sequence[RankAcco
         name, arrived = f"simulation {entry.simulation}", entry.arrived
         if entry.missing < 0:
             yield f"{name} has {entry.end.num_steps} steps, but {arrived} were accepted or rejected"
-        if entry.end.state == FINISHED:
+        if entry.end.state == SimulationPhase.FINISHED:
             num_sent = entry.end.num_steps if entry.end.num_sent is None else entry.end.num_sent
             if num_sent is None:
                 yield f"{name} is finished, but its number of steps is unknown"
             elif arrived < num_sent:
                 yield f"{name} is finished, but only {arrived} of its {num_sent} steps came"
-        elif complete and entry.end.state in ("waiting", "running"):
+        elif complete and entry.end.state in (SimulationPhase.WAITING, SimulationPhase.RUNNING):
             yield f"{name} is {entry.end.state} although the study has ended"
 
 

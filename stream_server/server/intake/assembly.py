@@ -136,7 +136,7 @@ class Assembly:
             return Reason.WRONG_STEP, f"simulation {attempt.simulation} said that it had sent all"
         if data.num_steps > state.credit:
             text = f"{data.num_steps} steps in one message, but the credit is {state.credit}"
-            return Reason.OUTSIDE_WINDOW, text
+            return Reason.BEYOND_CREDIT, text
         if last >= numbering.limit:
             end = numbering.label(numbering.limit - 1)
             return Reason.WRONG_STEP, f"time step {numbering.label(last)} is behind the last, {end}"
@@ -193,7 +193,7 @@ class Assembly:
             f"simulation {connection.attempt.simulation} would have {num} steps under way, but its credit is "
             f"{self.state.credit}; all its ranks must send the same steps in the same order"
         )
-        return self._refuse(connection, data, Reason.OUTSIDE_WINDOW, text)
+        return self._refuse(connection, data, Reason.BEYOND_CREDIT, text)
 
     def _absent(self, connection: Connection, data: Data) -> tuple[str, ...]:
         places, fields = connection.places, self.state.fields

@@ -10,6 +10,7 @@ from enum import Enum, auto
 
 from stream_server.messages.client import Ack, Data, End, Open
 from stream_server.messages.routing import Dealing
+from stream_server.messages.simulation_phase import SimulationPhase
 from stream_server.server.intake.filling import Array, SharedRows
 from stream_server.server.intake.layout import BlockLayout, Place
 from stream_server.server.intake.ledger import LedgerEntry
@@ -301,12 +302,12 @@ class AttemptState:
     @property
     def finished(self) -> bool:
         """All of the simulation is settled, on all ranks."""
-        return self.end_state == "finished"
+        return self.end_state == SimulationPhase.FINISHED
 
     @property
     def stopped_early(self) -> bool:
         """Whether nothing more is wanted of the simulation, which its clients are told."""
-        return self.end_state == "stopped_early"
+        return self.end_state == SimulationPhase.STOPPED_EARLY
 
     @property
     def num_under_way(self) -> int:

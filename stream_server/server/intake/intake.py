@@ -19,6 +19,7 @@ from stream_server.messages.client import (
     Refusal,
 )
 from stream_server.messages.notices import Share
+from stream_server.messages.simulation_phase import SimulationPhase
 from stream_server.server.intake.account import RankAccount, Received, WindowCounts
 from stream_server.server.intake.admission import Admission
 from stream_server.server.intake.assembly import Assembly
@@ -117,11 +118,11 @@ class Intake:
             current.ends.clear()
             current.layout.blocks.clear()
             current.statics.layout.blocks.clear()
-        if end_state == "finished":
+        if end_state == SimulationPhase.FINISHED:
             self._finish(simulation)
-        elif end_state == "invalid":
+        elif end_state == SimulationPhase.INVALID:
             self.withdraw(simulation)
-        elif end_state == "stopped_early":
+        elif end_state == SimulationPhase.STOPPED_EARLY:
             self.settlement.end(simulation)
 
     def withdraw(self, simulation: int) -> None:
@@ -314,9 +315,9 @@ class Intake:
 
     def _received(self, simulation: int, entry: LedgerEntry, num_late: int) -> Received:
         windows = self.settlement.buffer.windows
-        num_ahead = 0 if windows is None else windows.num_counted_ahead(simulation, entry.settled.array())
+        num_unsettled = 0 if windows is None else windows.num_counted_unsettled(simulation, entry.settled.array())
         return Received(
-            accepted=entry.num_accepted + num_ahead,
+            accepted=entry.num_accepted + num_unsettled,
             rejected=dict(entry.reasons),
             windows=None
             if windows is None

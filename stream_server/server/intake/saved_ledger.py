@@ -114,17 +114,17 @@ def redealt(
     rank: int,
     num_ranks: int,
     routing: StudyRouting,
-    ahead: Collection[BlockStep] = (),
+    repeated_steps: Collection[BlockStep] = (),
 ) -> dict[str, Any]:
     """The state of the ledger of one of `num_ranks` ranks, out of those of all ranks of another number of them.
 
     Every step goes to the rank to which its routing brings it now; of two blocks that have it, only if both know it,
-    where both are of this rank. A block knows what its rank has settled, or what is `ahead` there. A share is complete
+    where both are of this rank. A block knows what its rank has settled, and its `repeated_steps`. A share is complete
     only if all were. A rank knows of the ends that the one of its number was told of.
     """
     columns = LedgerColumns()
     for simulation, of_ranks in _by_simulation(states):
-        known = [(block, step) for of, block, step in ahead if of == simulation]
+        known = [(block, step) for of, block, step in repeated_steps if of == simulation]
         entry = _redealt_entry(simulation, of_ranks, rank, num_ranks, routing, known)
         columns.put(columns.append(simulation), entry)
     return {
@@ -134,7 +134,10 @@ def redealt(
 
 
 def torn_steps(
-    states: Sequence[Mapping[str, Any]], num_ranks: int, routing: StudyRouting, ahead: Collection[BlockStep] = ()
+    states: Sequence[Mapping[str, Any]],
+    num_ranks: int,
+    routing: StudyRouting,
+    repeated_steps: Collection[BlockStep] = (),
 ) -> list[BlockStep]:
     """The steps that only one of their two blocks knows, with that block, if both are of the same one of the ranks."""
     if num_ranks > 1 or not routing.overlap:
@@ -142,7 +145,9 @@ def torn_steps(
     return [
         (simulation, block, step)
         for simulation, of_ranks in _by_simulation(states)
-        for block, step in _known(simulation, of_ranks, routing, [it[1:] for it in ahead if it[0] == simulation]).torn
+        for block, step in _known(
+            simulation, of_ranks, routing, [it[1:] for it in repeated_steps if it[0] == simulation]
+        ).torn
     ]
 
 
@@ -187,12 +192,12 @@ def _known(
     simulation: int,
     saved: Sequence[SavedEntry | None],
     routing: StudyRouting,
-    ahead: Sequence[tuple[int, int]],
+    repeated_steps: Sequence[tuple[int, int]],
 ) -> _Known:
     sizes = [8 * len(it.settled) for it in saved if it is not None]
-    num_steps = max([*sizes, *(step + 1 for _, step in ahead)])
+    num_steps = max([*sizes, *(step + 1 for _, step in repeated_steps)])
     known = _Known(simulation, saved, routing.dealing(simulation, len(saved)), num_steps)
-    for block, step in ahead:
+    for block, step in repeated_steps:
         known.by_first[step] |= known.first[step] == block
         known.by_last[step] |= known.last[step] == block
     return known
@@ -204,11 +209,11 @@ def _redealt_entry(
     rank: int,
     num_ranks: int,
     routing: StudyRouting,
-    ahead: Sequence[tuple[int, int]],
+    repeated_steps: Sequence[tuple[int, int]],
 ) -> SavedEntry:
     dealing = routing.dealing(simulation, num_ranks)
     there = [it for it in saved if it is not None]
-    known = _known(simulation, saved, routing, ahead)
+    known = _known(simulation, saved, routing, repeated_steps)
     of_first, of_last = (dealing.ranks_of(simulation, blocks) == rank for blocks in (known.first, known.last))
     settled: Flags = (of_first | of_last) & (known.by_first | ~of_first) & (known.by_last | ~of_last)
     rejected: Flags = settled & ((known.rejected_by_first & of_first) | (known.rejected_by_last & of_last))

@@ -11,6 +11,7 @@ from stream_server.buffers import Buffer
 from stream_server.buffers.statics import FieldArrays
 from stream_server.errors import NonFiniteData
 from stream_server.messages.client import Data, Reason, Refusal
+from stream_server.messages.simulation_phase import SimulationPhase
 from stream_server.server.intake.attempts import AttemptState, Connection
 from stream_server.server.intake.filling import Array, Payload, Unfit, all_finite, fill_part
 from stream_server.server.intake.layout import Place
@@ -87,7 +88,7 @@ class StaticIntake:
         attempt = self.state.attempts.get(simulation)
         end_state = "" if attempt is None else attempt.end_state
         if simulation in self.validation:
-            return end_state != "invalid"
+            return end_state != SimulationPhase.INVALID
         return attempt is not None and not end_state
 
     def _take(self, connection: Connection, data: Data, payload: Payload) -> None:

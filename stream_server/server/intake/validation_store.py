@@ -102,10 +102,6 @@ class ValidationStore:
         return simulation < self.num_simulations
 
     @property
-    def num_complete(self) -> int:
-        return len(self._complete)
-
-    @property
     def num_bytes(self) -> int:
         """Memory that the samples take."""
         with self._lock:

@@ -40,12 +40,12 @@ _log = logging.getLogger(__name__)
 
 
 class BestModels(Callback):
-    """After each validation: keeps the model if it is among the `checkpoint.keep_best` best by `checkpoint.monitor`.
+    """After each validation, keeps the model if it is among the `checkpoint.keep_best` best by `checkpoint.monitor`.
 
-    Of equal ones the earlier stay. `capture` gives the files of the model as it is now, on rank 0, which writes them in
-    the main thread. A failure costs nothing but this model.
+    Of two equally good models the earlier one is kept. `capture` gives the files of the model as it is now, on rank 0,
+    which writes them in the main thread. A model that cannot be written is not kept, and the training goes on.
 
-    After a restart those that are newer than the checkpoint are removed, for their batches are trained again.
+    After a restart, models that are newer than the checkpoint are removed, since their batches are trained again.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class BestModels(Callback):
         value = self._monitor.of_validation(metrics)
         if value is None:
             return
-        # On all ranks, whether or not this one writes.
+        # Collective, so all ranks take part, though only rank 0 writes.
         self._step.synchronize()
         if server.rank == 0 and math.isfinite(value):
             with self._phases.measure("checkpoint"):

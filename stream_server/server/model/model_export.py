@@ -63,7 +63,7 @@ class ModelExport(Callback):
         model = state.get("evaluated", state.get("model"))
         if server.rank != 0:
             return
-        tensors, left_out = _of_learner(server) if model is None else _of_model(framework_of(server), model)
+        tensors, left_out = _of_plain_server(server) if model is None else _of_model(framework_of(server), model)
         if left_out:
             self._warn(f"{MODEL_FILE} is without {', '.join(left_out)}, of types that such a file does not have")
         owner = type(server).__name__
@@ -115,7 +115,7 @@ def _of_model(framework: Framework, model: Any) -> tuple[dict[str, Any], list[st
     return _writable({bare_name(name): tensor for name, tensor in framework.restored(model).items()})
 
 
-def _of_learner(server: Any) -> tuple[dict[str, Any], list[str]]:
+def _of_plain_server(server: Any) -> tuple[dict[str, Any], list[str]]:
     """The arrays of a plain server's `state_dict` by path."""
     arrays, others = flattened(call_user(f"{type(server).__name__}.state_dict", server.state_dict))
     tensors, left_out = _writable(arrays)

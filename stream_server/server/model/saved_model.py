@@ -28,7 +28,7 @@ from stream_server.storage.typed import listed
 
 CHECKPOINTS = "checkpoints"
 
-_BEHAVIOURS = "callbacks"
+_CALLBACKS = "callbacks"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -74,20 +74,20 @@ def find_saved_model(path: Path) -> SavedModel:
 
 
 def model_files(
-    server: StreamServer, step: Step, *, behaviours: Mapping[str, Any], allow_pickle: bool
+    server: StreamServer, step: Step, *, callbacks: Mapping[str, Any], allow_pickle: bool
 ) -> list[PendingFile]:
     """The files of the model as it is now, without what only training needs. Main thread.
 
-    `behaviours` are the states of built-in behaviours that belong to it, by the names of `Callbacks.state_dict`.
+    `callbacks` are the states of built-in callbacks that belong to it, by the names of `Callbacks.state_dict`.
     """
-    state = encode({**step.model_state(), _BEHAVIOURS: dict(behaviours)})
+    state = encode({**step.model_state(), _CALLBACKS: dict(callbacks)})
     return [PendingFile(path=MODEL, write=state.write), user_file(server, allow_pickle=allow_pickle)]
 
 
 def load_model(
     saved: SavedModel, server: StreamServer, step: Step, callbacks: Callbacks, *, allow_pickle: bool
 ) -> None:
-    """Give a server that is set up the model, its own state, and that of built-in behaviours. Main thread.
+    """Give a server that is set up the model, its own state, and that of built-in callbacks. Main thread.
 
     Raises:
         DamagedCheckpoint: it is not as it was saved.
@@ -99,8 +99,8 @@ def load_model(
     if state.get("model"):
         step.load_model_state(state)
     load_user_state(folder, server, allow_pickle=allow_pickle)
-    behaviours = state.get(_BEHAVIOURS)
-    callbacks.load_state_dict(read_state(folder / STUDY)[_BEHAVIOURS] if behaviours is None else behaviours)
+    states = state.get(_CALLBACKS)
+    callbacks.load_state_dict(read_state(folder / STUDY)[_CALLBACKS] if states is None else states)
 
 
 def _manifest(folder: Path) -> Manifest:

@@ -45,8 +45,8 @@ def warm_start(config: "StudyConfig", server: StreamServer, step: Step, normaliz
     framework = framework_of(server)
     skipped: list[str] = []
     if not framework.trains_model:
-        _refuse_what_a_learner_ignores(config, server)
-        _load_learner(config, server, source)
+        _refuse_what_a_plain_server_ignores(config, server)
+        _load_plain_server(config, server, source)
     elif isinstance(source, Path):
         skipped = _load_weights(server, _read(source, as_torch=True), source=str(source), strict=load.strict)
     else:
@@ -82,7 +82,7 @@ def find_source(path: Path) -> SavedModel | Path:
         ) from error
 
 
-def _refuse_what_a_learner_ignores(config: "StudyConfig", server: StreamServer) -> None:
+def _refuse_what_a_plain_server_ignores(config: "StudyConfig", server: StreamServer) -> None:
     owner = type(server).__name__
     assert config.load is not None
     if config.load.what == "model+optimizer":
@@ -93,7 +93,7 @@ def _refuse_what_a_learner_ignores(config: "StudyConfig", server: StreamServer) 
         raise ConfigError(f"load.strict must be left out for {owner}, whose own load_state_dict decides what fits")
 
 
-def _load_learner(config: "StudyConfig", server: StreamServer, source: SavedModel | Path) -> None:
+def _load_plain_server(config: "StudyConfig", server: StreamServer, source: SavedModel | Path) -> None:
     if isinstance(source, SavedModel):
         load_user_state(Path(source.folder), server, allow_pickle=config.checkpoint.allow_pickle)
         return
@@ -153,7 +153,7 @@ def _load_all(config: "StudyConfig", server: StreamServer, step: Step, source: S
 
 def _load_normalization(source: SavedModel, normalization: Normalization) -> None:
     folder = Path(source.folder)
-    # One of the best models has the state of the behaviours beside it.
+    # One of the best models has the states of built-in callbacks beside it.
     file = folder / STUDY if (folder / STUDY).is_file() else folder / MODEL
     state = read_state(file).get("callbacks", {}).get(Normalization.__name__)
     if state is not None:

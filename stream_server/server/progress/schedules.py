@@ -13,9 +13,9 @@ ROUNDING = 1e-9
 class Schedule:
     """The times of an action: every `every` batches, every `every_s` seconds and after the batches `at`.
 
-    A float instead of a number of batches is a fraction of the run, which changes neither with the number of ranks nor
-    with batches that are not full. All ranks ask after the same steps and get the same answer, since the progress is
-    the same on all. An action that is due stays so until `done` is called.
+    A float instead of a number of batches is a fraction of the run. Fractions mean the same moments whatever the number
+    of ranks, and whether or not batches are full. All ranks get the same answer after the same step, since the progress
+    is the same on all. An action that is due stays so until `done` is called.
     """
 
     def __init__(
@@ -30,7 +30,7 @@ class Schedule:
 
     def is_due(self, progress: Progress) -> bool:
         """Return whether the action is due."""
-        # A study that is continued with more to train is less far than it was.
+        # The user may have continued the study with more to train: then a smaller fraction is done than before.
         self._fraction = min(self._fraction, progress.fraction or 0.0)
         return (
             (self._every is not None and self._num_reached(self._every, progress) > self._num_done(self._every))

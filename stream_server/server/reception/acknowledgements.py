@@ -10,10 +10,10 @@ from stream_server.server.intake.attempts import Connection
 class Acknowledgements:
     """Tells clients how far their messages are *received* (in the stream) and *durable* (in a committed checkpoint).
 
-    Both are marks below which that holds for all messages of a connection. So that not every message has an answer, a
-    client hears of what is received once that is half of the `credit`, with which it cannot wait for us yet, or else
-    when all that is `owed` is sent. `connections` are the open ones by peer, which others open and close; `reply` sends
-    to a client.
+    Each is told by a mark: all messages of the connection below it are received, or durable. Not every message is
+    answered. Once half of the `credit` is received, the client is told so, before it has used up the other half and
+    must wait; anything less is acknowledged several times a second (`acknowledge_owed`). `connections` are the open
+    ones by peer, which others open and close; `reply` sends to a client.
     """
 
     def __init__(

@@ -7,7 +7,6 @@ from stream_server.errors import MalformedMessage, WrongProtocol
 from stream_server.failpoints import failpoint
 from stream_server.messages import notices, wire
 from stream_server.messages.client import (
-    Ack,
     Data,
     End,
     Hello,
@@ -19,6 +18,7 @@ from stream_server.messages.client import (
     Refusal,
     Stop,
 )
+from stream_server.messages.simulation_phase import SimulationPhase
 from stream_server.server.intake import mailbox
 from stream_server.server.intake.attempts import Connection
 from stream_server.server.intake.filling import Payload
@@ -56,7 +56,7 @@ class Dispatcher:
         self.acknowledgements = Acknowledgements(self.connections, reply, credit=intake.state.credit)
         self.is_final = False
         self.is_receiving = True
-        self.stopped = False
+        self.stopped: Stop | None = None
         self._left: deque[bytes] = deque()
 
     def hear(self, peer: bytes, header: bytes, payload: Payload, user: str | None) -> None:
@@ -76,7 +76,7 @@ class Dispatcher:
             self._refuse(peer, Reason.MALFORMED, str(problem))
             return
         if self.stopped:
-            self.reply(peer, Ack(received=0, durable=0, stop=True))
+            self.reply(peer, self.stopped)
         elif not self.is_receiving and isinstance(message, Open):
             self._ask_for_patience(peer)
         elif not self.is_receiving and isinstance(message, Data | End):
@@ -194,9 +194,9 @@ class Dispatcher:
     def _end_simulation(self, notice: notices.Terminal) -> None:
         failpoint("receiver.before_terminal")
         self.intake.end_simulation(notice.simulation, notice.state, notice.reason)
-        if notice.state == "finished":
+        if notice.state == SimulationPhase.FINISHED:
             self.tell_main(mailbox.SimulationFinished(simulation=notice.simulation))
-        elif notice.state == "stopped_early":
+        elif notice.state == SimulationPhase.STOPPED_EARLY:
             attempt = self.intake.attempt(notice.simulation)
             for connection in () if attempt is None else attempt.connections.values():
                 self._tell_to_stop(connection, notice.reason)
@@ -205,8 +205,8 @@ class Dispatcher:
         self._leave(notice.simulation)
 
     def _stop(self, reason: str) -> None:
-        """Tell all clients that nothing more is wanted, and why; those who ask later, that it is so."""
-        self.stopped = True
+        """Tell all clients that nothing more is wanted, and why, also those who ask later."""
+        self.stopped = Stop(text=reason)
         self.intake.pop_touched()
         for connection in self.connections.values():
             self._tell_to_stop(connection, reason)

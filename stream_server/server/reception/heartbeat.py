@@ -53,7 +53,7 @@ class Heartbeat:
         self._context = zmq.Context()
         echoing = self._connected(self._context)
         # The number of the process means something on the launcher's node only.
-        echoing.send(_words(pid=os.getpid()) if self.keys is None else _words())
+        echoing.send(_message(pid=os.getpid()) if self.keys is None else _message())
         self._thread = threading.Thread(target=_echo, args=(echoing,), name="heartbeat")
         self._thread.start()
         return self
@@ -65,7 +65,7 @@ class Heartbeat:
         self._thread.join()
         with zmq.Context() as context, self._connected(context) as leaving:
             leaving.linger = LINGER_MS if self.keys is None else REMOTE_LINGER_MS
-            leaving.send(_words(leaving=True))
+            leaving.send(_message(leaving=True))
         self._ways.close()
 
     def _require_launcher(self) -> None:
@@ -108,5 +108,5 @@ def _echo(connected: "zmq.Socket[bytes]") -> None:
         connected.close()
 
 
-def _words(**words: object) -> bytes:
-    return json.dumps(words).encode()
+def _message(**values: object) -> bytes:
+    return json.dumps(values).encode()

@@ -6,10 +6,10 @@ from itertools import islice
 
 from stream_server.errors import MalformedMessage
 from stream_server.messages import launcher_link, operator
+from stream_server.messages.simulation_phase import QUEUED
 from stream_server.server.intake import mailbox
 from stream_server.server.simulations.handshake import Action
 from stream_server.server.simulations.roster import Roster
-from stream_server.server.simulations.simulation_state import QUEUED
 
 STOP_TEXT = "stopped by stream-study stop"
 FINISH_TEXT = "no simulation is started any more since stream-study stop --finish"

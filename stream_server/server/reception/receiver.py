@@ -31,8 +31,9 @@ from stream_server.server.simulations.roster import Roster
 MESSAGES_PER_TURN = 64
 REPORT_S = 0.2
 HERE_S = 1.0
-# A turn takes the interpreter lock from the training and has a fixed cost, whatever comes in it; so messages gather for
-# a moment first. What a simulation with the smallest credit waits for it is far less than a time step.
+# The pause after a turn, in which messages gather: a turn takes the interpreter lock from the training and has a fixed
+# cost, however many messages it handles. Even a simulation whose credit is used up waits no longer than this, which is
+# far less than its time step takes.
 PAUSE_S = 0.0005
 LARGEST_ITEM_BYTES = 16
 
@@ -214,7 +215,7 @@ class Receiver:
             num_heard += 1
         self._is_behind = num_heard == MESSAGES_PER_TURN
         dispatcher.end_turn()
-        if sockets.has_words:
+        if sockets.has_control_messages:
             self._hear_others()
         if not self._is_behind:
             sockets.guard.turn += 1
@@ -223,7 +224,7 @@ class Receiver:
         self._report()
         self._end_reception()
         if self._channels:
-            self._send_letters()
+            self._send_notices()
 
     def _hear_others(self) -> None:
         # In this order: the launcher names an attempt and its key before the attempt's client is there to use them.
@@ -240,14 +241,14 @@ class Receiver:
         self.sockets.send_data(peer, wire.encode(message))
 
     def _hear_ranks(self) -> None:
-        for rank, frame in self.sockets.letters():
+        for rank, frame in self.sockets.notices():
             try:
-                letter = notices.decode(frame)
+                numbered = notices.decode(frame)
                 channel = self._channels[rank]
             except (MalformedMessage, KeyError):
                 self.intake.state.refused["notice"] += 1
                 continue
-            notice = channel.receive(letter)
+            notice = channel.receive(numbered)
             if isinstance(notice, notices.Present):
                 channel.renew()
             elif isinstance(notice, notices.Share):
@@ -299,7 +300,7 @@ class Receiver:
             self.dispatcher.acknowledgements.acknowledge_owed()
             shares = self.intake.changes()
         elif self.intake.settlement.has_complete_share:
-            # Of the others, whose end nobody waits for, one word in a while is enough.
+            # Ends of shares are awaited, so they are told at once. Other progress is told every REPORT_S.
             shares = self.intake.complete_changes()
         else:
             return
@@ -321,11 +322,11 @@ class Receiver:
             self.buffer.close()
             self.events.put(mailbox.ReceptionEnded())
 
-    def _send_letters(self) -> None:
+    def _send_notices(self) -> None:
         now = time.monotonic()
         for rank, channel in self._channels.items():
-            for letter in channel.outgoing(now):
-                self.sockets.send_letter(rank, notices.encode(letter))
+            for numbered in channel.outgoing(now):
+                self.sockets.send_notice(rank, notices.encode(numbered))
 
 
 def _most_messages(intake: Intake) -> int:

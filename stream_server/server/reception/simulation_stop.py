@@ -9,8 +9,8 @@ However the training ended (all was trained, early stopping, a limit, a signal),
 3. `SimulationSchedule.stop` (`launcher/schedule/schedule.py`) starts nothing more, and cancels after the grace what
    still runs.
 
-A server in a job of its own, whose time is over, tells them nothing: they wait for the one in the next job, as they do
-for one that is started again after a crash.
+The simulations are told nothing if this server leaves after a checkpoint and another one follows
+(`StopRequests.hands_over`), as when the time of its job is over: they wait for that one, as they do after a crash.
 """
 
 import logging
@@ -35,9 +35,10 @@ log = logging.getLogger(__name__)
 
 
 class SimulationStop:
-    """Ends the simulations of a study, on all ranks together; main thread. `launcher` is one that rank 0 has started.
+    """Ends the simulations of a study, on all ranks together; main thread.
 
-    The sockets of all ranks stay open until the last process has ended.
+    `launcher` is the process that rank 0 has started, None if the launcher has started the server. All ranks keep their
+    sockets open until rank 0 has seen the last job end.
     """
 
     def __init__(self, ranks: Ranks, receiver: Receiver, launcher: LauncherProcess | None) -> None:

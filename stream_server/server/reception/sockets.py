@@ -11,15 +11,15 @@ import zmq
 
 from stream_server.messages.client import MAX_PART_BYTES
 from stream_server.messages.connection_guard import ConnectionGuard, user_of
-from stream_server.messages.curve import ZAP_ADDRESS, KeyPair, secure_peer_socket
+from stream_server.messages.curve import ZAP_ADDRESS, KeyPair, secure_peer_socket, secure_server_socket
 from stream_server.messages.ipc import Ways
 from stream_server.messages.tcp import ANYWHERE, bind_tcp
 from stream_server.server.run.curve import CurveAccess
 
 LINGER_MS = 1000
-MAX_WORDS = 64
-MAX_WORD_BYTES = 1024 * 1024
-WORDS_BUFFER_BYTES = 16 * 1024
+MAX_CONTROL_MESSAGES = 64
+MAX_CONTROL_BYTES = 1024 * 1024
+CONTROL_BUFFER_BYTES = 16 * 1024
 MAX_NOTICE_BYTES = 256 * 1024 * 1024
 # ZeroMQ compares what is on the wire, where CURVE adds 33 bytes to a frame.
 MAX_FRAME_BYTES = MAX_PART_BYTES + 64
@@ -198,13 +198,13 @@ class Sockets:
         return bool(ready)
 
     @property
-    def has_words(self) -> bool:
+    def has_control_messages(self) -> bool:
         """Something has come on another socket than that for data."""
         return not self._ready.keys() <= self._usual
 
     def answer_newcomers(self) -> None:
         """Answer libzmq's questions about who may connect."""
-        for frames in self._words(self._zap):
+        for frames in self._messages(self._zap):
             self._zap.send_multipart(self.access.answer([frame.bytes for frame in frames], self.guard.is_penalized))
 
     def data(self, known: Container[bytes], limit: int) -> Iterator[tuple[bytes, bytes, str | None]]:
@@ -228,14 +228,14 @@ class Sockets:
 
     def control(self) -> Iterator[tuple[bytes, bytes, str | None]]:
         """The messages of clients to rank 0: peer, message, and the key, if any."""
-        for frames in self._words(self._control):
+        for frames in self._messages(self._control):
             peer = frames[0].bytes
             if self.guard.heard(CONTROL, peer, frames[1], is_question=True):
                 yield peer, frames[1].bytes, user_of(frames[1])
 
-    def letters(self) -> Iterator[tuple[int, bytes]]:
+    def notices(self) -> Iterator[tuple[int, bytes]]:
         """The frames from other ranks: rank and frame."""
-        for frames in self._words(self._peers):
+        for frames in self._messages(self._peers):
             sender = frames[0].bytes
             if self.rank > 0:
                 yield 0, sender
@@ -248,18 +248,18 @@ class Sockets:
 
     def link(self) -> Iterator[bytes]:
         """The messages of the launcher."""
-        for frames in self._words(self._link):
+        for frames in self._messages(self._link):
             yield frames[0].bytes
 
     def send_data(self, peer: bytes, frames: Sequence[Frame]) -> None:
-        """To a client; dropped if it is gone, or if MAX_WORDS answers have not been sent yet: a client asks again."""
+        """To a client; dropped if it is gone, or while MAX_CONTROL_MESSAGES answers wait to be sent: it asks again."""
         self._data.send_multipart((peer, *frames), zmq.NOBLOCK)  # type: ignore[arg-type]
 
     def send_control(self, peer: bytes, frames: Sequence[Frame]) -> None:
         """To a client on the control socket; dropped if it is gone or does not read."""
         self._control.send_multipart((peer, *frames), zmq.NOBLOCK)  # type: ignore[arg-type]
 
-    def send_letter(self, rank: int, frame: bytes) -> None:
+    def send_notice(self, rank: int, frame: bytes) -> None:
         """To another rank; dropped if it has not appeared yet."""
         self._peers.send_multipart([frame] if self.rank > 0 else [RANK + str(rank).encode(), frame])
 
@@ -271,19 +271,21 @@ class Sockets:
     def _bind_all(self) -> Endpoints:
         self._zap = self._socket(zmq.REP)
         self._zap.bind(ZAP_ADDRESS)
-        self._data = self._socket(zmq.ROUTER, unread=self.max_unread, unsent=MAX_WORDS, num_bytes=MAX_FRAME_BYTES)
+        self._data = self._socket(
+            zmq.ROUTER, unread=self.max_unread, unsent=MAX_CONTROL_MESSAGES, num_bytes=MAX_FRAME_BYTES
+        )
         self.payload = SocketPayload(self._data)
         self._usual = {self._wake_reader, self._data}
         endpoints = {"data": self._bind(self._data, f"d{self.rank}", DATA)}
         operator: tuple[str, ...] = ()
         if self.rank == 0:
-            self._control = self._words_socket(unsent=MAX_WORDS)
+            self._control = self._control_socket(unsent=MAX_CONTROL_MESSAGES)
             # A client keeps its name when it connects anew: its new connection takes over from the lost one.
             self._control.router_handover = True
             endpoints["control"] = self._bind(self._control, "c", CONTROL)
             operator = self._bind_operator(endpoints["control"])
             # Ranks say little to rank 0, and say it again. Clients with a key may connect here, too.
-            self._peers = self._words_socket()
+            self._peers = self._control_socket()
             endpoints["peers"] = self._bind(self._peers, "p", PEERS)
             self._link = self._socket(zmq.DEALER)
         else:
@@ -292,11 +294,11 @@ class Sockets:
         self.guard.start()
         return Endpoints(host=self.settings.host, operator=operator, **endpoints)
 
-    def _words_socket(self, *, unsent: int = 0) -> Socket:
+    def _control_socket(self, *, unsent: int = 0) -> Socket:
         """A socket for messages that are small, and that are said again if need be."""
-        socket = self._socket(zmq.ROUTER, unread=MAX_WORDS, unsent=unsent, num_bytes=MAX_WORD_BYTES)
+        socket = self._socket(zmq.ROUTER, unread=MAX_CONTROL_MESSAGES, unsent=unsent, num_bytes=MAX_CONTROL_BYTES)
         # What arrived before a connection was cut is still processed, so its amount is limited.
-        socket.rcvbuf = WORDS_BUFFER_BYTES
+        socket.rcvbuf = CONTROL_BUFFER_BYTES
         return socket
 
     def _socket(self, kind: int, *, unread: int = 0, unsent: int = 0, num_bytes: int = -1) -> Socket:
@@ -308,7 +310,7 @@ class Sockets:
 
     def _bind_operator(self, addresses: tuple[str, str]) -> tuple[str, ...]:
         """Bind the control socket once more, to where nobody comes in without a key, also in the private folder."""
-        self.access.secure_server_socket(self._control)
+        secure_server_socket(self._control, self.access.server)
         path = f"ipc://{self.settings.ipc_folder / 'o'}"
         self._control.bind(path)
         return (path, addresses[1]) if self.access.encrypts_tcp else (path,)
@@ -319,7 +321,7 @@ class Sockets:
         # A bind keeps the options of its moment: ipc, in its private folder, stays free of keys.
         socket.bind(path)
         if self.access.encrypts_tcp:
-            self.access.secure_server_socket(socket)
+            secure_server_socket(socket, self.access.server)
         settings = self.settings
         socket.tcp_keepalive = 1
         socket.tcp_keepalive_idle, socket.tcp_keepalive_intvl = KEEPALIVE_IDLE_S, KEEPALIVE_EVERY_S
@@ -330,13 +332,13 @@ class Sockets:
         if zero.host == self.settings.host and (way := self._ways.to(ipc)) is not None:
             return way
         if self.access.encrypts_tcp:
-            self.access.secure_peer_socket(self._peers)
+            secure_peer_socket(self._peers, self.access.server)
         return tcp
 
-    def _words(self, socket: Socket) -> Iterator[list[zmq.Frame]]:
+    def _messages(self, socket: Socket) -> Iterator[list[zmq.Frame]]:
         if socket not in self._ready:
             return
-        for _ in range(MAX_WORDS):
+        for _ in range(MAX_CONTROL_MESSAGES):
             try:
                 frames = socket.recv_multipart(zmq.NOBLOCK, copy=False)
             except zmq.Again:

@@ -57,7 +57,7 @@ class ReplayDealing:
         `lengths` are those of all files, `position` the number of entries to skip, of all simulations.
         """
         files = self.files(rank)
-        for place, number in in_turn([lengths[file] for file in files], position):
+        for place, number in round_robin([lengths[file] for file in files], position):
             yield files[place], number
 
 
@@ -158,7 +158,7 @@ def last_pieces(heads: Entries) -> dict[int, int]:
     return dict(zip(last["simulation"].tolist(), last["number"].tolist(), strict=True))
 
 
-def in_turn(lengths: Sequence[int], position: int) -> Iterator[Place]:
+def round_robin(lengths: Sequence[int], position: int) -> Iterator[Place]:
     """Take in turn an entry of each of these files: pairs of file and number, from `position` on."""
     first = _rounds_before(lengths, position)
     skipped = position - _num_before(lengths, first)

@@ -3,7 +3,7 @@
 import logging
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from threading import Event
@@ -16,6 +16,7 @@ from stream_server.buffers import Buffer
 from stream_server.config import StudyConfig
 from stream_server.errors import ConfigError
 from stream_server.messages.operator import TrainingStatus
+from stream_server.messages.simulation_phase import SimulationPhase
 from stream_server.server.intake import mailbox
 from stream_server.server.intake.account import RankAccount, SimulationEnd
 from stream_server.server.intake.source import REPLAY, ReceptionSnapshot
@@ -27,7 +28,6 @@ from stream_server.server.replay.record_format import EntryKind
 from stream_server.server.replay.record_reader import RecordEntry
 from stream_server.server.replay.share import Playback, ReplayShare, on_all_ranks
 from stream_server.server.run.build import ragged_fields
-from stream_server.server.simulations.simulation_state import SimulationPhase
 
 log = logging.getLogger(__name__)
 
@@ -51,10 +51,10 @@ class RecordedSimulations:
     origins = None
 
     def __init__(self, counts: RecordCounts, names: tuple[str, ...], *, num_held_out: int) -> None:
-        self.failures: list[dict[str, object]] = []
-        self.failing: list[dict[str, object]] = []
-        self.retried: list[dict[str, object]] = []
-        self.failed_later: list[dict[str, object]] = []
+        self.failures: Sequence[Mapping[str, object]] = []
+        self.failing: Sequence[Mapping[str, object]] = []
+        self.retried: Sequence[Mapping[str, object]] = []
+        self.failed_later: Sequence[Mapping[str, object]] = []
         self.num_survived = 0
         self.parameters = {
             simulation: dict(zip(names, counts.parameters[simulation].tolist(), strict=True))

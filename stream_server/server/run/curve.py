@@ -1,14 +1,9 @@
 """Access control over TCP: which CURVE key may speak for whom."""
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
-from stream_server.messages import curve
 from stream_server.messages.client import ATTACHING, Hello, Invalidate, Open
-from stream_server.messages.curve import KeyPair
-
-if TYPE_CHECKING:
-    import zmq
+from stream_server.messages.curve import KeyPair, zap_reply
 
 
 class CurveAccess:
@@ -18,8 +13,6 @@ class CurveAccess:
     of one simulation; `attaching`, the key in the study's own connection file, for clients that were not launched.
     That of the `operator` is for none of them: it asks about the study and stops it. Unless it `encrypts_tcp`, clients
     come over TCP without keys, and an operator does not.
-    Sockets that `secure_server_socket` has configured authenticate each connection by ZAP (ZeroMQ's RFC 27), at
-    `inproc://zeromq.zap.01`, and refuse all connections while no handler answers there.
     """
 
     def __init__(
@@ -72,17 +65,9 @@ class CurveAccess:
             return ""
         return f"this key does not speak for simulation {message.simulation}, attempt {message.attempt}"
 
-    def secure_server_socket(self, socket: "zmq.Socket[bytes]") -> None:
-        """Make a socket authenticate its peers at the addresses that it is bound to from now on."""
-        curve.secure_server_socket(socket, self.server)
-
-    def secure_peer_socket(self, socket: "zmq.Socket[bytes]") -> None:
-        """Let a socket connect to another rank of this server."""
-        curve.secure_peer_socket(socket, self.server)
-
     def answer(self, request: Sequence[bytes], must_wait: Callable[[str], bool] = lambda _: False) -> list[bytes]:
         """The reply to a ZAP request of libzmq; a key that `must_wait` is let in later."""
-        return curve.zap_reply(request, self._is_known, must_wait)
+        return zap_reply(request, self._is_known, must_wait)
 
     def _is_known(self, key: str) -> bool:
         return key in self._attempt_of or key in (self.server.public, self.attaching, self.operator)

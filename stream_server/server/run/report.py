@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from stream_server.errors import NotBalanced
+from stream_server.messages.simulation_phase import SimulationPhase
 from stream_server.server.intake.account import Account, Learned, RankAccount, SimulationEnd, close_account
 from stream_server.server.progress.phases import mean_over_ranks
 from stream_server.server.run.cores import Cores
@@ -21,7 +22,6 @@ UNPROTECTED = (
 )
 FORMAT = 1
 PACKAGES = ("stream-server", "numpy", "pyzmq", "mpi4py", "torch", "lightning-fabric")
-TERMINAL = ("finished", "given_up", "invalid", "stopped_early", "stopped")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -189,17 +189,19 @@ def _judge(outcome: Outcome, account: Account) -> Outcome:
 
 def _count(simulations: Mapping[int, SimulationEnd], failures: Sequence[Mapping[str, Any]]) -> dict[str, int]:
     """How many simulations ended in each way; the `failed` ones could have been tried again."""
-    counts = {"requested": len(simulations), **dict.fromkeys((*TERMINAL, "failed"), 0)}
+    terminal = [phase.value for phase in SimulationPhase if phase.terminal]
+    counts = {"requested": len(simulations), **dict.fromkeys((*terminal, "failed"), 0)}
     failed = {failure["id"] for failure in failures}
     for simulation, end in simulations.items():
-        counts[end.state if end.state in TERMINAL else "failed" if simulation in failed else "stopped"] += 1
+        counts[end.state if end.state in terminal else "failed" if simulation in failed else "stopped"] += 1
     return counts
 
 
 def _ended_early(outcome: Outcome, simulations: Mapping[int, SimulationEnd]) -> list[str]:
     """A warning if no training simulation came to its last time step, which is rarely meant."""
-    ends = [end for end in simulations.values() if not end.held_out and end.state in ("finished", "stopped_early")]
-    num_stopped = sum(end.state == "stopped_early" for end in ends)
+    whole_or_stopped = (SimulationPhase.FINISHED, SimulationPhase.STOPPED_EARLY)
+    ends = [end for end in simulations.values() if not end.held_out and end.state in whole_or_stopped]
+    num_stopped = sum(end.state == SimulationPhase.STOPPED_EARLY for end in ends)
     by_itself = [end for end in ends if end.num_sent is not None and end.num_sent < (end.num_steps or 0)]
     if not ends or outcome.reason == "saved" or num_stopped + len(by_itself) < len(ends):
         return []

@@ -21,9 +21,10 @@ from stream_server.messages.client import (
     Welcome,
 )
 from stream_server.messages.routing import StudyRouting
+from stream_server.messages.simulation_phase import SimulationPhase
 from stream_server.server.intake.attempts import why_stale
 from stream_server.server.intake.mailbox import SimulationsFailed
-from stream_server.server.simulations.simulation_state import SimulationPhase, SimulationState
+from stream_server.server.simulations.simulation_state import SimulationState
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

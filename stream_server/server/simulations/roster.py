@@ -10,13 +10,14 @@ from typing import Any
 from stream_server.machine.screen import in_one_line
 from stream_server.messages import launcher_link, notices
 from stream_server.messages.client import Invalidate, Invalidated, Reason
+from stream_server.messages.simulation_phase import SimulationPhase
 from stream_server.server.intake.account import SimulationEnd
 from stream_server.server.intake.attempts import why_stale
 from stream_server.server.intake.mailbox import SimulationsFailed
 from stream_server.server.intake.parameters import Origin
-from stream_server.server.simulations.failures import FailedAttempts, Failure
+from stream_server.server.simulations.failures import FailedAttempt, FailedAttempts
 from stream_server.server.simulations.handshake import Action, Handshake, Reply, StudyFacts, brought, refuse
-from stream_server.server.simulations.simulation_state import SimulationPhase, SimulationState
+from stream_server.server.simulations.simulation_state import SimulationState
 from stream_server.server.simulations.simulation_table import SimulationTable
 
 MOST_NAMED = 5
@@ -33,8 +34,7 @@ class Roster:
     server had been away. `num_missing` are the samples of training simulations that will never come; those that redraws
     bring in their place are taken off.
     `num_samples_of` says how many samples so many steps of one simulation make, as if none between them was missing.
-    Unless the study `starts_jobs`, simulations only attach by themselves. `final`: every simulation has its terminal
-    state and no other will come.
+    Unless the study `starts_jobs`, simulations only attach by themselves.
     """
 
     def __init__(
@@ -73,7 +73,6 @@ class Roster:
         self.stop_order: launcher_link.StopSimulations | None = None
         self.finish_order: launcher_link.FinishSimulations | None = None
         self._failed = False
-        self.final = False
 
     @property
     def parameters(self) -> dict[int, dict[str, float]]:
@@ -100,23 +99,23 @@ class Roster:
         ]
 
     @property
-    def failures(self) -> list[Failure]:
+    def failures(self) -> list[FailedAttempt]:
         """The last failure of each simulation that was given up."""
         return self._failed_attempts.given_up
 
     @property
-    def failing(self) -> list[Failure]:
+    def failing(self) -> list[FailedAttempt]:
         """The failures of simulations that wait for another attempt, or never had it."""
         missed = self.table.of_phase(SimulationPhase.WAITING, SimulationPhase.STOPPED)
         return self._failed_attempts.newest_of(set(missed))
 
     @property
-    def retried(self) -> list[Failure]:
+    def retried(self) -> list[FailedAttempt]:
         """The newest failure of each simulation that another attempt followed."""
         return list(self._failed_attempts.retried.values())
 
     @property
-    def failed_later(self) -> list[Failure]:
+    def failed_later(self) -> list[FailedAttempt]:
         """The failures of attempts that had sent every time step."""
         return list(self._failed_attempts.later.values())
 
@@ -439,7 +438,6 @@ class Roster:
     def _conclude(self) -> list[Action]:
         if self._failed or not self.table.all_over:
             return []
-        self.final = True
         self.handshake.open = False
         states = {i: entry.phase.value for i, entry in self.entries.items()}
         return [notices.Final(states=states)]

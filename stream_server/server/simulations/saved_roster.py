@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from stream_server.server.simulations.simulation_state import SimulationPhase, SimulationState
+from stream_server.messages.simulation_phase import SimulationPhase
+from stream_server.server.simulations.simulation_state import SimulationState
 
 UNKNOWN = -1
 PHASES = tuple(SimulationPhase)

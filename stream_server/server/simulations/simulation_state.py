@@ -1,31 +1,11 @@
 """The state of each simulation of the roster, and how its phase may change. Rank 0."""
 
 from dataclasses import dataclass, field
-from enum import StrEnum
 
 from stream_server.messages import notices
 from stream_server.messages.client import ATTACHING
+from stream_server.messages.simulation_phase import TERMINAL, SimulationPhase
 
-QUEUED = "queued"
-
-
-class SimulationPhase(StrEnum):
-    """The phase of a simulation; the last five are terminal."""
-
-    WAITING = "waiting"
-    RUNNING = "running"
-    FINISHED = "finished"
-    GIVEN_UP = "given_up"
-    INVALID = "invalid"
-    STOPPED = "stopped"
-    STOPPED_EARLY = "stopped_early"
-
-    @property
-    def terminal(self) -> bool:
-        return self not in (SimulationPhase.WAITING, SimulationPhase.RUNNING)
-
-
-TERMINAL = frozenset(phase for phase in SimulationPhase if phase.terminal)
 PHASE_TRANSITIONS = {
     SimulationPhase.WAITING: TERMINAL | {SimulationPhase.RUNNING},
     # A new attempt may begin before the end of the previous one was reported.

@@ -5,8 +5,9 @@ from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
 from typing import Any
 
+from stream_server.messages.simulation_phase import QUEUED, SimulationPhase
 from stream_server.server.simulations.saved_roster import RosterColumns, saved_simulations
-from stream_server.server.simulations.simulation_state import QUEUED, SimulationPhase, SimulationState
+from stream_server.server.simulations.simulation_state import SimulationState
 
 
 class SimulationTable:

@@ -84,20 +84,16 @@ class Breed(LearningGenerator):
         generation: int = 10,
         metric: str = DEVIATION,
     ) -> None:
-        super().__init__(vocs, seed, metric)
+        super().__init__(vocs, seed, metric, generation=generation)
         if not (sigma > 0 and 0 <= first_share <= share < 1 and ramp >= 1 and generation >= 1):
             raise ValueError(
                 "Breed needs sigma > 0, 0 <= first_share <= share < 1, ramp >= 1 and generation >= 1, but has "
                 f"sigma {sigma}, first_share {first_share}, share {share}, ramp {ramp} and generation {generation}"
             )
         self._sigma, self._share, self._first_share = sigma, share, first_share
-        self._ramp, self._size = ramp, generation
+        self._ramp = ramp
         self._proposals: list[Proposal] = []
         self._num_informed = 0
-
-    def suggest(self, num_points: int | None) -> list[dict[str, float]]:
-        """The next points; `_score` is the weight of the simulation around which a point lies."""
-        return [self._suggest_one() for _ in range(self._size if num_points is None else num_points)]
 
     def weights(self) -> tuple[Array, Array]:
         """The places of all simulations with results in the unit cube, and their weights, whose sum is 1."""
@@ -115,7 +111,8 @@ class Breed(LearningGenerator):
             weights[chosen] = np.exp(log_weights - logsumexp(log_weights))
         return places, weights
 
-    def _suggest_one(self) -> dict[str, float]:
+    def suggest_one(self) -> dict[str, float]:
+        """The next point; `_score` is the weight of the simulation around which it lies."""
         if not self._proposals or self._proposals[-1].num_drawn >= self._size:
             self._proposals.append(self._next_proposal())
         return self.point(*self._proposals[-1].draw(self.random))

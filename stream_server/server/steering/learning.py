@@ -24,14 +24,16 @@ class LearningGenerator(Generator):  # type: ignore[misc]
         vocs: the parameters.
         seed: of the random numbers.
         metric: the result that serves as the score; what is negative, missing or not finite counts as 0.
+        generation: the number of points that `suggest` gives when it is not told how many.
     """
 
-    def __init__(self, vocs: VOCS, seed: int, metric: str) -> None:
+    def __init__(self, vocs: VOCS, seed: int, metric: str, *, generation: int) -> None:
         super().__init__(vocs)
         self.cube = cube_of(vocs)
         self.random = np.random.default_rng(seed)
         self._names = list(vocs.variables)
         self._metric = metric
+        self._size = generation
         self._scores: dict[tuple[float, ...], float] = {}
 
     def _validate_vocs(self, vocs: VOCS) -> None:
@@ -45,6 +47,14 @@ class LearningGenerator(Generator):  # type: ignore[misc]
             score = float(result.get(self._metric, 0.0))
             point = tuple(float(result[name]) for name in self._names)
             self._scores[point] = max(score, 0.0) if np.isfinite(score) and not result.get("failed") else 0.0
+
+    def suggest(self, num_points: int | None) -> list[dict[str, float]]:
+        """The next points; `_score` is why one was chosen (see `suggest_one`), and missing for one that explores."""
+        return [self.suggest_one() for _ in range(self._size if num_points is None else num_points)]
+
+    @abstractmethod
+    def suggest_one(self) -> dict[str, float]:
+        """The next point, made by `point`."""
 
     @property
     def scored(self) -> tuple[Array, Array]:
@@ -71,19 +81,15 @@ class ModelGenerator(LearningGenerator):
     """
 
     def __init__(self, vocs: VOCS, seed: int, metric: str, *, share: float, generation: int, fit_s: float) -> None:
-        super().__init__(vocs, seed, metric)
+        super().__init__(vocs, seed, metric, generation=generation)
         if not (0 <= share < 1 and generation >= 1 and fit_s > 0):
             name = type(self).__name__
             raise ValueError(
                 f"{name} needs 0 <= share < 1, generation >= 1 and fit_s > 0, but has share {share}, generation "
                 f"{generation} and fit_s {fit_s}"
             )
-        self._share, self._size, self._fit_s = share, generation, fit_s
+        self._share, self._fit_s = share, fit_s
         self._ready: list[tuple[Array, float | None]] = []
-
-    def suggest(self, num_points: int | None) -> list[dict[str, float]]:
-        """The next points; `_score` is the score that the model gives one, and missing for one that explores."""
-        return [self._suggest_one() for _ in range(self._size if num_points is None else num_points)]
 
     @abstractmethod
     def learn(self, places: Array, scores: Array, until: float) -> None:
@@ -93,7 +99,8 @@ class ModelGenerator(LearningGenerator):
     def choose(self, num: int) -> tuple[Array, Array]:
         """Places of shape (num, d) that the model suggests, and its scores."""
 
-    def _suggest_one(self) -> dict[str, float]:
+    def suggest_one(self) -> dict[str, float]:
+        """The next point; `_score` is the score that the model gives it."""
         if not self._ready:
             self._ready = self._next_generation()
         return self.point(*self._ready.pop())

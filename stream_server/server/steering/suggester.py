@@ -42,7 +42,7 @@ def check_shared_jobs(config: StudyConfig) -> None:
         ConfigError: those of a job start together, or no worker would ever get two of them.
     """
     simulation, max_running = config.simulation, config.launcher.max_running
-    name, ahead = config.parameters.sampler.class_, _ready_ahead(config)
+    name, ahead = config.parameters.sampler, _ready_ahead(config)
     if simulation.per_job != 1:
         raise ConfigError(
             f"simulation.per_job is {simulation.per_job}, but {name} learns while the study runs, "
@@ -100,7 +100,7 @@ class Suggester:
         self._is_leaving = False
         self._deliver: Callable[[Mapping[int, dict[str, float]]], None] = lambda _: None
         self._end_early: Callable[[int, str], None] = lambda _simulation, _reason: None
-        # As long as the class has not said so.
+        # True until the class has said whether it stops simulations.
         self._stops = True
         self._thread = Thread(target=self._run, name="suggester")
         self._stack = ExitStack()
@@ -211,7 +211,7 @@ class Suggester:
             return
         if not self.learns and self._settings.lookahead is not None:
             raise ConfigError(
-                f"parameters.sampler.lookahead would be ignored, since {self._settings.class_} has no ingest and "
+                f"parameters.sampler.lookahead would be ignored, since {self._settings} has no ingest and "
                 "suggests all at the start: leave it out"
             )
         if self.learns:
@@ -225,7 +225,7 @@ class Suggester:
     def _refuse_names_of_results(self) -> None:
         if names := sorted(OWN & self._bounds.keys()):
             raise ConfigError(
-                f"parameters.bounds: {', '.join(names)} is what {self._settings.class_} is told of each simulation "
+                f"parameters.bounds: {', '.join(names)} is what {self._settings} is told of each simulation "
                 "besides its parameters: choose another name, or use a class without ingest"
             )
 
@@ -270,7 +270,7 @@ class Suggester:
         try:
             self._hear(time.monotonic() + self._settings.timeout_s)
         except (NoAnswer, StreamServerError) as error:
-            self._note(f"{self._settings.class_}: {error}" if isinstance(error, NoAnswer) else str(error))
+            self._note(f"{self._settings}: {error}" if isinstance(error, NoAnswer) else str(error))
             if not self._process.runs:
                 with self._condition:
                     # It is told all of them when it has begun anew.
@@ -300,7 +300,7 @@ class Suggester:
         points = self._ask_for(stream, len(simulations)) if simulations else []
         at = datetime.now(UTC).isoformat(timespec="milliseconds")
         found = [
-            Suggestion(simulation=simulation, values=values, by=self._settings.class_, at=at, score=score)
+            Suggestion(simulation=simulation, values=values, by=str(self._settings), at=at, score=score)
             for simulation, (values, score) in zip(simulations, points, strict=False)
         ]
         first = 0 if stream == "validation" else self._num_held_out
@@ -323,7 +323,7 @@ class Suggester:
             try:
                 answer = self._ask({"do": "suggest", "stream": stream, "num": missing}, until)
             except (NoAnswer, StreamServerError) as error:
-                self._note(f"{self._settings.class_}: {error}" if isinstance(error, NoAnswer) else str(error))
+                self._note(f"{self._settings}: {error}" if isinstance(error, NoAnswer) else str(error))
                 break
             for row, score in answer["points"]:
                 values = tuple(row)
@@ -350,7 +350,7 @@ class Suggester:
         if news and self.learns:
             answer = self._answer({"do": "ingest", "results": self._rows(news)}, until)
             for simulation in answer["stop"]:
-                self._end_early(simulation, f"{self._settings.class_} wants nothing more of it")
+                self._end_early(simulation, f"{self._settings} wants nothing more of it")
 
     def _answer(self, request: Mapping[str, Any], until: float) -> dict[str, Any]:
         try:

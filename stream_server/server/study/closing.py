@@ -55,7 +55,8 @@ class Closing:
 
     A start that failed in its set-up has no `Results`. Nothing was received or trained in it, and it gives no account
     of what earlier ones have saved. A server that a newer start has replaced writes no report: report.json is the newer
-    one's. `wall_s` tells how long the study has run, all its incarnations together.
+    one's. `wall_s` tells how long the study has run, all its incarnations together. `is_online`: it trains while its
+    simulations run.
     """
 
     config: StudyConfig
@@ -65,6 +66,7 @@ class Closing:
     progress: Progress
     stops: StopRequests
     cores: Cores
+    is_online: bool
     wall_s: Callable[[], float]
 
     def close(self, outcome: Outcome, mine: RankReport, results: Results | None) -> int:
@@ -106,7 +108,7 @@ class Closing:
             # Without it nobody may take the study for finished; the same command closes it once more.
             print(f"there is no report: {error}. Make room and run it again", file=sys.stderr, flush=True)
             report |= {"exit_code": NotBalanced.exit_code, "message": f"there is no report: {error}"}
-        show_summary(report, self.folder.places, hands_over=self.stops.hands_over)
+        show_summary(report, self.folder.places, hands_over=self.stops.hands_over, is_online=self.is_online)
         return int(report["exit_code"])
 
     def _failures(self, outcome: Outcome, simulations: Simulations | None) -> Sequence[Mapping[str, Any]]:

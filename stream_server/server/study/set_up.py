@@ -377,8 +377,8 @@ class StudySetUp(Composition):
             return None
 
         def capture() -> list[PendingFile]:
-            behaviours = {Normalization.__name__: server.normalization.state_dict()}
-            return model_files(server, step, behaviours=behaviours, allow_pickle=settings.allow_pickle)
+            states = {Normalization.__name__: server.normalization.state_dict()}
+            return model_files(server, step, callbacks=states, allow_pickle=settings.allow_pickle)
 
         folder = self.continuation.checkpoints.folder / BEST
         return BestModels(folder, step, settings, capture=capture, phases=self.phases)

@@ -19,6 +19,7 @@ from stream_server.machine.forced_exit import ForcedExit
 from stream_server.machine.garbage import seldom_collecting
 from stream_server.machine.screen import tell
 from stream_server.machine.study_lock import RUN_LOCK, SERVER_LOCK, StudyLock
+from stream_server.messages.simulation_phase import SimulationPhase
 from stream_server.server.checkpoint.continuation import Continuation, by_rank_0, find_continuation
 from stream_server.server.intake.account import RankAccount
 from stream_server.server.metrics.metrics import Metrics
@@ -246,6 +247,7 @@ class StudyRank:
             progress=self.set_up.progress,
             stops=stops,
             cores=self.set_up.cores,
+            is_online=not self.set_up.is_replay and not config.offline.write_files,
             wall_s=self.set_up.wall_s,
         )
         self.stage = "set-up"
@@ -285,16 +287,16 @@ class StudyRank:
         set_up, stops = self.set_up, self.set_up.stops
         simulations = set_up.source.simulations
         ends = [] if simulations is None else [(i, end.state) for i, end in simulations.ends.items()]
-        in_state: dict[str, set[int]] = {"finished": set(), "invalid": set()}
+        in_state: dict[str, set[int]] = {phase: set() for phase in SimulationPhase}
         for simulation, state in set_up.ranks.broadcast(ends):
-            in_state.setdefault(state, set()).add(simulation)
+            in_state[state].add(simulation)
         try:
             are_written = export_record(
                 set_up.ranks,
                 set_up.folder.record,
                 set_up.folder.samples,
-                finished=in_state["finished"],
-                invalid=in_state["invalid"],
+                finished=in_state[SimulationPhase.FINISHED],
+                invalid=in_state[SimulationPhase.INVALID],
                 must_leave=lambda: stops.pending is not None,
             )
         except SamplesNotWritten as error:

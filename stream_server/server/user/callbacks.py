@@ -66,7 +66,7 @@ class Callbacks:
     """Calls an event on the server and on every callback, in their order.
 
     The user's callbacks come in the order in which `configure_callbacks` gave them, after the server's own method, and
-    built-in behaviours `surround` them. An exception of a user's event becomes a `UserCodeError` that names whose event
+    built-in callbacks `surround` them. An exception of a user's event becomes a `UserCodeError` that names whose event
     it was; an error of ours that passes through stays what it is.
     """
 
@@ -88,7 +88,7 @@ class Callbacks:
                 self._listening[event] += [partial(call_user, name, it, server) for it in _methods([callback], event)]
 
     def surround(self, *, before: Sequence[Callback] = (), after: Sequence[Callback] = ()) -> None:
-        """Tell built-in behaviours of each event, `before` and `after` the server and the user's callbacks."""
+        """Tell built-in callbacks of each event, `before` and `after` the server and the user's callbacks."""
         self._built_in += [*before, *after]
         for event in EVENTS:
             first, last = ([partial(it, self._server) for it in _methods(group, event)] for group in (before, after))
@@ -100,12 +100,12 @@ class Callbacks:
             method(*arguments)
 
     def state_dict(self) -> dict[str, Any]:
-        """The states of the built-in behaviours, by name; those without any are left out."""
+        """The states of the built-in callbacks, by name; those without any are left out."""
         states = {name: callback.state_dict() for name, callback in _named(self._built_in)}
         return {name: state for name, state in states.items() if state}
 
     def load_state_dict(self, states: Mapping[str, Any]) -> None:
-        """Restore the states that `state_dict` returned; a behaviour that was not in use then begins anew."""
+        """Restore the states that `state_dict` returned; a built-in callback that was not in use then begins anew."""
         for name, callback in _named(self._built_in):
             if name in states:
                 callback.load_state_dict(states[name])

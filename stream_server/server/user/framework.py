@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from stream_server.server.metrics.metrics import Metrics
 
 FRAMEWORKS = {
-    "numpy": "stream_server.server.training.learner_step:NumpyFramework",
+    "numpy": "stream_server.server.training.plain_step:NumpyFramework",
     "torch": "stream_server.server.training.torch.framework:TorchFramework",
 }
 

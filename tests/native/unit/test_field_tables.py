@@ -94,7 +94,7 @@ def said(blocks: tuple[Block, ...], present: int, sent: list[np.ndarray]) -> lis
 def taken_in_python(fields: Fields, sample: Mapping[str, np.ndarray]) -> list[str]:
     try:
         if fields.blocks is None:
-            fields.settle(sample)
+            fields.fix_blocks(sample)
         present, sent = fields.arrays(sample)
     except (TypeError, ValueError) as error:
         return ["error", word(str(error))]

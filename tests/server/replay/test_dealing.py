@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stream_server.messages.client import Routing, TimeSteps
-from stream_server.server.replay.dealing import ReplayDealing, in_turn
+from stream_server.server.replay.dealing import ReplayDealing, round_robin
 
 
 def dealing(num_recorded: int, num_ranks: int, routing: Routing = Routing.STEPS) -> ReplayDealing:
@@ -17,16 +17,16 @@ def dealing(num_recorded: int, num_ranks: int, routing: Routing = Routing.STEPS)
 
 
 def test_files_are_gone_through_in_turn_an_entry_of_each() -> None:
-    assert list(in_turn([2, 0, 3], 0)) == [(0, 0), (2, 0), (0, 1), (2, 1), (2, 2)]
-    assert list(in_turn([], 0)) == []
+    assert list(round_robin([2, 0, 3], 0)) == [(0, 0), (2, 0), (0, 1), (2, 1), (2, 2)]
+    assert list(round_robin([], 0)) == []
 
 
 @given(st.lists(st.integers(0, 12), max_size=5), st.data())
 def test_the_order_goes_on_from_every_position(lengths: list[int], data: st.DataObject) -> None:
-    everything = list(in_turn(lengths, 0))
+    everything = list(round_robin(lengths, 0))
     assert len(everything) == sum(lengths)
     position = data.draw(st.integers(0, sum(lengths)))
-    assert list(in_turn(lengths, position)) == everything[position:]
+    assert list(round_robin(lengths, position)) == everything[position:]
 
 
 def test_as_many_ranks_as_were_recorded_have_a_file_each() -> None:

@@ -95,7 +95,7 @@ class Counter(Callback):
         self.num = state["num"]
 
 
-def test_built_in_behaviours_surround_the_server_and_the_users_callbacks() -> None:
+def test_built_in_callbacks_surround_the_server_and_the_users_callbacks() -> None:
     server = Server()
     callbacks = Callbacks(server, [Listener("user")])
     callbacks.surround(before=[Listener("first"), Listener("second")], after=[Listener("last")])

@@ -7,7 +7,7 @@ import pytest
 
 from stream_server.server.metrics.union_mean import UnionMean
 from stream_server.server.ranks.communicator import SoloRanks
-from stream_server.server.training.learner_step import LearnerStep
+from stream_server.server.training.plain_step import PlainStep
 from tests.server.test_stream_server import Linear, union_batch_of, union_data
 from tests.support.settings import settings
 from tests.support.thread_ranks import ThreadRanks, on_ranks
@@ -21,7 +21,7 @@ def test_a_learner_that_missed_steps_goes_on_as_if_it_had_taken_them() -> None:
     def train(ranks: ThreadRanks) -> Any:
         server, start = Linear(settings()), 0
         server.union_mean = UnionMean(ranks)
-        with LearnerStep(server, ranks) as step:
+        with PlainStep(server, ranks) as step:
             for number, sizes in enumerate(STEPS):
                 first = start + sum(sizes[: ranks.rank])
                 rows = slice(first, first + sizes[ranks.rank])
@@ -30,7 +30,7 @@ def test_a_learner_that_missed_steps_goes_on_as_if_it_had_taken_them() -> None:
         return server.weight
 
     alone, start = Linear(settings()), 0
-    with LearnerStep(alone, SoloRanks()) as step:
+    with PlainStep(alone, SoloRanks()) as step:
         for number, sizes in enumerate(STEPS):
             rows = slice(start, start + sum(sizes))
             step.run(union_batch_of([sum(sizes)], 0), (x[rows], y[rows]), number)
@@ -46,7 +46,7 @@ def test_a_learner_that_missed_the_last_step_is_brought_up_at_the_end(last: list
     def train(ranks: ThreadRanks) -> Any:
         server = Linear(settings())
         server.union_mean = UnionMean(ranks)
-        with LearnerStep(server, ranks) as step:
+        with PlainStep(server, ranks) as step:
             step.run(union_batch_of(last, ranks.rank), (x, y), 0)
             step.finish()
         return server.weight

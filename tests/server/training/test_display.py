@@ -23,6 +23,7 @@ from stream_server.server.training.monitoring.display import (
     bottleneck,
     line,
     panel,
+    shares,
     sparkline,
 )
 from stream_server.server.training.monitoring.trends import Pace, Trend, Trends
@@ -61,6 +62,11 @@ def test_without_a_terminal_the_status_is_one_plain_line() -> None:
         "simulations 3 waiting, 2 running, 4 done, 2 failed | samples 1,234/5,000 | buffer 50/200 (25%) | "
         "batches 40 (0.0/s) | loss 0.1235\n"
     )
+
+
+def test_a_buffer_that_holds_the_samples_of_further_ranks_since_a_restart_says_so() -> None:
+    over = replace(STATUS, population=418, capacity=300)
+    assert "| buffer 418/300 (full; 118 more from before the restart) |" in line(over, Trend())
 
 
 def test_plain_lines_come_at_growing_intervals() -> None:
@@ -159,6 +165,15 @@ def test_a_run_of_known_length_shows_how_much_is_done_and_how_long_the_rest_take
                 clock.now += 1.0
     assert "25% done, about 0:03:00 left" in text(live)
     assert "% done, about 0:03" in text(console)
+
+
+def test_a_run_that_is_done_has_no_time_left_to_tell() -> None:
+    assert " | 100% done" in line(replace(STATUS, fraction=1.0), Trend(left_s=0.2))
+    assert "left" not in line(replace(STATUS, fraction=1.0), Trend(left_s=0.2))
+
+
+def test_phases_below_one_percent_are_left_out() -> None:
+    assert shares({"step": 98.9, "round": 0.6, "wait_for_data": 0.5}, 4) == "step 99%"
 
 
 def test_nothing_is_said_of_the_rest_of_a_run_that_has_not_begun() -> None:

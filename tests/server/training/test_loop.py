@@ -19,8 +19,8 @@ from stream_server.server.progress.stop import StopReason, StopRequests
 from stream_server.server.ranks.communicator import SoloRanks
 from stream_server.server.training.control_round import NoSaves
 from stream_server.server.training.fingerprint import Fingerprints
-from stream_server.server.training.learner_step import LearnerStep
 from stream_server.server.training.loop import Training, TrainingLimits
+from stream_server.server.training.plain_step import PlainStep
 from stream_server.server.user.callbacks import Callback, Callbacks
 from stream_server.server.user.normalization import Normalization
 from stream_server.server.user.stream_server import StreamServer
@@ -56,7 +56,7 @@ class Diary(Callback):
         self.events.append("end")
 
 
-class Accumulating(LearnerStep):
+class Accumulating(PlainStep):
     """Makes an update of two batches."""
 
     num = 0
@@ -73,7 +73,7 @@ class Accumulating(LearnerStep):
         return None if self.at_boundary else StepOutcome()
 
 
-class Drifted(LearnerStep):
+class Drifted(PlainStep):
     """Has other weights on each rank."""
 
     def fingerprints(self) -> Fingerprints:
@@ -97,7 +97,7 @@ def training(
     ranks: ThreadRanks,
     losses: list[int],
     *,
-    step: Callable[[StreamServer, ThreadRanks], LearnerStep] = LearnerStep,
+    step: Callable[[StreamServer, ThreadRanks], PlainStep] = PlainStep,
     each_round: Callable[[Any], None] = lambda run: None,
     leave_at_s: float = math.inf,
     length: TrainingLength | None = None,
@@ -242,7 +242,7 @@ def test_the_last_update_of_an_unfinished_accumulation_is_counted() -> None:
 def test_what_runs_on_another_thread_is_settled_before_the_last_update(monkeypatch: pytest.MonkeyPatch) -> None:
     heard: list[str] = []
 
-    class Finishing(LearnerStep):
+    class Finishing(PlainStep):
         def finish(self) -> StepOutcome | None:
             heard.append("finished")
             return super().finish()

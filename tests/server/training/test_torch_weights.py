@@ -13,7 +13,7 @@ from stream_server.server.model.best_models import BestFolder
 from stream_server.server.model.saved_model import find_saved_model, load_model, model_files
 from stream_server.server.progress.batches import UnionBatch
 from stream_server.server.ranks.communicator import SoloRanks
-from stream_server.server.training.learner_step import LearnerStep
+from stream_server.server.training.plain_step import PlainStep
 from stream_server.server.training.torch.state import restored
 from stream_server.server.training.torch.step import TorchStep
 from stream_server.server.user.callbacks import Callbacks
@@ -259,7 +259,7 @@ def test_the_export_has_the_average_by_the_names_of_the_model(tmp_path: Path) ->
 def test_one_of_the_best_models_is_evaluated_by_its_average(tmp_path: Path) -> None:
     with step_of(Averaged) as step:
         train(step, 0, 3)
-        parts = model_files(server_of(step), step, behaviours={}, allow_pickle=False)
+        parts = model_files(server_of(step), step, callbacks={}, allow_pickle=False)
         best = BestFolder(tmp_path / "checkpoints" / "best").write(3, parts, {"batch": 3})
         average = values(step.model_state()["evaluated"])
     with step_of(Averaged) as other:
@@ -313,7 +313,7 @@ def test_a_plain_server_excludes_nothing() -> None:
     config = settings(precision="32-true")
     config.checkpoint.exclude = ("backbone.*",)
     with pytest.raises(ConfigError, match=r"checkpoint\.exclude must be left out"):
-        LearnerStep(StreamServer(config), SoloRanks())
+        PlainStep(StreamServer(config), SoloRanks())
 
 
 def test_what_is_missing_and_not_excluded_any_more_is_refused() -> None:

@@ -19,7 +19,7 @@ from stream_server.server.training.validation.validation_record import (
     ValidationRecord,
     batches_to_keep,
     choose,
-    thinned,
+    subsampled,
 )
 from stream_server.server.user.rendering import Prediction, render
 from stream_server.server.user.simulation_data import SimulationBatch, SimulationData
@@ -110,8 +110,8 @@ def test_the_first_the_best_and_the_newest_records_stay() -> None:
 
 
 def test_large_fields_are_thinned() -> None:
-    assert 0 < thinned(np.zeros((1000, 2000))).size <= MAX_VALUES
-    assert thinned(np.zeros((3, 2))).shape == (3, 2)
+    assert 0 < subsampled(np.zeros((1000, 2000))).size <= MAX_VALUES
+    assert subsampled(np.zeros((3, 2))).shape == (3, 2)
 
 
 def test_an_output_without_a_target_of_its_size_has_no_error() -> None:

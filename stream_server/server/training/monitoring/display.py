@@ -18,6 +18,8 @@ from rich.text import Text
 
 from stream_server.machine.screen import escaped
 from stream_server.machine.terminal import size_of, terminal_of_stderr
+from stream_server.messages.simulation_phase import QUEUED, TERMINAL, SimulationPhase
+from stream_server.server.training.monitoring.run_bottleneck import MUCH
 from stream_server.server.training.monitoring.trends import Mark, Trend, Trends
 from stream_server.server.user.callbacks import Callback
 
@@ -27,6 +29,7 @@ PLAIN_INTERVAL_S = 5.0
 PLAIN_GROWTH = 0.25
 MAX_PLAIN_INTERVAL_S = 600.0
 NUM_PHASES_SHOWN = 4
+LEAST_SHARE = 0.01
 SPARKS = "▁▂▃▄▅▆▇█"
 SPARKLINE_WIDTH = 32
 LOGARITHMIC = 20.0
@@ -37,7 +40,6 @@ NARROW, SHORT_BAR_WIDTH = 60, 10
 DEGRADED = "the last checkpoint failed; the one before is good, and another will be tried"
 
 WAIT = "wait_for_data"
-MUCH_WAITING = 0.3
 LITTLE_WAITING = 0.05
 FULL = 0.95
 
@@ -71,7 +73,7 @@ class DisplayedStatus:
 
     @property
     def failed(self) -> int:
-        return self.simulations.get("given_up", 0) + self.simulations.get("invalid", 0)
+        return self.simulations.get(SimulationPhase.GIVEN_UP, 0) + self.simulations.get(SimulationPhase.INVALID, 0)
 
     def mark(self, now: float) -> Mark:
         """The counts, at this moment."""
@@ -205,7 +207,7 @@ def _rows(status: DisplayedStatus, trend: Trend, bar_width: int) -> list[tuple[s
     def bar(done: float, total: float | None) -> ProgressBar | str:
         return ProgressBar(total=total, completed=min(done, total), width=bar_width) if total else ""
 
-    ended = sum(num for state, num in status.simulations.items() if state not in ("waiting", "queued", "running"))
+    ended = sum(num for state, num in status.simulations.items() if state in TERMINAL)
     done = "" if status.fraction is None else f", {_done(status, trend)}"
     rows = [
         ("simulations", bar(ended, sum(status.simulations.values())), _simulations(status)),
@@ -257,18 +259,18 @@ def _sentences(status: DisplayedStatus, trend: Trend) -> list[tuple[str, str]]:
 
 def bottleneck(status: DisplayedStatus, trend: Trend) -> str:
     """The bottleneck of the study, in words; "" if there is nothing to tell yet."""
-    waiting, running = trend.waiting, status.simulations.get("running", 0)
+    waiting, running = trend.waiting, status.simulations.get(SimulationPhase.RUNNING, 0)
     if not status.batches and status.samples and status.population < status.watermark != 1:
         first = "" if status.population else "; the held-out simulations come first"
         return f"training begins when each rank has {status.watermark:,} samples (buffer.watermark){first}"
     if waiting is None or not trend.draws_per_s:
         return ""
-    queued = status.simulations.get("queued", 0)
+    queued = status.simulations.get(QUEUED, 0)
     # Between two short simulations of a worker none runs, and the others of its list count as queued.
     comes = running or (queued and trend.samples_per_s)
-    if waiting >= MUCH_WAITING and queued and not comes:
+    if waiting >= MUCH and queued and not comes:
         return f"training waits for data: no simulation runs, {queued:,} in the queue"
-    if waiting >= MUCH_WAITING and comes:
+    if waiting >= MUCH and comes:
         possible = "much more" if waiting > 0.99 else f"{trend.draws_per_s / (1.0 - waiting):,.0f}"
         simulations = {0: "simulations produce", 1: "1 simulation at a time produces"}.get(
             running, f"{running} simulations at a time produce"
@@ -303,9 +305,9 @@ def line(status: DisplayedStatus, trend: Trend) -> str:
 
 def _simulations(status: DisplayedStatus) -> str:
     of = status.simulations
-    queued = f"{of['queued']:,} queued, " if of.get("queued") else ""
-    counts = f"{of.get('waiting', 0):,} waiting, {queued}{of.get('running', 0):,} running"
-    return f"{counts}, {of.get('finished', 0):,} done, {status.failed:,} failed"
+    queued = f"{of[QUEUED]:,} queued, " if of.get(QUEUED) else ""
+    counts = f"{of.get(SimulationPhase.WAITING, 0):,} waiting, {queued}{of.get(SimulationPhase.RUNNING, 0):,} running"
+    return f"{counts}, {of.get(SimulationPhase.FINISHED, 0):,} done, {status.failed:,} failed"
 
 
 def _samples(status: DisplayedStatus) -> str:
@@ -313,8 +315,11 @@ def _samples(status: DisplayedStatus) -> str:
 
 
 def _buffer(status: DisplayedStatus) -> str:
-    fill = f" ({status.population / status.capacity:.0%})" if status.capacity else ""
-    return f"{status.population:,}/{status.capacity:,}{fill}"
+    population, capacity = status.population, status.capacity
+    if population > capacity > 0:
+        # A restart on fewer ranks deals those of the others, too.
+        return f"{population:,}/{capacity:,} (full; {population - capacity:,} more from before the restart)"
+    return f"{population:,}/{capacity:,}" + (f" ({population / capacity:.0%})" if capacity else "")
 
 
 def _losses(status: DisplayedStatus) -> str:
@@ -324,7 +329,8 @@ def _losses(status: DisplayedStatus) -> str:
 
 def _done(status: DisplayedStatus, trend: Trend) -> str:
     assert status.fraction is not None
-    left = "" if trend.left_s is None else f", about {timedelta(seconds=round(trend.left_s))} left"
+    seconds = round(trend.left_s or 0.0)
+    left = f", about {timedelta(seconds=seconds)} left" if seconds else ""
     return f"{status.fraction:.0%} done{left}"
 
 
@@ -333,8 +339,9 @@ def number(value: float | None) -> str:
     return "-" if value is None else f"{value:.4g}"
 
 
-def shares(seconds: Mapping[str, float], num: int, total: float | None = None) -> str:
-    """The `num` longest phases, each with its part of the whole, `total`, which is their sum by default."""
-    total = sum(seconds.values()) if total is None else total
+def shares(seconds: Mapping[str, float], num: int | None = None) -> str:
+    """The `num` longest phases, or all, each with its part of the whole; those below `LEAST_SHARE` are left out."""
+    total = sum(seconds.values())
     largest = sorted(seconds.items(), key=lambda item: -item[1])[:num]
-    return ", ".join(f"{name.replace('_', ' ')} {s / total:.0%}" for name, s in largest if total > 0 and s > 0)
+    shown = [(name, s / total) for name, s in largest if s > 0 and s >= LEAST_SHARE * total]
+    return ", ".join(f"{name.replace('_', ' ')} {share:.0%}" for name, share in shown)

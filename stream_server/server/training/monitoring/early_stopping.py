@@ -17,6 +17,7 @@ class EarlyStopping(Callback):
 
     A value of the validation, "val/…", is checked after each validation. Any other one is checked where it is written:
     then `on_record` observes the metrics of rank 0. A value that is not finite is no improvement.
+    How the stop reaches the simulations is told in `server/reception/simulation_stop.py`.
     """
 
     def __init__(self, settings: "EarlyStop", *, stop: Callable[[str], None]) -> None:

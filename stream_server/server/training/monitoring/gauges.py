@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from stream_server.buffers.buffer import Buffer
 from stream_server.buffers.policy import SlotArray
+from stream_server.messages.simulation_phase import SimulationPhase
 from stream_server.server.metrics.metrics import Gauge, Metrics
 from stream_server.server.progress.phases import Phases
 from stream_server.server.progress.progress import Progress
@@ -181,14 +182,14 @@ class StreamGauge(Callback):
         simulations, self._received = self._counts()
         self._now_s = now_s
         metrics.log("speed/received_per_s", max(0, self._received - received) / (now_s - since_s))
-        metrics.log("simulations/running", simulations.get("running", 0))
+        metrics.log("simulations/running", simulations.get(SimulationPhase.RUNNING, 0))
 
 
 class RateLimited:
-    """A gauge that is costly, and is read so seldom that this does not matter.
+    """Reads a costly gauge so seldom that it takes at most `SHARE` of the time.
 
-    It takes at most `SHARE` of the time, and is read at most every `LEAST_S` seconds and a `PART` of the time that it
-    is in use: its histograms of a run of days still fit on a screen.
+    From one reading to the next at least `LEAST_S` seconds pass, and at least `PART` of the time since the first one:
+    so there are few enough histograms, even of a run of days, to fit on a screen.
     """
 
     SHARE = 0.002

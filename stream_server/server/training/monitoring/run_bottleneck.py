@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 
 LEAST_S = 1.0
+# The share of the time from which on something holds a run up, at its end as while it goes on.
 MUCH = 0.3
 # Threads of their own, beside the training.
 BESIDE = ("receive", "prefetch")

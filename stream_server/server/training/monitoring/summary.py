@@ -7,12 +7,13 @@ from typing import Any
 
 from rich.text import Text
 
+from stream_server.config.problems import counted
 from stream_server.machine.screen import escaped
 from stream_server.machine.terminal import terminal_of_stderr
+from stream_server.messages.simulation_phase import SimulationPhase
 from stream_server.server.training.monitoring.display import console_on, number, shares
 from stream_server.server.training.monitoring.run_bottleneck import bottleneck_of_run
 
-LEAST_SHARE = 0.01
 MOST_IDS = 5
 WIDTH = 13
 REASONS = {
@@ -29,11 +30,13 @@ RESULTS = {
 HANDED_OVER = "saved: stream-launcher goes on in the next job"
 
 
-def show_summary(report: Mapping[str, Any], places: Sequence[tuple[str, str]], *, hands_over: bool) -> None:
+def show_summary(
+    report: Mapping[str, Any], places: Sequence[tuple[str, str]], *, hands_over: bool, is_online: bool
+) -> None:
     """Print the summary to standard error."""
     console = console_on(terminal_of_stderr())
     width = console.width if console.is_terminal else None
-    console.print(summary(report, places, width, hands_over=hands_over), soft_wrap=True)
+    console.print(summary(report, places, width, hands_over=hands_over, is_online=is_online), soft_wrap=True)
 
 
 def summary(
@@ -42,16 +45,18 @@ def summary(
     width: int | None = None,
     *,
     hands_over: bool = False,
+    is_online: bool = True,
 ) -> Text:
     """The summary that is printed at the end of a study, with the command that shows each result in `places`.
 
     Longer texts are wrapped at `width`. Commands are not, so that each can be copied in one piece. A server that
-    `hands_over` has saved, and stream-launcher starts the next one.
+    `hands_over` has saved, and stream-launcher starts the next one. The bottleneck is that of a training while
+    simulations run (`is_online`): its advice has no place in a replay, or where samples go to files.
     """
     failed = report["exit_code"] != 0 and report["exit_reason"] != "saved"
     result = _wrapped(f"{escaped(report['study'])}: {_result(report, hands_over=hands_over)}", width)
     text = Text(f"{result}\n", style="bold red" if failed else "bold")
-    for name, lines in _summary_rows(report):
+    for name, lines in _summary_rows(report, is_online=is_online):
         text.append(_row(name, _wrapped(escaped(lines), width and width - WIDTH - 3)), style="not bold default")
     for name, command in places:
         text.append(_row(name, command), style="not bold default")
@@ -82,7 +87,7 @@ def _result(report: Mapping[str, Any], *, hands_over: bool) -> str:
     return f"{result}{': ' if why and reason != 'saved' else ', ' if why else ''}{why}"
 
 
-def _summary_rows(report: Mapping[str, Any]) -> list[tuple[str, str]]:
+def _summary_rows(report: Mapping[str, Any], *, is_online: bool) -> list[tuple[str, str]]:
     samples, rate = report["samples"], report["throughput"]
     rows = [
         ("simulations", _simulations(report)),
@@ -124,7 +129,8 @@ def _summary_rows(report: Mapping[str, Any]) -> list[tuple[str, str]]:
         rows.append(("rollout", _rollout(report["rollout"])))
     rows.append(("time", _time(report)))
     oversubscribed = any(node["oversubscribed"] for node in report["cores"])
-    if report["batches"] and (told := bottleneck_of_run(report["phases_s"], oversubscribed=oversubscribed)):
+    told = bottleneck_of_run(report["phases_s"], oversubscribed=oversubscribed)
+    if is_online and report["batches"] and told:
         rows.append(("bottleneck", told))
     if report["restarts"]:
         survived = f", {report['simulations']['survived_restarts']:,} running simulations went on"
@@ -170,20 +176,17 @@ def _simulations(report: Mapping[str, Any]) -> str:
     counts = report["simulations"]
     named = {
         "requested": counts["requested"],
-        "finished": counts["finished"],
-        "failed": counts["given_up"] + counts["failed"],
-        "withdrawn": counts["invalid"],
-        "stopped early": counts["stopped_early"],
-        "stopped with the study": counts["stopped"],
+        "finished": counts[SimulationPhase.FINISHED],
+        "failed": counts[SimulationPhase.GIVEN_UP] + counts["failed"],
+        "withdrawn": counts[SimulationPhase.INVALID],
+        "stopped early": counts[SimulationPhase.STOPPED_EARLY],
+        "stopped with the study": counts[SimulationPhase.STOPPED],
     }
     return _counts(named, tuple(named))
 
 
 def _time(report: Mapping[str, Any]) -> str:
-    phases = report["phases_s"]
-    total = sum(phases.values())
-    shown = {name: seconds for name, seconds in phases.items() if seconds >= LEAST_SHARE * total}
-    parts = shares(shown, len(shown), total)
+    parts = shares(report["phases_s"])
     return duration(report["wall_s"]) + (f": {parts}" if parts else "")
 
 
@@ -225,11 +228,6 @@ def _some(texts: list[str], num: int = 5) -> str:
 def first_line(text: str) -> str:
     """The first line; the others have been shown above the table."""
     return text.partition("\n")[0]
-
-
-def counted(num: int, noun: str) -> str:
-    """The number with its noun in the singular or plural."""
-    return f"{num:,} {noun}" if num == 1 else f"{num:,} {noun}s"
 
 
 def duration(seconds: float) -> str:

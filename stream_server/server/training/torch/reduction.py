@@ -78,8 +78,8 @@ class UnionGradients:
     def reduce(self, named: Mapping[str, Tensor], numbers: Sequence[float], sizes: Sequence[int]) -> list[float]:
         """Replace the gradients of `named` parameters by their sums over the ranks; gives the sums of `numbers`.
 
-        `sizes`: how many samples each rank had. One that had none ran no code of the user's, and takes from the others
-        which parameters are to be trained.
+        `sizes`: how many samples each rank had. A rank without a batch, drained or waiting for data, ran no user code,
+        and takes from the others which parameters are to be trained.
 
         Raises:
             UserCodeError: the ranks train different parameters, or one has a sparse gradient.

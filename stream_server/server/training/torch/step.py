@@ -14,7 +14,6 @@ from stream_server.server.progress.batches import StepOutcome, UnionBatch
 from stream_server.server.ranks.communicator import Ranks
 from stream_server.server.training.control_round import barrier
 from stream_server.server.training.fingerprint import Fingerprints, of_replicated_state
-from stream_server.server.training.learner_step import SkippedUpdates
 from stream_server.server.training.torch.device_copies import CudaDevice, DeviceCopies, OnItsWay
 from stream_server.server.training.torch.devices import backend_of, device_of, keep_freed_memory, limit_threads
 from stream_server.server.training.torch.fabric import launch
@@ -27,6 +26,7 @@ from stream_server.server.training.torch.manual import ManualOptimization
 from stream_server.server.training.torch.model import load_state, set_up, state_of
 from stream_server.server.training.torch.precision import LossScaling, make_precision, numerics
 from stream_server.server.training.torch.reduction import UnionGradients, clear, further_parameters
+from stream_server.server.training.torch.skipped_updates import SkippedUpdates
 from stream_server.server.training.torch.state import set_torch_random_states, torch_random_states
 from stream_server.server.training.torch.weights import Weights, other_modules
 from stream_server.server.user.framework import LearningRateCallback
@@ -88,8 +88,9 @@ class TorchStep:
         if self._device.type == "cpu":
             keep_freed_memory()
         with ExitStack() as stack:
-            backend = backend_of(self._ranks)
-            group = stack.enter_context(self._make_group(backend))
+            group = stack.enter_context(
+                TorchGroup(self._ranks, backend=backend_of(self._ranks), shared=self._shared, interface=self._interface)
+            )
             stack.enter_context(numerics(self._settings))
             on_step = None if self._server.automatic_optimization else self._step_manually
             fabric = launch(self._ranks, group.environment, self._device, self._precision, on_step)
@@ -106,9 +107,6 @@ class TorchStep:
             barrier(self._ranks)
             self._stack = stack.pop_all()
         return self
-
-    def _make_group(self, backend: str) -> TorchGroup:
-        return TorchGroup(self._ranks, backend=backend, shared=self._shared, interface=self._interface)
 
     def __exit__(self, *exc_info: Any) -> None:
         self._stack.__exit__(*exc_info)

@@ -26,9 +26,9 @@ class Weights:
     """Saves and restores all modules of a server, and puts what `model_to_evaluate` gives in the place of the model.
 
     Besides the model these are the modules that are attributes of the server, alone or in lists and dicts, such as
-    averages of the weights, and the parameters that only an optimizer has. Checkpoints leave out the frozen parameters
-    whose names match `exclude`, as long as they are what the user's code has loaded, and keep their checksums. Main
-    thread.
+    averages of the weights, and the parameters that only an optimizer has. A checkpoint has only the checksums of
+    frozen parameters whose names match `exclude`, since the user's code loads their values at each start; one that has
+    other values than those that were loaded is saved after all. Main thread.
     """
 
     def __init__(self, server: TorchServer, *, exclude: Sequence[str] = ()) -> None:

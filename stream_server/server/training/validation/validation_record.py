@@ -175,7 +175,7 @@ class ValidationRecord:
         names = []
         try:
             for name, (truth, predicted) in (rendered or {}).items():
-                truth, predicted = thinned(array_of(truth)), thinned(array_of(predicted))
+                truth, predicted = subsampled(array_of(truth)), subsampled(array_of(predicted))
                 if truth.shape != predicted.shape:
                     raise ValueError(f"the truth of {name} has shape {truth.shape}, the prediction {predicted.shape}")
                 number = len(self._pictures)
@@ -286,7 +286,7 @@ def target_of(batch: Any) -> Any:
     return batch[1] if is_pair and hasattr(batch[1], "shape") else None
 
 
-def thinned(array: Array) -> Array:
+def subsampled(array: Array) -> Array:
     """A copy with values at equal distances along each axis, few enough for a small picture."""
     stride = 1
     while math.prod(-(-length // stride) for length in array.shape) > MAX_VALUES:

@@ -1,10 +1,10 @@
-"""Frames between the receivers of the ranks: a letter of the right types, or `MalformedMessage`."""
+"""Frames between the receivers of the ranks: a numbered notice of the right types, or `MalformedMessage`."""
 
 from typing import get_type_hints
 
 from stream_server.errors import MalformedMessage
 from stream_server.messages import notices
-from stream_server.messages.notices import Channel, Letter, decode, encode
+from stream_server.messages.notices import Channel, NumberedNotice, decode, encode
 from tests.fuzz.target import Target
 
 NOTICES: tuple[notices.Notice | None, ...] = (
@@ -25,23 +25,23 @@ PLAIN = (int, str, bool)
 def run(data: bytes) -> None:
     """Read it, and put it into a conversation."""
     try:
-        letter = decode(data)
+        numbered = decode(data)
     except MalformedMessage:
         return
-    assert type(letter.number) is type(letter.received) is int
-    for name, expected in get_type_hints(type(letter.notice)).items():
+    assert type(numbered.number) is type(numbered.received) is int
+    for name, expected in get_type_hints(type(numbered.notice)).items():
         if expected in PLAIN:
-            assert type(getattr(letter.notice, name)) is expected, f"{name} is no {expected}"
-    written = encode(letter)
+            assert type(getattr(numbered.notice, name)) is expected, f"{name} is no {expected}"
+    written = encode(numbered)
     assert encode(decode(written)) == written
     channel = Channel()
     channel.post(notices.Present(rank=1))
-    assert channel.receive(letter) in (None, letter.notice)
+    assert channel.receive(numbered) in (None, numbered.notice)
     assert channel.num_received <= 1
 
 
 TARGET = Target(
     run=run,
-    seeds=tuple(encode(Letter(number=0, received=1, notice=notice)) for notice in NOTICES),
+    seeds=tuple(encode(NumberedNotice(number=0, received=1, notice=notice)) for notice in NOTICES),
     is_json=True,
 )

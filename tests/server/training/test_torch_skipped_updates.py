@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from stream_server.errors import UserCodeError
-from stream_server.server.training.learner_step import MOST_PAIRS, SkippedUpdates
+from stream_server.server.training.torch.skipped_updates import MOST_PAIRS, SkippedUpdates
 
 
 def keys_of(simulation: int, num_steps: int) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""The training step of a plain `StreamServer`, and the count of the updates that a step skips."""
+"""The training step of a plain `StreamServer`, which updates its model itself."""
 
 import logging
 import sys
@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from stream_server.errors import ConfigError, UserCodeError
 from stream_server.server.progress.batches import StepOutcome
@@ -23,7 +22,6 @@ if TYPE_CHECKING:
     from stream_server.server.progress.batches import UnionBatch
     from stream_server.server.user.stream_server import StreamServer
 
-MOST_PAIRS = 16
 NUMPY_DTYPES = {"32-true": np.float32, "64-true": np.float64}
 
 _FOR_TORCH = {
@@ -56,7 +54,7 @@ class NumpyFramework:
         return NumpyCollate(NUMPY_DTYPES[precision])
 
     def make_step(self, server: "StreamServer", ranks: Ranks) -> Step:
-        return LearnerStep(server, ranks)
+        return PlainStep(server, ranks)
 
     def plain(self, state: Any, name: str) -> Any:
         # Without torch in the process there is no tensor in the state.
@@ -69,7 +67,7 @@ class NumpyFramework:
         return {}
 
 
-class LearnerStep:
+class PlainStep:
     """The step of a plain `StreamServer`: its `training_step` updates the model itself, by `all_reduce`.
 
     A rank without a batch joins the reductions but runs no user code, so its model stays behind. Before it next
@@ -86,7 +84,7 @@ class LearnerStep:
         self._newest = 0
         self._refuse_what_is_for_torch()
 
-    def __enter__(self) -> "LearnerStep":
+    def __enter__(self) -> "PlainStep":
         server = self._server
         call_user(f"{type(server).__name__}.prepare_training_attributes", server.prepare_training_attributes)
         return self
@@ -188,64 +186,3 @@ class LearnerStep:
                 raise UserCodeError(f"{name} must return the mean loss of its batch, but returned None")
             return None, None
         return loss_of(loss, num, f"{name} returned a loss")
-
-
-class SkippedUpdates:
-    """Counts the updates that are skipped in a row, and ends the study when they are too many.
-
-    The ranks come to the same conclusion, since they all have the same gradient.
-    """
-
-    def __init__(self, *, most_in_row: int) -> None:
-        self.num_in_row = 0
-        self._most_in_row = most_in_row
-        self._keys: list[NDArray[np.int64]] = []
-
-    def note_batch(self, keys: NDArray[np.int64]) -> None:
-        """A batch of this rank takes part in the next update; `keys` of shape (2, size), simulations and steps."""
-        self._keys.append(keys)
-
-    def judge(self, batch: int, *, is_finite: bool, is_excused: bool = False) -> None:
-        """The update after batch number `batch` was made, or skipped if `is_finite` is false.
-
-        `is_excused`: a lower scale of the loss may cure it, so it does not count.
-
-        Raises:
-            UserCodeError: too many updates in a row were skipped.
-        """
-        keys, self._keys = self._keys, []
-        if is_finite:
-            self.num_in_row = 0
-            return
-        text = f"the gradient of batch {batch} is not finite"
-        if is_excused:
-            _log.info("%s: the update is skipped, and the loss will be scaled less", text)
-            return
-        self.num_in_row += 1
-        if self.num_in_row > self._most_in_row:
-            raise UserCodeError(f"{text}, {self._limit()}. {_described(keys)}")
-        _log.warning("%s: the update is skipped", text)
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"num_in_row": self.num_in_row}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.num_in_row = state["num_in_row"]
-
-    def _limit(self) -> str:
-        if self._most_in_row == 0:
-            return "and training.nonfinite is stop"
-        return (
-            f"like those of the {self.num_in_row - 1} updates before, and training.max_nonfinite is {self._most_in_row}"
-        )
-
-
-def _described(keys: list[NDArray[np.int64]]) -> str:
-    """The samples by simulation and time step, as far as they are worth reading."""
-    if not keys:
-        return "This rank had no batch; see what the others say"
-    simulations, steps = np.concatenate(keys, axis=1).tolist()
-    pairs = [f"({simulation}, {step})" for simulation, step in zip(simulations, steps, strict=True)]
-    more = "" if len(pairs) <= MOST_PAIRS else ", …"
-    shown = ", ".join(pairs[:MOST_PAIRS])
-    return f"This rank's {len(pairs)} samples of it, as (simulation, time step): {shown}{more}"

@@ -1,6 +1,6 @@
-/* Flow control of one connection: how many steps are on their way, and how many more may be. */
-#ifndef SC_CREDIT_WINDOW_H
-#define SC_CREDIT_WINDOW_H
+/* Flow control of one connection by credit. */
+#ifndef SC_FLOW_CONTROL_H
+#define SC_FLOW_CONTROL_H
 
 #include <stddef.h>
 #include <stdint.h>
@@ -20,15 +20,15 @@ typedef struct {
     size_t capacity;
     size_t first;
     size_t num;
-} sc_credit_window;
+} sc_flow_control;
 
-sc_credit_window sc_credit_window_begin(uint32_t credit);
-void sc_credit_window_free(sc_credit_window *window);
+sc_flow_control sc_flow_control_begin(uint32_t credit);
+void sc_flow_control_free(sc_flow_control *flow);
 
 /* Steps have been sent that are complete with the last of these messages. */
-int sc_credit_window_sent(sc_credit_window *window, uint32_t num_steps, int64_t num_messages, sc_error *error);
+int sc_flow_control_sent(sc_flow_control *flow, uint32_t num_steps, int64_t num_messages, sc_error *error);
 
 /* The server has received all messages with a smaller sequence than `mark`. */
-void sc_credit_window_received(sc_credit_window *window, int64_t mark);
+void sc_flow_control_received(sc_flow_control *flow, int64_t mark);
 
 #endif

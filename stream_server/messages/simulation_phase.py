@@ -1,0 +1,25 @@
+"""The phases of a simulation, by the words that stand in messages, checkpoints and reports, and on the page."""
+
+from enum import StrEnum
+
+# Of a running simulation whose job waits; counted and shown like a phase.
+QUEUED = "queued"
+
+
+class SimulationPhase(StrEnum):
+    """The phase of a simulation; the last five are terminal."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    FINISHED = "finished"
+    GIVEN_UP = "given_up"
+    INVALID = "invalid"
+    STOPPED = "stopped"
+    STOPPED_EARLY = "stopped_early"
+
+    @property
+    def terminal(self) -> bool:
+        return self not in (SimulationPhase.WAITING, SimulationPhase.RUNNING)
+
+
+TERMINAL = frozenset(phase for phase in SimulationPhase if phase.terminal)
