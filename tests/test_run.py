@@ -8,6 +8,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.sharing import FIRST, IMPORTS_TORCH_LATER
+
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parent.parent
@@ -43,6 +45,11 @@ def run(folder: Path, *arguments: str, parts: int = 1, **files: str) -> "subproc
         capture_output=True,
         text=True,
     )
+
+
+def test_every_file_that_has_a_place_of_its_own_in_the_order_is_there() -> None:
+    there = {f"{file.parent.name}/{file.name}" for file in (ROOT / "tests").rglob("test_*.py")}
+    assert {*FIRST, *IMPORTS_TORCH_LATER} - there == set()
 
 
 def test_every_file_is_run_by_one_process(tmp_path: Path) -> None:

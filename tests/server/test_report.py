@@ -307,6 +307,12 @@ def test_phases_below_one_percent_are_left_out() -> None:
     assert "log" not in text
 
 
+def test_the_time_is_that_of_the_main_threads() -> None:
+    text = shown(build_report(FINISHED, study_report(), [rank_report(phases_s={"step": 8.0, "receive": 2.0})]))
+    assert "12.3 s: step 100%" in text
+    assert "receive" not in text
+
+
 def test_the_advice_on_the_bottleneck_is_for_a_training_while_simulations_run() -> None:
     waited = build_report(FINISHED, study_report(), [rank_report(phases_s={"wait_for_data": 9.0, "step": 1.0})])
     assert "run more simulations at once" in str(summary(waited))

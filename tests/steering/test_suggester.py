@@ -100,7 +100,7 @@ def test_the_parameters_file_tells_who_proposed_them_and_by_what_score(suggestin
     assert [row[0] for row in rows] == ["6", "7"]
     for row, suggestion in zip(rows, live.suggester.suggestions[6:], strict=True):
         assert row[1:3] == [repr(value) for value in suggestion.values]
-        assert row[3] == str(folder.path / "points.py") + ":Points"
+        assert row[3] == "points.py:Points"
         assert row[4] == suggestion.at
         assert float(row[5]) == round(1000 * suggestion.values[0])
 

@@ -12,7 +12,7 @@ from stream_server.machine.screen import escaped
 from stream_server.machine.terminal import terminal_of_stderr
 from stream_server.messages.simulation_phase import SimulationPhase
 from stream_server.server.training.monitoring.display import console_on, number, shares
-from stream_server.server.training.monitoring.run_bottleneck import bottleneck_of_run
+from stream_server.server.training.monitoring.run_bottleneck import BESIDE, bottleneck_of_run
 
 MOST_IDS = 5
 WIDTH = 13
@@ -188,7 +188,7 @@ def _simulations(report: Mapping[str, Any]) -> str:
 
 
 def _time(report: Mapping[str, Any]) -> str:
-    parts = shares(report["phases_s"])
+    parts = shares({name: seconds for name, seconds in report["phases_s"].items() if name not in BESIDE})
     return duration(report["wall_s"]) + (f": {parts}" if parts else "")
 
 
