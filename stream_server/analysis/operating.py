@@ -26,7 +26,7 @@ TIMEOUT_S = 10.0
 WAIT_LOOK_S = 0.2
 NUM_LINES = 40
 MOST_PARAMETERS = 8
-EXIT_STATUS = "exit status: 0 done   1 there is no such run, or it is not running   2 the command line is wrong"
+EXIT_STATUS = "exit status: 0 done; 1 there is no such run, or it is not running; 2 the command line is wrong"
 
 Plain = dict[str, Any]
 

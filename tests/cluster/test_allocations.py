@@ -83,8 +83,8 @@ def test_a_study_goes_on_from_allocation_to_allocation_as_the_example_does(nodes
     assert done.report["restarts"] >= 2
     starts = [line for line in job.log.splitlines() if "server, start" in line]
     # The third of three nodes has no room for more than one rank.
-    assert [2 if "'-n', '2'" in line else 1 for line in starts][:3] == [2, 1, 2]
-    saved = [line for line in job.log.splitlines() if "stopped by SIGUSR1:" in line or "Committed" in line]
+    assert [2 if " -n 2 " in line else 1 for line in starts][:3] == [2, 1, 2]
+    saved = [line for line in job.log.splitlines() if "stopped by SIGUSR1:" in line or "is committed" in line]
     pairs = [pair for pair in pairwise(saved) if "SIGUSR1" in pair[0]]
     assert len(pairs) >= 2
     assert all(_told_at(committed) - _told_at(stopped) < SAVED_S for stopped, committed in pairs)

@@ -139,7 +139,7 @@ def test_a_study_goes_on_in_another_allocation_when_a_node_of_its_server_is_lost
     job = spread(
         {"server.ranks": {"min": 1, "max": 2}, "simulation.job.options": {}}, options=["--nodes=2-3", "--requeue"]
     )
-    job.wait_until(lambda: "simulation 3 finished" in job.log and "Committed" in job.log)
+    job.wait_until(lambda: "simulation 3 finished" in job.log and "is committed" in job.log)
     nodes.lose("n2")
     # As the controller does by itself after SlurmdTimeout.
     nodes.run(LOGIN, "scontrol", "update", "nodename=n2", "state=down", "reason=lost")

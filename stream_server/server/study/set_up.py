@@ -283,7 +283,7 @@ class StudySetUp(Composition):
         texts = [f"cores: {self.cores}", *self.cores.warnings]
         if self.progress.expected_batches is None:
             clock = self.config.training.lr_clock
-            texts.insert(0, f"the number of batches is not known in advance; learning-rate schedules count {clock}")
+            log.info("the number of batches is not known in advance; learning-rate schedules count %s", clock)
         if self.continuation.told:
             texts.insert(0, f"{self.config.study.name}: {self.continuation.told}")
         for text in texts:
