@@ -69,7 +69,7 @@ class ScriptedServer:
         if self.rank == 0:
             self._tell(launcher_link.Committed(checkpoint=checkpoint, batches=10 * checkpoint))
             log = self.output_dir / "logs" / "launcher.log"
-            self._wait_until(lambda: f"checkpoint={checkpoint}" in log.read_text())
+            self._wait_until(lambda: f"checkpoint {checkpoint} is committed" in log.read_text())
 
     def progress(self, simulation: int, attempt: int) -> None:
         if self.rank == 0:

@@ -151,8 +151,8 @@ def test_a_simulation_that_did_not_hear_that_it_is_finished_hears_it_from_the_ne
     with start(**SUPERVISED, settings=settings) as live:
         live.wait_until(lambda: "simulation 1 finished" in live.launcher_log)
         # It takes one more checkpoint than the one under way; the other simulations bring the batches.
-        saved = live.launcher_log.count("Committed(")
-        live.wait_until(lambda: live.launcher_log.count("Committed(") >= saved + 2)
+        saved = live.launcher_log.count("is committed")
+        live.wait_until(lambda: live.launcher_log.count("is committed") >= saved + 2)
         live.ranks[0].kill()
         live.wait_until(lambda: "incarnation 2" in live.launcher_log)
         go.touch()
