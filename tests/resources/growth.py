@@ -65,7 +65,9 @@ def restarts(folder: Path, num: int, tell: Callable[[], None] = lambda: None) ->
     with StudyRun(folder, *acts) as run:
         log = run.output_dir / "logs" / "launcher.log"
         for number in range(num + 1):
-            run.wait_until(lambda number=number: log.exists() and f"checkpoint={number + 1}," in log.read_text())  # type: ignore[misc]
+            run.wait_until(
+                lambda number=number: log.exists() and f"checkpoint {number + 1} is committed" in log.read_text()
+            )  # type: ignore[misc]
             run.wait_for_output(0)
             first = first or Held.by(run.launcher.pid)
             last = _settled(run.launcher.pid, first)

@@ -110,7 +110,7 @@ def replaced(world: "World") -> list[tuple[Any, str, Any]]:
         (set_up, "open_writers", lambda *_, **options: []),
         (set_up, "open_own_writers", lambda *_: []),
         (set_up, "Display", silent),
-        (stop.StopRequests, "on_signals", lambda self: nullcontext()),
+        (stop.StopRequests, "on_signals", lambda self, say: nullcontext()),
         (suggester, "GeneratorProcess", _of_world(SimulatedGenerator, world=world)),
         *(_parts_of_fields(PART_BYTES) if world.plan.statics else ()),
         # These samples have a few bytes: with credit for that many of them no client would ever wait.

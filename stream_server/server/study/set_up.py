@@ -297,8 +297,8 @@ class StudySetUp(Composition):
         if self.ranks.rank != 0:
             return []
         stops = self.stops
-        self.display = Display(name=self.config.study.name, is_leaving=lambda: stops.pending is StopReason.SAVED)
-        stack.enter_context(self.display)
+        display = Display(name=self.config.study.name, is_leaving=lambda: stops.pending is StopReason.SAVED)
+        self.display = stack.enter_context(display)
         return [ProgressDisplay(self.display, status)]
 
     def _make_operator_status(self) -> list[OperatorStatus]:
