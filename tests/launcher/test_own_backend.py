@@ -1,7 +1,6 @@
 """A backend that a study brings along, under a real launcher."""
 
 import shutil
-import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -74,7 +73,8 @@ def test_a_new_run_ends_the_jobs_that_an_earlier_one_has_left_on_its_backend(stu
     with Rank0(study_dir, SLEEPING, FOLDER_QUEUE) as first:
         first.plan(1)
         pid = int(first.wait_for_output(0))
-        first.launcher.send_signal(signal.SIGKILL)
+        first.launcher.kill()
+        first.launcher.wait()
         with Rank0(study_dir, SLEEPING, FOLDER_QUEUE) as second:
             second.plan(1)
             assert second.wait_for(launcher_link.Attempt).attempt == 1
