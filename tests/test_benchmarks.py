@@ -1,8 +1,13 @@
 """The benchmarks start: they are run by hand, and nothing else would notice."""
 
+from contextlib import ExitStack
 from pathlib import Path
 
+import pytest
+
+from benchmarks import client
 from benchmarks.__main__ import BENCHMARKS
+from stream_server.messages.client import FieldSpec
 
 FOLDER = Path(__file__).parent.parent / "benchmarks"
 
@@ -12,3 +17,13 @@ def test_every_benchmark_has_a_name_of_its_own_and_can_be_called() -> None:
     modules = {module.stem for module in FOLDER.glob("*.py")}
     assert not packages & modules
     assert all(map(callable, BENCHMARKS.values()))
+
+
+@pytest.mark.full
+def test_the_receiver_of_the_client_benchmark_speaks_the_protocol() -> None:
+    with ExitStack() as stack:
+        folder = stack.enter_context(client.programs())
+        field = FieldSpec(name="field", shape=(250_000,), dtype="<f4")
+        receiver = client.Receiver(stack, folder, "ours", field, credit=32)
+        sender = client.Sender(stack, folder, receiver, ["client", 1_000_000], 1_000_000, held_back=0)
+        assert sender.one_round() > 0

@@ -13,8 +13,9 @@
 #include <string.h>
 #include <zmq.h>
 
-enum { VERSION = 2, DATA = 1, ACK = 2 };
-enum { MESSAGES_PER_ACK = 32, DATA_BYTES = 68, ACK_BYTES = 25, MAX_ANSWER_BYTES = 4096, MAX_PEER_BYTES = 256 };
+#include "wire.h"
+
+enum { MESSAGES_PER_ACK = 32, ACK_BYTES = 25, MAX_ANSWER_BYTES = 4096, MAX_PEER_BYTES = 256 };
 
 typedef struct {
     unsigned char bytes[MAX_ANSWER_BYTES];
@@ -57,7 +58,7 @@ static void say(const receiver *it, const void *bytes, size_t num) {
 }
 
 static void acknowledge(receiver *it) {
-    unsigned char ack[ACK_BYTES] = {'S', 'T', 'R', 'M', VERSION, 0, ACK, 0};
+    unsigned char ack[ACK_BYTES] = {'S', 'T', 'R', 'M', SC_PROTOCOL_VERSION, 0, SC_ACK_KIND, 0};
     memcpy(ack + 8, &it->mark, sizeof it->mark);
     ack[24] = it->has_ended;
     say(it, ack, sizeof ack);
@@ -70,7 +71,7 @@ static bool is_control(const unsigned char *frame, size_t num, const char *kind)
 }
 
 static void take_header(receiver *it, const unsigned char *header, size_t num) {
-    if (num == DATA_BYTES && memcmp(header, "STRM", 4) == 0 && number(header + 6, 2) == DATA) {
+    if (num == SC_DATA_BYTES && memcmp(header, "STRM", 4) == 0 && number(header + 6, 2) == SC_DATA_KIND) {
         it->mark = number(header + 24, 8) + 1;
         it->num_steps += number(header + 56, 4);
         it->owes_ack = true;
