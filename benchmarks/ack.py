@@ -24,7 +24,6 @@ WINDOW_BYTES = 64 * 2**20
 PIECE_BYTES = 128 * 2**20
 # About a second of each.
 NUM_PIECES = {"4kB": 8, "40kB": 24}
-NUM_STEPS = 10_000_000
 BETWEEN_LOOKS = 64
 NUM_PAIRS = 9
 
@@ -56,7 +55,6 @@ class Intake:
                 credit=credit,
                 spare=max(credit, num_rows // 5),
                 window_bytes=WINDOW_BYTES if is_safe else 0,
-                num_steps=NUM_STEPS,
             )
         )
         self._saving = Saving(stack, study) if is_safe else None

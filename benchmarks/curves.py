@@ -54,7 +54,7 @@ def of_size(sample_bytes: int) -> float:
 
 def of_lengths() -> Iterator[tuple[int, float]]:
     """The number of samples so far, and µs for each of the newest."""
-    with study_of(SMALL, num_steps=2 * LENGTHS[-1]) as (study, send):
+    with study_of(SMALL) as (study, send):
         done = 0
         for num in LENGTHS:
             yield num, through(study, send, num - done)
@@ -62,7 +62,7 @@ def of_lengths() -> Iterator[tuple[int, float]]:
 
 
 @contextmanager
-def study_of(sample_bytes: int, num_steps: int | None = None) -> Iterator[tuple[Reception, Sender]]:
+def study_of(sample_bytes: int) -> Iterator[tuple[Reception, Sender]]:
     """A receiver with a buffer of 128 MiB, or of sixteen samples, that stays half full, and one client.
 
     A client keeps its last steps until there are enough for a message, so that a buffer would never be empty.
@@ -70,7 +70,7 @@ def study_of(sample_bytes: int, num_steps: int | None = None) -> Iterator[tuple[
     capacity = max(16, min(MOST_IN_BUFFER, RING_BYTES // sample_bytes))
     credit = max(4, min(10_000, MAX_QUEUED_BYTES // sample_bytes))
     with (
-        reception(Fifo(capacity=capacity), sample_bytes=sample_bytes, credit=credit, num_steps=num_steps) as study,
+        reception(Fifo(capacity=capacity), sample_bytes=sample_bytes, credit=credit) as study,
         sender("client", study.write_connection(), sample_bytes) as send,
     ):
         send(capacity // 2)

@@ -28,6 +28,7 @@ from stream_server.server.simulations.roster import Roster
 
 STUDY = "benchmark"
 HELD_SAMPLES = 65
+NUM_STEPS = 100_000_000
 DEADLINE_S = 60.0
 
 
@@ -77,10 +78,9 @@ def reception(
     spare: int = 0,
     held: int = HELD_SAMPLES,
     window_bytes: int = 64 * 2**20,
-    num_steps: int | None = None,
     encrypts: bool = True,
 ) -> Iterator[Reception]:
-    """Receive samples of one float32 field, of up to `num_steps` or any number of time steps.
+    """Receive samples of one float32 field, of more time steps than a fast machine sends.
 
     With keys over TCP as by default, unless nothing `encrypts`.
 
@@ -102,7 +102,7 @@ def reception(
                     rank=0,
                     num_ranks=1,
                     routing=StudyRouting(routing=Routing.STEPS),
-                    time_steps=TimeSteps(num=num_steps),
+                    time_steps=TimeSteps(num=NUM_STEPS),
                     fields=fields,
                     study=STUDY,
                     incarnation=0,
@@ -122,7 +122,7 @@ def reception(
             study=STUDY,
             incarnation=0,
             endpoints=(endpoints.data,),
-            time_steps=TimeSteps(num=num_steps),
+            time_steps=TimeSteps(num=NUM_STEPS),
             fields=fields,
             routing=StudyRouting(routing=Routing.STEPS),
             window_bytes=window_bytes,
