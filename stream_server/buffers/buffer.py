@@ -206,12 +206,16 @@ class Buffer:
         """Which samples of a draw were never drawn before, each once. Training thread, before the next draw."""
         if draw.num_first in (0, len(draw.slots)):
             return np.full(len(draw.slots), draw.num_first > 0)
-        is_first = np.zeros(len(draw.slots), bool)
+        is_first: npt.NDArray[np.bool_] = self.slots.seen[draw.slots] == 1
+        if np.count_nonzero(is_first) == draw.num_first:
+            return is_first
+        # Some samples came several times in this batch, or once more since a draw that was restored: then only their
+        # number counts.
         slots, places, times = np.unique(draw.slots, return_index=True, return_counts=True)
         unseen = places[self.slots.seen[slots] == times]
         if len(unseen) != draw.num_first:
-            # A draw that was restored: its samples may have been drawn again meanwhile. Only their number counts.
             unseen = np.sort(places)[: draw.num_first]
+        is_first.fill(False)
         is_first[unseen] = True
         return is_first
 

@@ -26,6 +26,7 @@ ADVICE = {
         "(validation.simulations)"
     ),
     "checkpoint": "checkpoints took {:.0%} of the time: save less often (checkpoint.every_s)",
+    "log": "writing metrics took {:.0%} of the time: write them less often (training.log_every_batches)",
     "ranks": (
         "the ranks took {:.0%} of the time to meet (all_reduce, round), waits for the slowest included: with fewer "
         "ranks, a larger training.batch_size or training.accumulate they meet less often"
@@ -52,6 +53,7 @@ def bottleneck_of_run(phases_s: Mapping[str, float], *, oversubscribed: bool = F
         "forming": seconds.get("transform", 0.0) + seconds.get("gather", 0.0),
         "validation": seconds.get("validation", 0.0),
         "checkpoint": seconds.get("checkpoint", 0.0),
+        "log": seconds.get("log", 0.0),
         "ranks": seconds.get("all_reduce", 0.0) + seconds.get("round", 0.0),
         "training": sum(seconds.get(name, 0.0) for name in TRAINING),
     }
