@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import fields
 from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from matplotlib.figure import Figure
 from benchmarks.published.heat import HeatStudy
 from benchmarks.published.ks import KsStudy
 from benchmarks.published.lorenz import LorenzStudy
-from benchmarks.published.runs import Row
+from benchmarks.published.runs import Row, Run
 
 Study = HeatStudy | LorenzStudy | KsStudy
 STUDIES: dict[str, type[Study]] = {"heat": HeatStudy, "lorenz": LorenzStudy, "ks": KsStudy}
@@ -35,27 +36,31 @@ def main(argv: Sequence[str] | None = None) -> int:
     name, seeds, to = options.pop("study"), options.pop("seeds"), options.pop("to")
     study = STUDIES[name](**options)
     to.mkdir(parents=True, exist_ok=True)
-    results: list[Row] = []
-    courses: list[Row] = []
+    runs: list[Run] = []
     for run in study.rounds(seeds):
-        results.append(run.result)
-        courses += [{"kind": run.kind, "seed": run.seed, **it} for it in run.course]
+        runs.append(run)
         shown = {key: round(it, 6) if isinstance(it, float) else it for key, it in run.result.items()}
         print(json.dumps(shown), flush=True)
-        write(to, name, study, results, courses)
-    print(table(results, study.unit))
+        write(to, name, study, runs)
+    print(table([run.result for run in runs], study.unit))
     return 0
 
 
-def write(folder: Path, name: str, study: Study, results: list[Row], courses: list[Row]) -> None:
+def write(folder: Path, name: str, study: Study, runs: Sequence[Run]) -> None:
     """Tables and pictures of what there is so far."""
-    for file_name, rows in (("results", results), ("courses", courses)):
+    courses = [{"kind": run.kind, "seed": run.seed, **it} for run in runs for it in run.course]
+    seen = [
+        {"kind": run.kind, "seed": run.seed, "least_draws": least, "most_draws": most, "samples": num}
+        for run in runs
+        for least, most, num in run.seen
+    ]
+    for file_name, rows in (("results", [run.result for run in runs]), ("courses", courses), ("seen", seen)):
         columns = list(dict.fromkeys(key for row in rows for key in row))
         with (folder / f"{file_name}.csv").open("w", newline="") as file:
             writer = csv.DictWriter(file, columns)
             writer.writeheader()
             writer.writerows(rows)
-    for of, figure in (("", draw(courses, study)), ("-time", draw_over_time(courses, study))):
+    for of, figure in (("", draw(courses, study, seen)), ("-time", draw_over_time(courses, study))):
         for ending in ("png", "svg"):
             figure.savefig(folder / f"{name}{of}.{ending}", dpi=150)
 
@@ -79,16 +84,18 @@ def table(results: list[Row], unit: str) -> str:
     return "\n".join(lines)
 
 
-def draw(courses: list[Row], study: Study) -> Figure:
-    """The error over batches and over time, the throughput and the population; a line for each run."""
-    figure = Figure(figsize=(11, 8), layout="constrained")
-    panels = figure.subplots(2, 2)
+def draw(courses: list[Row], study: Study, seen: list[Row]) -> Figure:
+    """The error over batches and over time, the throughput, the population and the draws; a line for each run."""
+    figure = Figure(figsize=(11, 11), layout="constrained")
+    panels = figure.subplots(3, 2)
     error = f"MSE, held out ({study.unit})"
     plot(panels[0, 0], courses, ("batch", "batches"), ("mse", error))
     plot(panels[0, 1], courses, ("wall_s", study.clock), ("mse", error))
     plot(panels[1, 0], courses, ("wall_s", "s"), ("samples_per_s", "samples/s that are trained"))
     plot(panels[1, 1], courses, ("wall_s", "s"), ("population", "samples in the buffer"))
-    figure.legend(*panels[0, 0].get_legend_handles_labels(), loc="outside upper center", ncols=5)
+    plot_seen(panels[2, 0], seen, list(dict.fromkeys(row["kind"] for row in courses)))
+    panels[2, 1].axis("off")
+    panels[2, 1].legend(*panels[0, 0].get_legend_handles_labels(), loc="center", frameon=False)
     return figure
 
 
@@ -113,6 +120,18 @@ def plot(panel: Any, courses: list[Row], x: tuple[str, str], y: tuple[str, str])
     panel.grid(alpha=0.3)
     if y[0] == "mse":
         panel.set_yscale("log")
+
+
+def plot_seen(panel: Any, seen: list[Row], kinds: Sequence[str]) -> None:
+    """How many samples of a full buffer were drawn so often, in the first run of each kind that has a buffer."""
+    for kind, intervals in groupby((row for row in seen if row["seed"] == 0), key=itemgetter("kind")):
+        rows = list(intervals)
+        heights = [row["samples"] / (row["most_draws"] - row["least_draws"] + 1) for row in rows]
+        panel.plot(
+            [(row["least_draws"] + row["most_draws"]) / 2 for row in rows], heights, ".-", color=f"C{kinds.index(kind)}"
+        )
+    panel.set(xlabel="draws of a sample in the buffer", ylabel="samples with so many draws", yscale="log")
+    panel.grid(alpha=0.3)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from stream_server.analysis.reading import RunFolder, read_records
+from stream_server.analysis.figures import draws_of_samples, while_full
+from stream_server.analysis.reading import RunFolder, read_histograms, read_records
 
 DEADLINE_S = 7200.0
 
@@ -17,7 +18,11 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Run:
-    """A way to train, with a seed: what its course was, in rows of `batch`, `wall_s` and what was known then."""
+    """A way to train, with a seed: what its course was, in rows of `batch`, `wall_s` and what was known then.
+
+    `seen` tells how often the samples in a buffer were drawn while it was full: the smallest and largest number of
+    draws of each interval, and how many samples are in it.
+    """
 
     kind: str
     seed: int
@@ -25,6 +30,7 @@ class Run:
     draws_per_sample: float
     wall_s: float
     num_draws: int
+    seen: Sequence[tuple[int, int, int]] = ()
 
     @property
     def result(self) -> Row:
@@ -62,6 +68,7 @@ def online(study: Path, kind: str, settings: Mapping[str, Any], seed: int, outpu
         draws_per_sample=report["draws"] / report["samples"]["trained"],
         wall_s=report["wall_s"],
         num_draws=report["draws"],
+        seen=draws_of_samples(while_full(read_histograms(RunFolder(output), "buffer/seen"))),
     )
 
 

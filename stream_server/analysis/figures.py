@@ -84,21 +84,18 @@ def phases(records: list[Line]) -> Figure | None:
 def seen(histograms: list[Line]) -> Figure | None:
     """How often the samples in the buffers were drawn, before the buffers ran empty at the end.
 
-    It is the latest histogram of buffers that are at least half as full as they ever were. An interval of several
-    numbers of draws is as wide as these, and as high as if its samples were spread evenly over them.
+    An interval of several numbers of draws is as wide as these, and as high as if its samples were spread evenly over
+    them.
     """
-    sizes = [sum(num for *_, num in line["intervals"]) for line in histograms]
-    if not sizes:
+    if not histograms:
         return None
-    latest = max(position for position, size in enumerate(sizes) if 2 * size >= max(sizes))
-    line = histograms[latest]
+    line = while_full(histograms)
     figure, axes = empty("times drawn", "samples in the buffers")
-    ranges = [_whole_numbers(lower, upper) for lower, upper, _ in line["intervals"]]
-    widths = [last - first + 1 for first, last in ranges]
+    rows = draws_of_samples(line)
     axes.bar(
-        [first - 0.5 for first, _ in ranges],
-        [num / width for (*_, num), width in zip(line["intervals"], widths, strict=True)],
-        widths,
+        [first - 0.5 for first, _, _ in rows],
+        [num / (last - first + 1) for first, last, num in rows],
+        [last - first + 1 for first, last, _ in rows],
         align="edge",
         color=COLOURS[0],
         edgecolor="white",
@@ -107,6 +104,17 @@ def seen(histograms: list[Line]) -> Figure | None:
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_title(f"after batch {line['batch']}", fontsize=9)
     return figure
+
+
+def while_full(histograms: Sequence[Line]) -> Line:
+    """The latest of the histograms of buffers that were at least half as full as they ever were; there is one."""
+    sizes = [sum(num for *_, num in line["intervals"]) for line in histograms]
+    return histograms[max(position for position, size in enumerate(sizes) if 2 * size >= max(sizes))]
+
+
+def draws_of_samples(histogram: Line) -> list[tuple[int, int, int]]:
+    """The intervals of a histogram of draws: the smallest and largest number of draws, and how many samples."""
+    return [(*_whole_numbers(lower, upper), num) for lower, upper, num in histogram["intervals"]]
 
 
 def empty(x: str, y: str) -> tuple[Figure, Axes]:

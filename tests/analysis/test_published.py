@@ -1,6 +1,7 @@
 """The published studies beside training from files: both see the same samples."""
 
 import csv
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -57,9 +58,10 @@ def test_tables_and_pictures_are_written(tmp_path: Path) -> None:
     study = HeatStudy(num_simulations=1, num_nodes=4, capacity=50, step_s=0.01)
     run = study.from_files(epochs=1, seed=0)
     assert run.wall_s > study.simulations_s == pytest.approx(5.5)
-    write(tmp_path, "heat", study, [run.result], [{"kind": run.kind, "seed": 0, **it} for it in run.course])
-    [row] = csv.DictReader((tmp_path / "results.csv").read_text().splitlines())
-    assert float(row["mse"]) == run.course[-1]["mse"]
+    write(tmp_path, "heat", study, [replace(run, kind="reservoir", seen=[(0, 0, 20), (1, 2, 30)]), run])
+    rows = list(csv.DictReader((tmp_path / "results.csv").read_text().splitlines()))
+    assert [float(row["mse"]) for row in rows] == [run.course[-1]["mse"]] * 2
+    assert (tmp_path / "seen.csv").read_text().splitlines()[1:] == ["reservoir,0,0,0,20", "reservoir,0,1,2,30"]
     assert (tmp_path / "heat.png").stat().st_size > 10_000
     assert table([run.result, {**run.result, "population": 7}], study.unit).splitlines()[-1].endswith(" 7 |")
 
