@@ -26,10 +26,14 @@ def device_of(ranks: Ranks) -> torch.device:
 
 
 def backend_of(ranks: Ranks) -> str:
-    """The backend by which the ranks' devices communicate: NCCL refuses ranks that share a GPU."""
-    devices = devices_of_node(ranks)
-    has_own_gpus = devices[0].type == "cuda" and len(set(devices)) == len(devices)
-    return "nccl" if has_own_gpus else "gloo"
+    """The backend by which the ranks' devices communicate: NCCL refuses ranks that share a GPU. Collective.
+
+    GPUs are told apart by their UUID: a scheduler may show each rank only its own, which is device 0 then.
+    """
+    device = device_of(ranks)
+    own = str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else None
+    gpus = ranks.broadcast(ranks.gather(own))
+    return "nccl" if None not in gpus and len(set(gpus)) == len(gpus) else "gloo"
 
 
 def limit_threads(num_threads: int) -> None:
