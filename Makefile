@@ -17,7 +17,7 @@ help:
 	@echo "make format    rewrite the code in the project's format"
 	@echo "make bench     the benchmarks; writes benchmarks/results.json"
 	@echo "make bench-peers  beside files, a queue, Redis, ADIOS2, TorchRL and cpprb: writes benchmarks/peers.json; installs them"
-	@echo "make study-heat  the published heat study beside training from files: 18 runs, two hours; ARGS=\"--seeds 1\""
+	@echo "make study-heat  the published heat study beside training from files: 18 runs, one to two hours; ARGS=\"--seeds 1\""
 	@echo "make study-lorenz  the Lorenz study: which part of a buffer keeps its promise, beside training from files: 24 runs"
 	@echo "make study-ks  a study of trajectories: windows by each buffer policy, beside training from files: 18 runs"
 	@echo "make study-steering  samplers of parameters on the studies of trajectories: 30 runs; ARGS=\"--seeds 2 --studies ks\""

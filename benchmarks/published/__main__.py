@@ -91,7 +91,7 @@ def draw(courses: list[Row], study: Study, seen: list[Row]) -> Figure:
     error = f"MSE, held out ({study.unit})"
     plot(panels[0, 0], courses, ("batch", "batches"), ("mse", error))
     plot(panels[0, 1], courses, ("wall_s", study.clock), ("mse", error))
-    plot(panels[1, 0], courses, ("wall_s", "s"), ("samples_per_s", "samples/s that are trained"))
+    plot(panels[1, 0], smoothed(courses), ("wall_s", "s"), ("samples_per_s", "samples/s that are trained"))
     plot(panels[1, 1], courses, ("wall_s", "s"), ("population", "samples in the buffer"))
     plot_seen(panels[2, 0], seen, list(dict.fromkeys(row["kind"] for row in courses)))
     panels[2, 1].axis("off")
@@ -120,6 +120,23 @@ def plot(panel: Any, courses: list[Row], x: tuple[str, str], y: tuple[str, str])
     panel.grid(alpha=0.3)
     if y[0] == "mse":
         panel.set_yscale("log")
+
+
+def smoothed(courses: list[Row]) -> list[Row]:
+    """The throughput of each run, as means over a hundredth of the longest one."""
+    width = max(row["wall_s"] for row in courses) / 100
+    known = (row for row in courses if "samples_per_s" in row)
+    return [
+        {
+            "kind": kind,
+            "seed": seed,
+            "wall_s": (number + 0.5) * width,
+            "samples_per_s": float(np.mean([row["samples_per_s"] for row in rows])),
+        }
+        for (kind, seed, number), rows in groupby(
+            known, key=lambda row: (row["kind"], row["seed"], row["wall_s"] // width)
+        )
+    ]
 
 
 def plot_seen(panel: Any, seen: list[Row], kinds: Sequence[str]) -> None:
