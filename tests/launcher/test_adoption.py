@@ -2,11 +2,14 @@
 
 import os
 import signal
+import time
 from pathlib import Path
 
 import pytest
 
+from stream_server.launcher.backends.backend import EXIT_FILE
 from stream_server.launcher.journal.journal import Journal
+from stream_server.launcher.simulations.ensemble import POLL_S
 from stream_server.messages import launcher_link
 from tests.launcher.plans import plan
 from tests.launcher.rank_0 import Rank0
@@ -321,6 +324,16 @@ def test_the_folder_of_a_job_stays_until_all_in_it_are_judged(tmp_path: Path) ->
         assert (message.simulation, message.reason) == (1, "a rank ended with exit code 3")
         # It never wrote anything: mpirun's words are in the log of the first.
         assert message.log == str(rank_0.folder_of(0) / "output.log")
+        rank_0.wait_until(lambda: not rank_0.folder_of(0).exists())
+
+
+def test_the_folder_goes_also_when_the_server_has_all_only_after_the_end_of_the_job(tmp_path: Path) -> None:
+    with Rank0(tmp_path, "", "simulation.keep_folders=failed") as rank_0:
+        rank_0.plan(1)
+        rank_0.wait_until((rank_0.folder_of(0) / EXIT_FILE).exists)
+        # Until the launcher, too, has seen the end.
+        time.sleep(2 * POLL_S)
+        rank_0.send(launcher_link.Finished(simulation=0))
         rank_0.wait_until(lambda: not rank_0.folder_of(0).exists())
 
 

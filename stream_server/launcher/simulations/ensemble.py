@@ -66,7 +66,7 @@ class Ensemble:
         self.reports = Reports(jobs.attempts, server, journal)
         self.keep_finished = keep_finished
         self._incarnation = 0
-        self._not_kept: set[tuple[int, int]] = set()
+        self._ended: dict[int, int] = {}
         self._leave_at = math.inf
         self._said_bye = False
         self._poll_at = self._polled_at = 0.0
@@ -244,16 +244,18 @@ class Ensemble:
         self._carry_out(
             self.schedule.job_ended(simulation, attempt, ended.exit_code, ended.reason, now, excuse=ended.excuse)
         )
-        is_finished = self.schedule.state(simulation) is ScheduledState.FINISHED
-        if is_finished and not self.keep_finished and not self.schedule.failed_later(simulation):
-            self._not_kept.add((simulation, attempt))
+        if not self.keep_finished:
+            self._ended[simulation] = attempt
 
     def _remove_folders(self) -> None:
-        # In that of a shared job lies what tells how the others ended.
-        due = {it for it in self._not_kept if not self.schedule.shares_a_job(it[0])}
-        for attempt in due:
-            shutil.rmtree(self.jobs.attempts.folder(*attempt), ignore_errors=True)
-        self._not_kept -= due
+        for simulation, attempt in list(self._ended.items()):
+            state = self.schedule.state(simulation)
+            # The server may confirm later that it has all. In the folder of a shared job lies how the others ended.
+            if state is ScheduledState.EXITED or self.schedule.shares_a_job(simulation):
+                continue
+            del self._ended[simulation]
+            if state is ScheduledState.FINISHED and not self.schedule.failed_later(simulation):
+                shutil.rmtree(self.jobs.attempts.folder(simulation, attempt), ignore_errors=True)
 
     def _carry_out(self, actions: Sequence[Action]) -> None:
         cancelled = set()
