@@ -63,7 +63,7 @@ class Patience:
         self._heard = time.monotonic()
 
     def refused(self) -> bool:
-        """The server has just refused the key; whether it has done so for a while."""
+        """The server refuses the key; whether it has done so for a while."""
         now = time.monotonic()
         self._refused = min(self._refused, now)
         return now - self._refused >= REFUSED_S
@@ -118,8 +118,7 @@ def _ask(
 
     A new server at an old address is no one to talk to: the file will tell of it, if it can.
     """
-    dealer = transport.connect(file.control, name)
-    dealer.heed_refusals()
+    dealer = transport.connect(file.control, name, heeds_refusals=True)
     dealer.send(question)
     while not patience.is_over and not dealer.is_lost:
         if watch.newer_than(file.incarnation):
@@ -134,12 +133,14 @@ def _ask(
             patience.heard()
             if not (isinstance(answer, Refusal) and answer.reason is Reason.BUSY):
                 return answer
-        if dealer.was_refused() and patience.refused():
+        if dealer.is_refused and patience.refused():
             raise Refused(
                 f"{who} is not let into study {file.study} at {dealer.address}: the server does not know the key in "
                 "the connection file, or wants one and there is none. Is the file the newest, and is there no newer "
                 "attempt?"
             )
         if patience.may_repeat():
+            if dealer.is_refused:
+                return None
             dealer.send(question)
     return None

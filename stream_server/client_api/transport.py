@@ -30,32 +30,28 @@ REFUSALS = zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
 class Dealer:
     """One connection to one socket of the server.
 
-    `is_lost`: ZeroMQ has closed the connection, as it does when it received forged or damaged data.
+    `is_lost`: ZeroMQ has closed the connection, as it does when it received forged or damaged data. `refusals`: where
+    it tells that the server has refused the keys, or that it has none.
     """
 
-    def __init__(self, socket: "zmq.Socket[bytes]", address: str, *, encrypted: bool) -> None:
+    def __init__(
+        self,
+        socket: "zmq.Socket[bytes]",
+        address: str,
+        *,
+        encrypted: bool,
+        refusals: "zmq.Socket[bytes] | None" = None,
+    ) -> None:
         self._socket = socket
         self.address = address
         self.is_lost = False
         self.needs_checksum = address.startswith("tcp:") and not encrypted
-        self._refusals: zmq.Socket[bytes] | None = None
+        self._refusals = refusals
 
-    def heed_refusals(self) -> None:
-        """Make ZeroMQ report when the server at a TCP address refuses the keys of this connection, or that it has none.
-
-        Without the means to do so a refusal is silence, which ends as any other.
-        """
-        if self.address.startswith("tcp:"):
-            with suppress(zmq.ZMQError):
-                self._refusals = self._socket.get_monitor_socket(REFUSALS)
-
-    def was_refused(self) -> bool:
-        """Whether the server has refused the keys since this was last asked."""
-        was_refused = False
-        while self._refusals is not None and self._refusals.poll(0):
-            self._refusals.recv_multipart()
-            was_refused = True
-        return was_refused
+    @property
+    def is_refused(self) -> bool:
+        """The server has refused the keys. Nothing more will come, even where ZeroMQ still takes messages."""
+        return self._refusals is not None and bool(self._refusals.poll(0))
 
     def close(self, *, linger_ms: int) -> None:
         """Close the connection; what ZeroMQ still holds is sent on for so long, or dropped."""
@@ -116,17 +112,26 @@ class Transport:
         self._poller = zmq.Poller()
         self._dealers: dict[zmq.Socket[bytes], Dealer] = {}
 
-    def connect(self, addresses: Sequence[str], name: bytes | None = None) -> Dealer:
+    def connect(self, addresses: Sequence[str], name: bytes | None = None, *, heeds_refusals: bool = False) -> Dealer:
         """A connection to the first of these addresses that can be used from this node.
 
-        With a `name`, the server knows it for the same client as any other connection of that name.
+        With a `name`, the server knows it for the same client as any other connection of that name. One that
+        `heeds_refusals` tells of them, over TCP and where there are the means; else a refusal is silence, which ends as
+        any other.
 
         Raises:
             Unreachable: none can.
         """
         address, way = usable(addresses, self._ways if self._is_same_node else None)
         connection = self._context.socket(zmq.DEALER)
-        self._dealers[connection] = dealer = Dealer(connection, address, encrypted=self._security is not None)
+        refusals = None
+        if heeds_refusals and address.startswith("tcp:"):
+            # Before there is a connection: it may be refused before this thread goes on.
+            with suppress(zmq.ZMQError):
+                refusals = connection.get_monitor_socket(REFUSALS)
+        self._dealers[connection] = dealer = Dealer(
+            connection, address, encrypted=self._security is not None, refusals=refusals
+        )
         connection.set(zmq.LINGER, LINGER_MS)
         connection.set(zmq.SNDHWM, 0)
         if name is not None:

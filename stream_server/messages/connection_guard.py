@@ -22,9 +22,9 @@ EVENTS_AT_ONCE = 64
 STRANGERS_TICK_S = 0.02
 CLIENTS_TICK_S = 0.05
 SUSPICION_TICK_S = 0.005
-# A simulation is two connections, and so four events. Woken for each of them, this thread took a tenth of what a
-# simulation costs rank 0; the queue of a thousand, in which they gather meanwhile, takes a flood longer to fill.
-GATHER_S = 0.02
+# A simulation is two connections, and so four events: to be woken for each of them costs rank 0 a tenth of all that it
+# does for a simulation. But libzmq takes a descriptor for each stranger meanwhile, 20,000 of them in a second or more.
+GATHER_S = 0.002
 # `tcpi_bytes_received` of Linux' struct tcp_info.
 BYTES_RECEIVED = struct.Struct("=128xQ")
 UNREAD = struct.Struct("=i")
@@ -132,8 +132,11 @@ class ConnectionGuard:
             self._is_stopping.wait(self._rest_s())
 
     def _rest_s(self) -> float:
-        """How long events may gather: not beyond the moment at which connections are to be measured."""
-        return min(GATHER_S, max(0.0, self._tick_at - time.monotonic())) if self.table.num_connections else GATHER_S
+        """How long events may gather: not in a flood, nor beyond the moment at which connections are to be measured."""
+        num = self.table.num_connections
+        if num >= self.table.max_connections:
+            return 0.0
+        return min(GATHER_S, max(0.0, self._tick_at - time.monotonic())) if num else GATHER_S
 
     def _timeout_ms(self) -> int | None:
         if self.error is not None or not self.table.num_connections:

@@ -2,10 +2,13 @@
 
 import dataclasses
 import re
+import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import zmq
 from zmq.utils import z85
 
 from stream_server.client_api import connect, handshake
@@ -15,7 +18,7 @@ from stream_server.messages.client import Hello
 from stream_server.messages.connection import ConnectionFile
 from stream_server.messages.operator import AskStatus
 from stream_server.server.run.curve import CurveAccess, KeyPair
-from tests.native.native_client import SMALL, NativeClient, assert_has, client, library, program
+from tests.native.native_client import SMALL, NativeClient, assert_has, built, client, library, program
 from tests.support.fake_server import FakeServer
 
 __all__ = ["client", "library", "program"]
@@ -73,6 +76,29 @@ def test_a_wrong_key_in_c(server: FakeServer, what: str, client: NativeClient, t
         what == "none" and re.match(f"error UNREACHABLE: a simulation rank 0 {SILENT}", said)
     )
     assert server.hellos == []
+
+
+def test_a_refusal_is_heard_that_comes_before_the_connection_is_known_to_have_begun(
+    server: FakeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connect_at_once = zmq.Socket.connect
+
+    def connect_slowly(self: "zmq.Socket[bytes]", address: str) -> None:
+        connect_at_once(self, address)
+        time.sleep(0.3)
+
+    monkeypatch.setattr(zmq.Socket, "connect", connect_slowly)
+    with pytest.raises(Refused, match=TOLD):
+        connect(wrong_key(server, "another"), timeout_s=15)
+
+
+def test_such_a_refusal_is_heard_in_c(server: FakeServer, library: Path, tmp_path: Path) -> None:
+    refused = built(library, tmp_path, "refused.c", "-Wl,--wrap=zmq_connect")
+    path = tmp_path / "connection.json"
+    wrong_key(server, "another").write(path)
+    done = subprocess.run([str(refused), str(path), "15"], capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert re.match(rf"-\d+ a simulation rank 0 {TOLD}", done.stdout)
 
 
 def test_the_right_key_in_c(server: FakeServer, client: NativeClient) -> None:

@@ -33,8 +33,8 @@ static int hear(sc_dealer *dealer, sc_patience *patience, bool *is_answered, sc_
 }
 
 /* Note whether the server refuses the keys of this connection; it is given up where it still does after a while. */
-static int heed_refusal(const sc_asker *asker, sc_dealer *dealer, sc_patience *patience, sc_error *error) {
-    if (!sc_dealer_was_refused(dealer) || !sc_patience_refused(patience))
+static int heed_refusal(const sc_asker *asker, const sc_dealer *dealer, sc_patience *patience, sc_error *error) {
+    if (!sc_dealer_is_refused(dealer) || !sc_patience_refused(patience))
         return STREAM_OK;
     return sc_fail(error, STREAM_ERROR_REFUSED,
                    "%s is not let into study %.200s at %s: the server does not know the key in the connection file, or "
@@ -47,11 +47,10 @@ static int ask_here(const sc_asker *asker, sc_transport *transport, const char *
                     sc_patience *patience, bool *is_answered, sc_reply *answer, sc_error *error) {
     sc_watch *watch = asker->watch;
     uint32_t incarnation = watch->file.incarnation;
-    int code = sc_transport_connect(transport, &watch->file.control, name, error);
+    int code = sc_transport_connect(transport, &watch->file.control, name, true, error);
     if (code != STREAM_OK)
         return code;
     sc_dealer *dealer = &transport->dealers[0];
-    sc_dealer_heed_refusals(dealer, transport->context);
     code = sc_dealer_send(dealer, question, error);
     while (code == STREAM_OK && !dealer->is_lost && !sc_patience_is_over(patience)) {
         if (sc_watch_is_newer_than(watch, incarnation, false)) {
@@ -68,8 +67,11 @@ static int ask_here(const sc_asker *asker, sc_transport *transport, const char *
             code = heed_refusal(asker, dealer, patience, error);
         if (code != STREAM_OK || *is_answered)
             return code;
-        if (sc_patience_may_repeat(patience))
-            code = sc_dealer_send(dealer, question, error);
+        if (!sc_patience_may_repeat(patience))
+            continue;
+        if (sc_dealer_is_refused(dealer))
+            return STREAM_OK;
+        code = sc_dealer_send(dealer, question, error);
     }
     return code;
 }

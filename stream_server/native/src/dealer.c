@@ -124,14 +124,9 @@ void sc_dealer_close(sc_dealer *dealer, int linger_ms) {
     free(dealer->address);
 }
 
-bool sc_dealer_was_refused(sc_dealer *dealer) {
-    bool was_refused = false;
-    zmq_msg_t event;
-    while (dealer->refusals != NULL && receive_header(dealer->refusals, &event) > 0) {
-        was_refused = true;
-        zmq_msg_close(&event);
-    }
-    return was_refused;
+bool sc_dealer_is_refused(const sc_dealer *dealer) {
+    zmq_pollitem_t item = {dealer->refusals, 0, ZMQ_POLLIN, 0};
+    return dealer->refusals != NULL && zmq_poll(&item, 1, 0) > 0;
 }
 
 int sc_dealer_receive(sc_dealer *dealer, bool *is_there, sc_reply *reply, sc_error *error) {

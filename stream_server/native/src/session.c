@@ -113,7 +113,7 @@ static int connect_to_all(sc_session *session, sc_error *error) {
     int code = sc_transport_open(&session->transport, client->context, &client->watch->file,
                                  welcome->num_server_ranks, error);
     for (int rank = 0; rank < welcome->num_server_ranks && code == STREAM_OK; ++rank) {
-        code = sc_transport_connect(&session->transport, &welcome->endpoints[rank], NULL, error);
+        code = sc_transport_connect(&session->transport, &welcome->endpoints[rank], NULL, false, error);
         sc_retained *retained = sc_retention_of_connection(&client->retention);
         if (code == STREAM_OK && retained == NULL)
             code = sc_no_memory(error);

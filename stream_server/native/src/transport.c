@@ -135,7 +135,8 @@ void sc_new_name(char name[SC_NAME_BYTES]) {
         snprintf(name + 2 * i, 3, "%02x", (unsigned)bytes[i]);
 }
 
-int sc_transport_connect(sc_transport *transport, const sc_addresses *addresses, const char *name, sc_error *error) {
+int sc_transport_connect(sc_transport *transport, const sc_addresses *addresses, const char *name, bool heeds_refusals,
+                         sc_error *error) {
     const sc_connection_file *file = transport->file;
     const char *usable = sc_usable_address(addresses, sc_is_this_node(file->host));
     if (usable == NULL)
@@ -155,6 +156,8 @@ int sc_transport_connect(sc_transport *transport, const sc_addresses *addresses,
         free(way);
         return sc_no_memory(error);
     }
+    if (heeds_refusals)
+        sc_dealer_heed_refusals(dealer, transport->context);
     bool is_connected = set_options(dealer->socket, file, is_tcp && file->is_encrypted) &&
                         set_name(dealer->socket, name) && zmq_connect(dealer->socket, way) == 0;
     int status = is_connected ? STREAM_OK : fail(error, dealer->address);

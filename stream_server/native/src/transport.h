@@ -46,13 +46,16 @@ void sc_transport_close(sc_transport *transport, bool linger);
 void sc_new_name(char name[SC_NAME_BYTES]);
 
 /* A connection to the first of these addresses that can be used from this node; the next one in `dealers`. `name` may
- * be NULL or "". STREAM_ERROR_UNREACHABLE: none can. */
-int sc_transport_connect(sc_transport *transport, const sc_addresses *addresses, const char *name, sc_error *error);
+ * be NULL or "". One that heeds_refusals tells of them over TCP, where there are the means.
+ * STREAM_ERROR_UNREACHABLE: none can. */
+int sc_transport_connect(sc_transport *transport, const sc_addresses *addresses, const char *name, bool heeds_refusals,
+                         sc_error *error);
 
-/* Make ZeroMQ report when the server at a TCP address refuses the keys of a connection, or that it has none. */
+/* For sc_transport_connect, before there is a connection: it may be refused before this thread goes on. */
 void sc_dealer_heed_refusals(sc_dealer *dealer, void *context);
-/* Whether the server has refused the keys since this was last asked. */
-bool sc_dealer_was_refused(sc_dealer *dealer);
+/* The server has refused the keys, or that there are none. Nothing more will come, even where ZeroMQ still takes
+ * messages. */
+bool sc_dealer_is_refused(const sc_dealer *dealer);
 
 /* ZeroMQ sends what it still holds for so long, and then drops it. */
 void sc_dealer_close(sc_dealer *dealer, int linger_ms);

@@ -18,7 +18,7 @@ static int connect_to_all(sc_transport *transport, sc_error *error) {
     sc_addresses addresses = {1, all};
     int code = STREAM_OK;
     while (transport->num < transport->capacity && code == STREAM_OK)
-        code = sc_transport_connect(transport, &addresses, NULL, error);
+        code = sc_transport_connect(transport, &addresses, NULL, false, error);
     return code;
 }
 
