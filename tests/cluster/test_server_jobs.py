@@ -94,12 +94,17 @@ def test_the_server_is_a_job_on_two_nodes_and_comes_back_when_scancel_ends_it(no
 
 
 def test_the_next_launcher_takes_the_job_over_and_an_order_to_stop_ends_it(nodes: Cluster, study: Path) -> None:
-    with started(nodes, study) as live:
-        live.wait_until(lambda: "simulation 1 finished" in live.launcher_log, LIMIT_S)
+    # So long that simulation 3 still runs when the next launcher has begun.
+    long = {"simulation.command": ["python", "paced.py", "0.3"]}
+    with started(nodes, study, long) as live:
+        live.wait_until(
+            lambda: "simulation 1 finished" in live.launcher_log and "simulation 3, attempt 0: " in live.launcher_log,
+            LIMIT_S,
+        )
         launcher_of(live).kill()
         live.process.wait()
         before = jobs_of(nodes, live)
-        with started(nodes, study, mark=live.mark) as second:
+        with started(nodes, study, long, mark=live.mark) as second:
             second.wait_until(lambda: "server, start 1, is taken over" in second.launcher_log)
             second.wait_until(lambda: "goes on" in second.launcher_log)
             nodes.run(LOGIN, "stream-study", "stop", str(second.output_dir))
