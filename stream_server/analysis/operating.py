@@ -293,15 +293,8 @@ def _report_rows(report: Plain) -> list[tuple[str, str]]:
         ("server", f"{_ranks(report.get('ranks', 0))}, {_restarts(report.get('restarts', 0))}"),
         ("simulations", ", ".join(f"{num:,} {_words(name)}" for name, num in counts.items() if num)),
         ("training", f"{report.get('batches', 0):,} batches in {_duration(report.get('wall_s', 0.0))}"),
-        *_account_row(report),
+        *run_state.balance_rows(report),
     ]
-
-
-def _account_row(report: Plain) -> list[tuple[str, str]]:
-    """Whether the account balances; a failed run whose account does is not called balanced."""
-    if not report.get("balanced"):
-        return [("account", "NOT BALANCED")]
-    return [("account", "balanced")] if report.get("exit_code") == 0 else []
 
 
 def print_table(table: Table, console: Console) -> None:

@@ -4,7 +4,7 @@ import csv
 import json
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -151,6 +151,13 @@ def state_of(run: RunFolder) -> RunState:
         )
         detail = f"{detail}; run again, it {then}"
     return RunState(state=state, detail=detail, checkpoint=checkpoint, report=report)
+
+
+def balance_rows(report: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Whether the account balances; a failed run whose account does is not called balanced."""
+    if not report.get("balanced"):
+        return [("account", "NOT BALANCED")]
+    return [("account", "balanced")] if report.get("exit_code") == 0 else []
 
 
 def damages_of(run: RunFolder) -> list[str]:

@@ -8,6 +8,7 @@ from typing import Any
 
 from stream_server.analysis.attempts import CANCELLED, ENDED, FAILED, INTERRUPTED, RUNNING
 from stream_server.analysis.reading import Line, is_validation_loss, names_in
+from stream_server.analysis.run_state import balance_rows
 from stream_server.analysis.validations import RenderedSample
 from stream_server.dashboard.changes import Columns
 from stream_server.dashboard.facts import RunFacts
@@ -200,7 +201,7 @@ def account_rows(facts: RunFacts) -> list[tuple[str, str]]:
     rows = [(_words(name), f"{_total(samples[name]):,}") for name in names if name in samples]
     if isinstance(windows := samples.get("windows"), dict):
         rows += [(f"windows {_words(name)}", f"{num:,}") for name, num in windows.items()]
-    rows.append(("account", "balanced" if facts.state.report.get("balanced") else "NOT BALANCED"))
+    rows += balance_rows(facts.state.report)
     return [*rows, *(("", str(text)) for text in facts.state.report.get("unbalanced", ()))]
 
 

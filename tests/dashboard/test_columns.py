@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 from stream_server.analysis.attempts import AttemptFacts
 from stream_server.analysis.reading import RunFolder
@@ -165,6 +166,12 @@ def test_the_account_adds_up_reasons_and_says_what_is_not_balanced() -> None:
         ("", "one sample too many"),
     ]
     assert columns.account_rows(facts()) == []
+
+
+@pytest.mark.parametrize(("exit_code", "told"), [(0, [("account", "balanced")]), (3, [])])
+def test_only_a_run_that_did_not_fail_is_called_balanced(exit_code: int, told: list[tuple[str, str]]) -> None:
+    report = {"balanced": True, "exit_code": exit_code, "samples": {"expected": 1200}}
+    assert columns.account_rows(facts(report=report)) == [("expected", "1,200"), *told]
 
 
 def test_text_of_strangers_is_no_html() -> None:
