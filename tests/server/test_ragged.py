@@ -35,7 +35,8 @@ from tests.support.studies import StudyFolder
 
 MOST = 200_000
 X = FieldSpec(name="x", shape=(MOST, 3), dtype="<f8", ragged=True)
-SHAPE = StudyShape(fields=(X,), time_steps=TimeSteps(num=40), capacity=40)
+# Refusals are no acknowledgements: of the steps before them none need be in the stream yet.
+SHAPE = StudyShape(fields=(X,), time_steps=TimeSteps(num=40), capacity=40, credit=8)
 BLOCK = Block(field="x", dtype="<f8", shape=(MOST, 3), offset=(0, 0), count=(MOST, 3))
 NARROW = Block(field="x", dtype="<f4", shape=(MOST, 3), offset=(0, 0), count=(MOST, 3))
 
