@@ -154,10 +154,10 @@ def state_of(run: RunFolder) -> RunState:
 
 
 def balance_rows(report: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Whether the account balances; a failed run whose account does is not called balanced."""
+    """Whether the account balances; a run that failed is not called balanced, even if its account is."""
     if not report.get("balanced"):
         return [("account", "NOT BALANCED")]
-    return [("account", "balanced")] if report.get("exit_code") == 0 else []
+    return [("account", "balanced")] if report.get("exit_code") in (0, EXIT_SAVED) else []
 
 
 def damages_of(run: RunFolder) -> list[str]:

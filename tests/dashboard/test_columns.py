@@ -168,7 +168,9 @@ def test_the_account_adds_up_reasons_and_says_what_is_not_balanced() -> None:
     assert columns.account_rows(facts()) == []
 
 
-@pytest.mark.parametrize(("exit_code", "told"), [(0, [("account", "balanced")]), (3, [])])
+@pytest.mark.parametrize(
+    ("exit_code", "told"), [(0, [("account", "balanced")]), (75, [("account", "balanced")]), (3, [])]
+)
 def test_only_a_run_that_did_not_fail_is_called_balanced(exit_code: int, told: list[tuple[str, str]]) -> None:
     report = {"balanced": True, "exit_code": exit_code, "samples": {"expected": 1200}}
     assert columns.account_rows(facts(report=report)) == [("expected", "1,200"), *told]
