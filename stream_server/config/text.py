@@ -2,6 +2,7 @@
 
 import json
 import re
+import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -101,7 +102,7 @@ def unusable_values(node: Any, path: str = "", depth: int = 0) -> Iterator[Probl
                 yield from unusable_values(value, f"{path}[{position}]", depth + 1)
         case str() if node != printable(node) or "\0" in node:
             yield Problem(printable(path), f"{node!a} is not valid text", "Remove what no font can show")
-        case int() if abs(node) > MAX_INTEGER:
+        case int() | float() if abs(node) > (MAX_INTEGER if isinstance(node, int) else sys.float_info.max):
             yield Problem(printable(path), "the number does not fit 64 bits", "Write a smaller one")
 
 

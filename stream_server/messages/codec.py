@@ -5,6 +5,7 @@ adds keys that belong to no message, such as a number.
 """
 
 import json
+import math
 import operator
 from collections.abc import Iterable, Mapping
 from typing import Any, NoReturn, TypeVar
@@ -75,6 +76,13 @@ def _integer(text: str) -> int | float:
     return -0.0 if text == "-0" else int(text)
 
 
+def _float(text: str) -> float:
+    value = float(text)
+    if math.isinf(value):
+        raise ValueError(f"{text} is beyond the numbers of 64 bits")
+    return value
+
+
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     values = dict(pairs)
     if len(values) != len(pairs):
@@ -84,4 +92,6 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 # Made once: json.dumps and json.loads with options make others for each message.
 _ENCODER = json.JSONEncoder(separators=(",", ":"), allow_nan=False, default=operator.index)
-_DECODER = json.JSONDecoder(parse_constant=_refuse_constant, parse_int=_integer, object_pairs_hook=_object)
+_DECODER = json.JSONDecoder(
+    parse_constant=_refuse_constant, parse_int=_integer, parse_float=_float, object_pairs_hook=_object
+)

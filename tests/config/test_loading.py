@@ -199,7 +199,12 @@ def test_a_key_written_twice_is_refused(folder: StudyFolder) -> None:
 
 @pytest.mark.parametrize(
     ("text", "message"),
-    [("[1]", "must hold one object"), ('{"user": NaN}', "NaN is not JSON"), ("[" * 100_000, "is not a study")],
+    [
+        ("[1]", "must hold one object"),
+        ('{"user": NaN}', "NaN is not JSON"),
+        ('{"user": {"lr": 1e999}}', "user.lr: the number does not fit 64 bits"),
+        ("[" * 100_000, "is not a study"),
+    ],
 )
 def test_json_that_is_no_study_is_refused(folder: StudyFolder, text: str, message: str) -> None:
     assert message in error_of(folder.write("study.json", text))
