@@ -32,6 +32,11 @@ def lines(run: Run) -> list[str]:
     return [CONTROL.sub("", line).rstrip() for line in run.output.split("\n")]
 
 
+def shown_keys(output: str) -> set[str]:
+    """The words with which the lines of the screen begin."""
+    return {line.split()[0] for line in lines_shown(output, WIDTH) if line.startswith(" ")}
+
+
 def test_behind_the_pipes_of_mpirun_a_terminal_has_the_live_panel(watched: Run) -> None:
     assert_complete(watched, num_simulations=3)
     assert "\x1b[2K" in watched.output
@@ -64,7 +69,7 @@ def test_a_signal_leaves_a_whole_panel_and_what_it_does_on_the_screen(
     settings = {"simulation.command": ["python", "endless.py"], "study.time_steps": None, "server.ranks": 2}
     options = {"mpi": None} if by_launcher else {"num_ranks": 2}
     with start(program=program, settings=settings, within=TERMINAL, **options) as live:
-        live.wait_until(lambda: " batches " in live.said and "running" in live.log(0))
+        live.wait_until(lambda: "batches" in shown_keys(live.said) and "running" in live.log(0))
         started = [it for it in live.processes() if it.ppid() == live.process.pid]
         started[0].send_signal(signal.SIGINT)
         done = live.end()
