@@ -40,8 +40,8 @@ SETTINGS: dict[str, Any] = {
 }
 
 
-# In the validation after batch 3, and as late as it can be: the values of the one after batch 6 are written.
-POINTS = ["validation.before_batch=kill@2", "best.renamed=kill@2"]
+# In the validation after batch 3 twice, and as late as it can be: the values of the one after batch 6 are written.
+POINTS = ["validation.before_batch=kill@2", "best.before_rename=kill", "best.renamed=kill@2"]
 
 
 def seen(folder: Path) -> list[list[int]]:
@@ -79,7 +79,7 @@ def test_a_crash_in_a_validation_costs_no_batch_if_it_is_saved_before_it(tmp_pat
         killed_at(point, study, output_dir, mpi=None, settings=settings)
     done = run_here(study, output_dir, settings=settings)
     assert_complete(done, num_simulations=3)
-    assert [start.batches for start in read_incarnations(output_dir / "checkpoints").starts] == [0, 3, 6]
+    assert [start.batches for start in read_incarnations(output_dir / "checkpoints").starts] == [0, 3, 3, 6]
     batches = done.report["batches"]
     assert validated(done) == [*range(3, batches + 1, 3), *([batches] if batches % 3 else [])]
     with (output_dir / "metrics" / "metrics.csv").open() as file:
