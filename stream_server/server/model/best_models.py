@@ -1,5 +1,6 @@
 """The best models, kept on disk beside the checkpoints."""
 
+import errno
 import logging
 import math
 import os
@@ -45,7 +46,8 @@ class BestModels(Callback):
     Of two equally good models the earlier one is kept. `capture` gives the files of the model as it is now, on rank 0,
     which writes them in the main thread. A model that cannot be written is not kept, and the training goes on.
 
-    After a restart, models that are newer than the checkpoint are removed, since their batches are trained again.
+    After a restart, models that are newer than the checkpoint are removed, since their batches are trained again. A
+    server that `is_outdated`, since a newer start of it has taken over, changes nothing.
     """
 
     def __init__(
@@ -55,9 +57,10 @@ class BestModels(Callback):
         settings: "Checkpoint",
         *,
         capture: Callable[[], Sequence[PendingFile]],
+        is_outdated: Callable[[], bool],
         phases: Phases | None = None,
     ) -> None:
-        self._folder = BestFolder(folder)
+        self._folder = BestFolder(folder, is_outdated)
         self._step = step
         self._num = settings.keep_best
         self._monitor = Monitor(name=settings.monitor, mode=settings.mode, key="checkpoint.monitor")
@@ -128,11 +131,12 @@ class BestFolder:
     """Models under the number of the batch after which they were validated. Rank 0 only.
 
     Each is a folder with the files of the model, by the paths that they have in a checkpoint, and facts.json; it is
-    there completely or not at all.
+    there completely or not at all. Nothing is changed once this server `is_outdated`.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, is_outdated: Callable[[], bool] = lambda: False) -> None:
         self.folder = folder
+        self._is_outdated = is_outdated
 
     def path(self, batch: int) -> Path:
         """The folder of the model after this batch."""
@@ -142,7 +146,7 @@ class BestFolder:
         """Put a model on disk, in the place of one of the same batch; `facts` are plain.
 
         Raises:
-            OSError: the disk is full or fails; a model of the same batch is as it was.
+            OSError: the disk is full or fails, or the server is outdated; a model of the same batch is as it was.
         """
         path = self.path(batch)
         with replacing(path) as writer:
@@ -150,11 +154,15 @@ class BestFolder:
             text = checksummed_json({"format": FORMAT, **facts, "files": records_to_json(records)})
             writer.write(FACTS_FILE, lambda file: file.write(text))
             failpoint("best.before_rename")
+            if self._is_outdated():
+                raise OSError(errno.ESTALE, "A newer start of the server has taken over", str(path))
         failpoint("best.renamed")
         return path
 
     def keep_only(self, batches: Collection[int]) -> None:
         """Remove the models of all other batches, and what was left half-written; what cannot be removed is logged."""
+        if self._is_outdated():
+            return
         kept = {self.path(batch).name for batch in batches}
         names = os.listdir(self.folder) if self.folder.is_dir() else []
         for name in sorted(name for name in names if _OURS.fullmatch(name) and name not in kept):

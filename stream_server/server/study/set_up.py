@@ -385,8 +385,9 @@ class StudySetUp(Composition):
             states = {Normalization.__name__: server.normalization.state_dict()}
             return model_files(server, step, callbacks=states, allow_pickle=settings.allow_pickle)
 
-        folder = self.continuation.checkpoints.folder / BEST
-        return BestModels(folder, step, settings, capture=capture, phases=self.phases)
+        continuation = self.continuation
+        folder, is_outdated = continuation.checkpoints.folder / BEST, continuation.is_outdated
+        return BestModels(folder, step, settings, capture=capture, is_outdated=is_outdated, phases=self.phases)
 
     def _make_export(self) -> ModelExport | None:
         if self.config.offline.write_files:

@@ -34,7 +34,14 @@ class Study:
         self.server = SimpleNamespace(rank=rank, progress=at(0))
         self.step: Any = Step()
         self.folder = folder / "best"
-        self.models = BestModels(self.folder, self.step, Checkpoint(**settings), capture=self.capture)
+        self.is_outdated = False
+        self.models = BestModels(
+            self.folder,
+            self.step,
+            Checkpoint(**settings),
+            capture=self.capture,
+            is_outdated=lambda: self.is_outdated,
+        )
 
     def capture(self) -> list[PendingFile]:
         batch = self.server.progress.batches
@@ -65,6 +72,15 @@ def test_the_best_models_are_kept_and_the_others_go(tmp_path: Path) -> None:
         (30, 2.0, "batch-000030"),
     ]
     assert read_state(study.folder / "batch-000020/model/model.state") == {"batch": 20}
+
+
+def test_a_server_that_another_has_replaced_leaves_the_models_of_that_one(tmp_path: Path) -> None:
+    old, new = Study(tmp_path), Study(tmp_path)
+    old.validate({10: 3.0})
+    new.validate({10: 3.0, 20: 2.0})
+    old.is_outdated = True
+    old.validate({30: 1.0})
+    assert new.on_disk == ["batch-000020"]
 
 
 def test_of_equal_ones_the_earlier_stays(tmp_path: Path) -> None:
