@@ -114,7 +114,8 @@ def test_the_next_launcher_takes_the_job_over_and_an_order_to_stop_ends_it(nodes
             assert not jobs_of(nodes, second, "running,pending")
     assert done.exit_code == done.report["exit_code"] == 75
     assert done.report["restarts"] == 0
-    assert_tried_once(done)
+    # The first launcher may have died between its journal and the scheduler.
+    assert_tried_once(done, of_begun=True)
 
 
 def test_a_job_in_the_queue_is_taken_over_and_cancelled_by_ctrl_c(nodes: Cluster, study: Path) -> None:

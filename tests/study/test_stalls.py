@@ -71,7 +71,8 @@ def test_ranks_that_wait_for_gradients_are_ended_as_well(start: Start) -> None:
         done = live.end()
     assert done.exit_code == 7, done.output
     assert "rank 1 is in StallingServer.training_step (" in failure(done)["message"]
-    assert "rank 0 is in " in failure(done)["message"]
+    assert "rank 0 waits for the others in all_reduce" in failure(done)["message"]
+    assert "torch/reduction.py" in log(done, 0)
 
 
 def test_an_mpi_init_to_which_some_rank_never_comes_is_ended(tmp_path: Path) -> None:

@@ -309,9 +309,14 @@ def _words(study: Path, output_dir: Path, settings: Mapping[str, Any] | None, ar
     return ["--config", str(study), *overrides(changes), *arguments]
 
 
-def assert_tried_once(run: Run) -> None:
-    """No simulation took more than one attempt. Of one that did, all that is known is told, and no more."""
+def assert_tried_once(run: Run, *, of_begun: bool = False) -> None:
+    """No simulation took more than one attempt, or none `of_begun` ones: a job may never have been submitted.
+
+    Of one that did, all that is known is told, and no more.
+    """
     again = [simulation for simulation, num in sorted(run.attempts.items()) if num > 1]
+    if of_begun:
+        again = [simulation for simulation in again if log_path(run.output_dir, simulation, 0).exists()]
     told = [
         "\n".join(
             line for line in run.launcher_log.splitlines() if f"simulation {it}" in line or f"-{it}-attempt" in line
