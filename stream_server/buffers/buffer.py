@@ -68,6 +68,12 @@ class Buffer:
             return self.policy.population
 
     @property
+    def room(self) -> int:
+        """How many samples the policy takes now, by free places and by eviction."""
+        with self._lock:
+            return self.policy.room
+
+    @property
     def num_unseen(self) -> int:
         with self._lock:
             return self.policy.num_unseen

@@ -346,6 +346,7 @@ class StudyRank:
             expected_samples=None if steps is None else steps.num * sum(counts.values()),
             population=buffer.population,
             capacity=buffer.capacity,
+            room=buffer.room,
             # A policy of the user's need not take it.
             watermark=1 if set_up.config.buffer.has_own_policy else set_up.config.buffer.watermark,
             batches=progress.batches,

@@ -35,6 +35,7 @@ STATUS = DisplayedStatus(
     samples=1234,
     expected_samples=5000,
     population=50,
+    room=150,
     capacity=200,
     batches=40,
     loss=0.123456,
@@ -302,12 +303,13 @@ def test_the_bottleneck_is_told_in_words() -> None:
     )
     one = replace(STATUS, simulations={"running": 1})
     assert bottleneck(one, waits).startswith("training waits for data: 1 simulation at a time produces 90")
-    full = replace(STATUS, population=199)
+    full = replace(STATUS, population=199, room=1)
     busy = Trend(samples_per_s=90.0, draws_per_s=90.0, waiting=0.01)
     assert bottleneck(full, busy) == (
         "simulations wait for training: the buffer is full, and training takes 90 samples/s"
     )
     assert bottleneck(STATUS, busy) == bottleneck(STATUS, Trend()) == ""
+    assert bottleneck(replace(STATUS, population=200), busy) == ""
     assert bottleneck(replace(STATUS, simulations={"finished": 9}), waits) == ""
 
 

@@ -41,7 +41,7 @@ DEGRADED = "the last checkpoint failed; the one before is good, and another will
 
 WAIT = "wait_for_data"
 LITTLE_WAITING = 0.05
-FULL = 0.95
+LITTLE_ROOM = 0.05
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,7 +50,8 @@ class DisplayedStatus:
 
     `simulations` counts by state, with the states waiting, queued, running, finished and given_up among them.
     `fraction` of the run is done, None when its length is not known. `draws` counts each use of a sample. Training
-    begins when the `population` has reached the `watermark`. `is_degraded`: the last checkpoint failed. `awaited` is
+    begins when the `population` has reached the `watermark`; a buffer takes `room` more samples now, also in the place
+    of others. `is_degraded`: the last checkpoint failed. `awaited` is
     what must come from outside for the study to go on, "" if nothing must.
     """
 
@@ -59,6 +60,7 @@ class DisplayedStatus:
     expected_samples: int | None = None
     population: int = 0
     capacity: int = 0
+    room: int = 0
     watermark: int = 1
     batches: int = 0
     draws: int = 0
@@ -306,7 +308,7 @@ def bottleneck(status: DisplayedStatus, trend: Trend) -> str:
             f"training waits for data: {simulations} {trend.samples_per_s:,.0f} samples/s, "
             f"training could take {possible}"
         )
-    if waiting <= LITTLE_WAITING and running and status.population >= FULL * status.capacity > 0:
+    if waiting <= LITTLE_WAITING and running and status.room <= LITTLE_ROOM * status.capacity > 0:
         return (
             f"simulations wait for training: the buffer is full, and training takes {trend.draws_per_s:,.0f} samples/s"
         )

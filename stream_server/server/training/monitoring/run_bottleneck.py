@@ -32,8 +32,8 @@ ADVICE = {
         "ranks, a larger training.batch_size or training.accumulate they meet less often"
     ),
     "training": (
-        "training was busy {:.0%} of the time: only a faster model, a faster device or more ranks end the study "
-        "sooner; --fake-data measures it alone"
+        "training was busy {:.0%} of the time: where simulations wait for it, only a faster model, a faster device or "
+        "more ranks end the study sooner; --fake-data measures it alone"
     ),
 }
 
