@@ -4,6 +4,7 @@ import io
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from threading import Lock
 from types import MappingProxyType
@@ -37,6 +38,7 @@ class Metrics:
     Attributes:
         latest: the newest value of every name; rank 0 only.
         gauges: what is measured before each `write`, once for a batch.
+        warnings: a line for each writer of this rank that failed and writes no more.
     """
 
     def __init__(
@@ -55,6 +57,7 @@ class Metrics:
         """
         self.latest: dict[str, float] = {}
         self.gauges: list[Gauge] = []
+        self.warnings: list[str] = []
         self._ranks = ranks
         self._writers = list(writers)
         self._own = list(own)
@@ -140,8 +143,8 @@ class Metrics:
 
     def flush(self) -> None:
         """Let the writers of this rank hand over what they have kept back."""
-        self._own = [writer for writer in self._own if _did(writer, writer.flush)]
-        self._writers = [writer for writer in self._writers if _did(writer, writer.flush)]
+        self._own = [writer for writer in self._own if self._did(writer, writer.flush)]
+        self._writers = [writer for writer in self._writers if self._did(writer, writer.flush)]
 
     def close(self) -> None:
         """Close the writers; what was logged and never written is dropped."""
@@ -180,24 +183,23 @@ class Metrics:
         if self._observer is not None and (record.values or record.histograms or record.figures):
             self._observer(record)
 
-    @staticmethod
-    def _give(writers: list[Writer], record: Record) -> list[Writer]:
-        """Give the record to the writers; returns those that did not fail."""
+    def _give(self, writers: list[Writer], record: Record) -> list[Writer]:
+        """Give each of the writers a record that it may change; returns those that did not fail."""
         if not (record.values or record.histograms or record.figures):
             return writers
-        return [writer for writer in writers if _did(writer, partial(writer.write, record))]
+        return [it for it in writers if self._did(it, partial(it.write, replace(record, values=dict(record.values))))]
 
-
-def _did(writer: Writer, action: Callable[[], None]) -> bool:
-    # A full disk, or a server of metrics that is away, must not end a training that has gone on for days.
-    try:
-        action()
-    except (Exception, SystemExit) as error:
-        _log.warning("%s writes no more metrics: %s", type(writer).__name__, error, exc_info=_trace(error))
-        with suppress(Exception, SystemExit):
-            writer.close()
-        return False
-    return True
+    def _did(self, writer: Writer, action: Callable[[], None]) -> bool:
+        # A full disk, or a server of metrics that is away, must not end a training that has gone on for days.
+        try:
+            action()
+        except (Exception, SystemExit) as error:
+            self.warnings.append(f"{type(writer).__name__} writes no more metrics: {error}")
+            _log.warning(self.warnings[-1], exc_info=_trace(error))
+            with suppress(Exception, SystemExit):
+                writer.close()
+            return False
+        return True
 
 
 def _close(writer: Writer) -> None:

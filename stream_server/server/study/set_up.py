@@ -141,7 +141,7 @@ class StudySetUp(Composition):
     def warnings(self) -> list[str]:
         """Failures on this rank that did not end the study, once it is set up."""
         of_export = self.export.warnings if self.export else []
-        return [*self.checkpoints.warnings, *self.validation.warnings, *of_export]
+        return [*self.checkpoints.warnings, *self.validation.warnings, *of_export, *self.metrics.warnings]
 
     def open(self, stack: ExitStack, status: Callable[[Metrics], DisplayedStatus]) -> Training:
         """Call the user's class, restore what was saved, open the sockets and make the training.

@@ -136,7 +136,19 @@ def test_a_writer_that_cannot_write_is_dropped_and_the_others_go_on(caplog: pyte
         metrics.write_reduced(batch, 0.5, {"val/loss": 2.0})
     assert [it.batch for it in writer.records] == [10, 20]
     assert full.closed
-    assert [it.message for it in caplog.records] == ["Full writes no more metrics: [Errno 28] No space left on device"]
+    told = ["Full writes no more metrics: [Errno 28] No space left on device"]
+    assert [it.message for it in caplog.records] == metrics.warnings == told
+
+
+def test_a_writer_that_changes_its_record_changes_it_for_no_other() -> None:
+    class Emptying(Kept):
+        def write(self, record: Record) -> None:
+            record.values.clear()  # type: ignore[attr-defined]
+
+    writer = Kept()
+    metrics = Metrics(OneOf(0, []), [Emptying(), writer])
+    metrics.write_reduced(10, 0.5, {"val/loss": 2.0})
+    assert writer.records[0].values == metrics.latest == {"val/loss": 2.0}
 
 
 def test_a_record_stands_at_the_updates_and_samples_of_the_progress() -> None:
