@@ -85,11 +85,13 @@ def test_a_client_hears_of_one_step_without_having_asked() -> None:
 
 
 def test_a_client_that_ends_after_all_its_steps_are_in_the_stream_hears_so_without_having_asked() -> None:
-    with reception(StudyShape(time_steps=TimeSteps(num=1))) as study:
+    with reception(StudyShape(credit=2, time_steps=TimeSteps(num=1))) as study:
         welcome(study)
         with RawClient(study.endpoints[0].data[0]) as client:
             client.ask(opening())
             client.say(data(0, 0), [value(0, 0).tobytes()])
+            # So that no answer to the step is still to come.
+            until(lambda: isinstance(answer := client.hear(), Ack) and answer.received == 1)
             study.first.wait_for(mailbox.SimulationFinished)
             client.say(End(simulation=0, attempt=0, incarnation=INCARNATION, share=1, total=1))
             until(lambda: isinstance(answer := client.hear(), Ack) and answer.ended)
