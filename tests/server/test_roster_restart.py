@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from stream_server.messages import launcher_link, notices
@@ -346,6 +346,7 @@ def test_a_restored_roster_says_of_itself_what_it_was_given(happened: list[Any])
 
 
 @given(st.lists(st.one_of(events, st.just(("saved",))), max_size=40))
+@example([("launched", 0, 0, False), ("failed", 0, 0), ("saved",), ("share", 0, 0, 0, False)])
 def test_a_roster_that_was_saved_before_saves_what_another_saves_at_once(happened: list[Any]) -> None:
     roster, other = roster_of(4), roster_of(4)
     for event in happened:
