@@ -492,6 +492,16 @@ def test_an_invalidated_simulation_is_withdrawn_and_a_worker_goes_on(client: Nat
     assert len(messages(server, End)) == 2
 
 
+def test_a_simulation_that_cannot_be_withdrawn_any_more_fails(client: NativeClient) -> None:
+    with FakeServer(SMALL) as server:
+        server.answers_to_invalidate = [Refusal(reason=Reason.STALE_ATTEMPT, text="simulation 7 is finished already")]
+        client.connect(server)
+        client.send(0)
+        refused = client.ask("invalidate it diverged")
+        assert client.ask("finish") == refused
+    assert refused == "error REFUSED: simulation 7 rank 0 could not be invalidated: simulation 7 is finished already"
+
+
 def test_a_worker_gets_simulations_until_none_is_left(client: NativeClient) -> None:
     none_left = Refusal(reason=Reason.NO_SIMULATION_LEFT, text="none left")
     with FakeServer(SMALL) as server:

@@ -54,7 +54,8 @@ def test_a_mistake_in_a_simulation_is_told_at_its_own_send(tmp_path: Path) -> No
         "unknown_step": "20",
     }
     victims = {name: victim for victim, name in enumerate(told, start=2)}
-    command = ["python", "troubled.py", "one_more", "1", *(str(word) for pair in victims.items() for word in pair)]
+    troubles = {"invalid_at_the_end": 0, "one_more": 1, **victims}
+    command = ["python", "troubled.py", *(str(word) for pair in troubles.items() for word in pair)]
     settings = {"simulation.command": command, "simulation.retries": 0, "simulation.max_failed": 0.9}
     done = run_here(NUMPY_STUDY, tmp_path / "run", settings=settings)
     assert done.exit_code == 0, done.output
@@ -65,9 +66,11 @@ def test_a_mistake_in_a_simulation_is_told_at_its_own_send(tmp_path: Path) -> No
         log = done.log(victim)
         assert "troubled.py" in log
         assert told[name] in log.splitlines()[-1]
-    (later,) = done.report["failed_later"]
-    assert later["id"] == 1
-    assert later["reason"].endswith("ValueError: the study has the time steps 0 to 19, but not 20")
+    later = {it["id"]: it["reason"] for it in done.report["failed_later"]}
+    assert later.keys() == {0, 1}
+    assert "Refused: simulation 0 rank 0 could not be invalidated" in later[0]
+    assert later[1].endswith("ValueError: the study has the time steps 0 to 19, but not 20")
+    assert any("simulation 0" in it and "the energy drifts" in it for it in done.report["warnings"])
 
 
 @pytest.mark.parametrize("num_ranks", [pytest.param(1, marks=pytest.mark.full), 2])

@@ -325,7 +325,8 @@ contains
         call conclude(s, 'stream_next', code, ierr)
     end subroutine stream_next
 
-    ! Withdraw what was sent, because the run is not worth learning from; it is not tried again.
+    ! Withdraw what was sent, because the run is not worth learning from; it is not tried again. To be called before the
+    ! last time step is sent; once all have arrived, it is refused.
     subroutine stream_invalidate(s, reason, ierr)
         type(stream_simulation), intent(inout) :: s
         character(len=*), intent(in) :: reason

@@ -149,7 +149,8 @@ STREAM_API int stream_send(stream_simulation *simulation, int64_t time_step);
  * STREAM_ERROR_ARGUMENT: as for stream_finish; it stays the same simulation. */
 STREAM_API int stream_next(stream_simulation *simulation);
 
-/* Withdraw what was sent, because the run is not worth learning from; it is not tried again. */
+/* Withdraw what was sent, because the run is not worth learning from; it is not tried again. To be called before the last
+ * time step is sent. STREAM_ERROR_REFUSED: all time steps have arrived, so that the simulation is finished already. */
 STREAM_API int stream_invalidate(stream_simulation *simulation, const char *reason);
 
 /* Wait until all that was sent has arrived, and leave. *simulation is NULL afterwards, whatever is returned, so a

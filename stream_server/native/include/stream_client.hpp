@@ -215,7 +215,8 @@ public:
         return check(stream_next(handle_), handle_) != STREAM_STOP;
     }
 
-    /* Withdraw what was sent, because the run is not worth learning from; it is not tried again. */
+    /* Withdraw what was sent, because the run is not worth learning from; it is not tried again. To be called before the
+     * last time step is sent; once all have arrived, it is refused. */
     void invalidate(const std::string &reason) { check(stream_invalidate(handle_, reason.c_str()), handle_); }
 
     /* Wait until all that was sent has arrived, and leave. A second call does nothing. */
