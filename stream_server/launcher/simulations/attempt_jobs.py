@@ -38,6 +38,8 @@ ABORT = "Abort("
 MISSING_PACKAGE = re.compile(r"ModuleNotFoundError: No module named '([\w.]+)'")
 # The last place of a traceback, and the exception below it.
 EXCEPTION = re.compile(r'^  File ".*", line \d.*\n(?:[ \t].*\n)*(\w[\w.]*(?:: .*)?)$', re.MULTILINE)
+# What the native client writes of a mistake that the program has not looked at.
+MISTAKE = re.compile(r"^stream_client, rank \d+, \w+: (.*)$", re.MULTILINE)
 # What mpirun and the Fortran runtime write below the last words of a program that fails.
 MPIRUN = re.compile(
     r"^(?:=+\n=   BAD TERMINATION|-+\n(?:Primary job |MPI_ABORT was invoked|\S*(?:mpirun|prterun)\S* ))", re.MULTILINE
@@ -221,11 +223,19 @@ class AttemptJobs:
                     if traces.codes:
                         yield attempt, traces.at_fault, traces.all_ended(job.ranks)
 
-    def _explanation(self, end: AttemptEnd) -> str:
-        """The words of its log about what went wrong, "" if there are none."""
+    def mistake(self, end: AttemptEnd) -> str:
+        """The words of the native client in its log about a mistake that the program passed over, "" if none."""
+        found = MISTAKE.findall(self._log_end(end))
+        return f": {found[-1]}" if found else ""
+
+    def _log_end(self, end: AttemptEnd) -> str:
         # The log of a job that several share is that of the first of them.
         is_own = end.log.parent == self.attempts.folder(end.simulation, end.attempt)
-        text = log_end(end.log) if end.exit_code and is_own else ""
+        return log_end(end.log) if is_own else ""
+
+    def _explanation(self, end: AttemptEnd) -> str:
+        """The words of its log about what went wrong, "" if there are none."""
+        text = self._log_end(end) if end.exit_code else ""
         package = missing_package(text) if end.exit_code == 1 else None
         if package is None:
             if exception := last_exception(text):

@@ -154,10 +154,10 @@ STREAM_API int stream_next(stream_simulation *simulation);
 STREAM_API int stream_invalidate(stream_simulation *simulation, const char *reason);
 
 /* Wait until all that was sent has arrived, and leave. *simulation is NULL afterwards, whatever is returned, so a
- * message is in stream_error(NULL). STREAM_STOP: the study had ended, or the simulation was stopped early.
+ * message is in stream_error(NULL), and on stderr. STREAM_STOP: the study had ended, or the simulation was stopped early.
  *
  * STREAM_ERROR_ARGUMENT: each stream_send was a mistake, so that nothing was sent; the simulation is abandoned, and the
- * message is that of the first one. A simulation that ran on without its server (client.if_server_away is "continue")
+ * message is that of the first mistake. A simulation that ran on without its server (client.if_server_away is "continue")
  * leaves with STREAM_OK and a word on stderr: a new attempt will produce what is missing. */
 STREAM_API int stream_finish(stream_simulation **simulation);
 
