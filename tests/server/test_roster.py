@@ -1,5 +1,6 @@
 """Which simulations the study has: the decisions of rank 0."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -334,6 +335,30 @@ def test_only_the_first_warnings_of_a_kind_name_their_simulations() -> None:
     *named, others = roster.warnings.texts
     assert [text.split()[1] for text in named] == ["0", "1", "2", "3", "4"]
     assert others == "2 more times a simulation could not be withdrawn any more"
+
+
+def test_an_attempt_that_repeats_a_time_step_is_named_once(roster: Roster) -> None:
+    roster.launched(begun(1))
+    again = replace(share(1, complete=False), repeated=1)
+    (_, warning) = roster.share(0, again)
+    assert isinstance(warning, SimulationWarning)
+    assert warning.text.startswith("simulation 1, attempt 0 sent a time step more than once")
+    for rank in range(2):
+        assert SimulationWarning not in map(
+            type, roster.share(rank, replace(again, repeated=3, complete=True, total=1))
+        )
+    assert roster.warnings.texts == [warning.text]
+
+
+def test_a_simulation_that_finishes_early_is_named_with_what_it_sent(roster: Roster) -> None:
+    finish(roster, 1)
+    assert roster.warnings.texts == []
+    roster.launched(begun(2))
+    for rank in range(2):
+        actions = roster.share(rank, share(2, received=1, total=2))
+    (text,) = roster.warnings.texts
+    assert text == "simulation 2 finished early: it sent 2 of the 4 steps of study.time_steps"
+    assert actions[-1] == SimulationWarning(text=text)
 
 
 ENOUGH = notices.EndEarly(simulation=1, reason="teaches nothing")

@@ -90,7 +90,12 @@ def test_steps_that_are_not_finite_sent_twice_or_never_produced_are_counted(
     assert f"nonfinite: 1; of\n{'':16}simulation 2: 1" in done.output
     # Further attempts send again what was received of the first.
     assert account["duplicates"] >= 2
+    # These are no fault of a program's.
+    (repeated,) = (it for it in done.report["warnings"] if "more than once" in it)
+    assert repeated.startswith("rank 0: simulation 3, attempt 0 sent a time step more than once")
     assert account["never_produced"] == {"simulation 4: ended early": 10}
+    early = "rank 0: simulation 4 finished early: it sent 10 of the 20 steps of study.time_steps"
+    assert early in done.report["warnings"]
     assert (account["expected"], account["accepted"], account["untrained"]) == (120, 109, 0)
     # Any other is started again, too, where the machine lets it stand still for as long.
     assert set(done.attempts) == set(range(7))

@@ -13,7 +13,7 @@ from stream_server.messages.client import Invalidate, Invalidated, Reason, Stop
 from stream_server.messages.simulation_phase import SimulationPhase
 from stream_server.server.intake.account import SimulationEnd
 from stream_server.server.intake.attempts import why_stale
-from stream_server.server.intake.mailbox import SimulationsFailed
+from stream_server.server.intake.mailbox import SimulationsFailed, SimulationWarning
 from stream_server.server.intake.parameters import Origin
 from stream_server.server.simulations.failures import FailedAttempt, FailedAttempts
 from stream_server.server.simulations.handshake import Action, Handshake, Reply, StudyFacts, brought, refuse
@@ -284,12 +284,16 @@ class Roster:
             # Its client has come back: it was not started again.
             entry.goes_on = False
             self.num_survived += not entry.had_to_wait
+        was_repeated = entry.num_repeated
         entry.shares[rank] = share
         self.table.count_settled(share.simulation)
         actions: list[Action] = [self._progress(share.simulation)]
+        if entry.num_repeated and not was_repeated:
+            actions += self._warn_of_repetition(share.simulation, entry)
         if len(entry.shares) == self.num_ranks and all(s.complete for s in entry.shares.values()):
             actions.append(launcher_link.Finished(simulation=share.simulation))
             actions += self._end(share.simulation, SimulationPhase.FINISHED, "")
+            actions += self._warn_of_early_end(share.simulation, entry)
         return actions
 
     def invalidate(self, peer: bytes, message: Invalidate) -> list[Action]:
@@ -387,6 +391,22 @@ class Roster:
             if not entry.phase.terminal:
                 self.table.enter(i, SimulationPhase.STOPPED, order.reason)
         return [order, *self.handshake.close(order.reason), notices.StopNotice(reason=order.reason)]
+
+    def _warn_of_repetition(self, simulation: int, entry: SimulationState) -> list[SimulationWarning]:
+        text = (
+            f"simulation {simulation}, attempt {entry.attempt} {WarningKind.REPEATED}: what came first is kept, "
+            "and the rest is dropped. Does the program count its time step on?"
+        )
+        return self.warnings.add(WarningKind.REPEATED, text)
+
+    def _warn_of_early_end(self, simulation: int, entry: SimulationState) -> list[SimulationWarning]:
+        steps, num_sent = self.facts.time_steps.num, entry.num_steps
+        if steps is None or num_sent is None or num_sent >= steps or entry.num_repeated:
+            return []
+        text = (
+            f"simulation {simulation} {WarningKind.SHORT}: it sent {num_sent} of the {steps} steps of study.time_steps"
+        )
+        return self.warnings.add(WarningKind.SHORT, text)
 
     def _keep(self, peer: bytes, message: Invalidate, entry: SimulationState) -> list[Action]:
         simulation = message.simulation

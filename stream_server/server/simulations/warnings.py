@@ -13,6 +13,8 @@ class WarningKind(StrEnum):
     """What a warning says of its simulation; the words of the line that counts those beyond `MOST_TOLD`."""
 
     KEPT = "could not be withdrawn any more"
+    REPEATED = "sent a time step more than once"
+    SHORT = "finished early"
 
 
 class SimulationWarnings:
