@@ -31,7 +31,7 @@ class Simulation:
     """One run of the solver. Made by `connect`; for one thread.
 
     In a `with` block, leaving normally finishes the simulation, and leaving by an exception leaves it
-    unfinished: the study then starts a new attempt.
+    unfinished: the study then starts a new attempt, unless all its time steps have arrived.
 
     Attributes:
         id: the study's number of this simulation.

@@ -161,7 +161,8 @@ STREAM_API int stream_invalidate(stream_simulation *simulation, const char *reas
  * leaves with STREAM_OK and a word on stderr: a new attempt will produce what is missing. */
 STREAM_API int stream_finish(stream_simulation **simulation);
 
-/* Leave without finishing, as after an error of the solver: the study starts a new attempt. */
+/* Leave without finishing, as after an error of the solver: the study starts a new attempt, unless all its time steps
+ * arrive. */
 STREAM_API int stream_abandon(stream_simulation **simulation);
 
 /* Why the study has ended or the simulation was stopped, as far as the server told, or "". */
