@@ -31,7 +31,7 @@ class Simulation:
     """One run of the solver. Made by `connect`; for one thread.
 
     In a `with` block, leaving normally finishes the simulation, and leaving by an exception leaves it
-    unfinished: the study then starts a new attempt.
+    unfinished: the study then starts a new attempt, unless all its time steps have arrived.
 
     Attributes:
         id: the study's number of this simulation.
@@ -147,7 +147,11 @@ class Simulation:
     def invalidate(self, reason: str) -> None:
         """Withdraw what was sent, because the run is not worth learning from; it is not tried again.
 
-        Afterwards `send` returns False and `finish` does nothing.
+        To be called before the last time step is sent. Afterwards `send` returns False and `finish` does nothing.
+
+        Raises:
+            Refused: all time steps have arrived, so that the simulation is finished already.
+            Unreachable: as for `send`.
         """
         self._check_failure()
         if self._session is None:

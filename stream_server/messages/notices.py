@@ -69,7 +69,7 @@ class StopNotice:
 class Share:
     """Rank r to rank 0: how far its share of a simulation has come.
 
-    `received` counts the steps that came in this attempt, repeated ones too; `accepted` and `rejected` those of
+    `received` counts the steps that came in this attempt, the `repeated` ones too; `accepted` and `rejected` those of
     all attempts. `blocked`: steps wait for room in the buffer. `total` is the number of steps over all ranks, None
     while it is not known.
     """
@@ -82,6 +82,7 @@ class Share:
     rejected: int
     complete: bool
     total: int | None
+    repeated: int = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

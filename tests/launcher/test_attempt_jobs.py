@@ -320,8 +320,10 @@ Error termination. Backtrace:
         BACKTRACE,
         "Abort(3) on node 0 (rank 0 in comm 0): application called MPI_Abort\n",
         "srun: error: n1: task 0: Exited with exit code 1\nslurmstepd: error: *** STEP 3.0 ON n1 CANCELLED ***\n",
+        "Aborted (core dumped)\n",
+        "bash: line 1:  6937 Aborted                 ./heat\n",
     ],
-    ids=["nothing", "stop", "backtrace", "abort", "srun"],
+    ids=["nothing", "stop", "backtrace", "abort", "srun", "sh", "bash"],
 )
 def test_the_last_line_of_an_output_is_that_of_the_program(after: str, mpirun: str) -> None:
     table = f"{RULE}\nstep  CFL\n{RULE}\n"
@@ -333,10 +335,11 @@ def test_the_last_line_of_an_output_is_that_of_the_program(after: str, mpirun: s
     ("code", "reason"),
     [
         (4, 'ended with exit code 4; the last line of its output: "no mesh"'),
-        (139, "was killed by SIGSEGV"),
+        (134, 'was killed by SIGABRT; the last line of its output: "no mesh"'),
+        (137, "was killed by SIGKILL"),
     ],
 )
-def test_a_program_that_fails_is_told_with_its_last_line_unless_it_was_killed(
+def test_a_program_that_fails_is_told_with_its_last_line_unless_it_was_ended_from_outside(
     jobs: AttemptJobs, backend: SpokenBackend, code: int, reason: str
 ) -> None:
     start(jobs)

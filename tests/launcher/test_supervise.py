@@ -70,6 +70,16 @@ def test_a_simulation_that_always_crashes_is_given_up_and_the_next_one_runs(tmp_
         assert "no convergence" in Path(gave_up.log).read_text()
 
 
+def test_a_mistake_that_a_program_passes_over_is_told_although_it_ends_with_exit_code_0(tmp_path: Path) -> None:
+    careless = "print('stream_client, rank 0, stream_finish: the study has no field \"t\"'); print('done')"
+    with Rank0(tmp_path, careless) as rank_0:
+        rank_0.plan(1)
+        reason = rank_0.wait_for(launcher_link.Failed).reason
+        assert reason.startswith(
+            'ended with exit code 0: the study has no field "t", but had not finished: no time step'
+        )
+
+
 def test_simulations_that_all_fail_at_once_stop_the_study_and_show_the_end_of_the_log(tmp_path: Path) -> None:
     with Rank0(tmp_path, "raise SystemExit('there is no licence')") as rank_0:
         rank_0.plan(3)

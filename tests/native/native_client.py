@@ -10,7 +10,7 @@ import pytest
 from stream_server.messages.client import End, FieldSpec
 from tests.native.building import run
 from tests.native.conformance import build
-from tests.native.conformance.script import DEADLINE_S, Driver
+from tests.native.conformance.script import DEADLINE_S, Driver, unexpected
 from tests.native.conformance.values import values
 from tests.support.fake_server import FakeServer
 
@@ -50,8 +50,9 @@ class NativeClient(Driver):
             self.process.kill()
         if kind is None:
             assert self.process.returncode == 0, told.decode()
-            assert (self.complaint in told.decode()) if self.complaint else not told, told.decode()
-            assert len(told.splitlines()) == bool(self.complaint)
+            told_else = unexpected(told)
+            assert (self.complaint in told_else) if self.complaint else not told_else, told_else
+            assert len(told_else.splitlines()) == bool(self.complaint)
 
     def ask(self, line: str) -> str:
         """The answer to a line."""

@@ -492,6 +492,16 @@ def test_an_invalidated_simulation_is_withdrawn_and_a_worker_goes_on(client: Nat
     assert len(messages(server, End)) == 2
 
 
+def test_a_simulation_that_cannot_be_withdrawn_any_more_fails(client: NativeClient) -> None:
+    with FakeServer(SMALL) as server:
+        server.answers_to_invalidate = [Refusal(reason=Reason.STALE_ATTEMPT, text="simulation 7 is finished already")]
+        client.connect(server)
+        client.send(0)
+        refused = client.ask("invalidate it diverged")
+        assert client.ask("finish") == refused
+    assert refused == "error REFUSED: simulation 7 rank 0 could not be invalidated: simulation 7 is finished already"
+
+
 def test_a_worker_gets_simulations_until_none_is_left(client: NativeClient) -> None:
     none_left = Refusal(reason=Reason.NO_SIMULATION_LEFT, text="none left")
     with FakeServer(SMALL) as server:
@@ -619,7 +629,8 @@ def test_a_lack_of_memory_at_any_moment_is_an_error_and_no_crash(tmp_path: Path)
     scarce = built(library, tmp_path, "scarce.c", *(f"-Wl,--wrap={function}" for function in functions))
     with FakeServer(SMALL, num_ranks=2) as server:
         done = subprocess.run([str(scarce), str(server.path)], capture_output=True, text=True, timeout=120)
-    assert (done.returncode, done.stderr) == (0, ""), done.stdout
+    assert done.returncode == 0, done.stdout
+    assert set(done.stderr.splitlines()) <= {"stream_client, rank 0, stream_finish: no memory"}
     assert int(done.stdout) > 60
     # Those conversations that came far enough have met a new start.
     assert sum(it.simulation == 7 for it in server.hellos) > 20
@@ -639,6 +650,28 @@ def test_a_process_that_forgets_to_finish_still_ends(library: Path, tmp_path: Pa
     with FakeServer(SMALL, num_ranks=1) as server:
         subprocess.run([str(forgetful), str(server.path)], check=True, timeout=120)
     assert messages(server, End) == []
+
+
+@pytest.mark.parametrize(
+    ("mistake", "told"),
+    [
+        ("shape", "field 'u' has the shape (4,) in study.json, but is declared with (5,)"),
+        ("name", "the study has no field 'temperature'"),
+        ("nothing", "field 'u'"),
+    ],
+)
+def test_the_first_mistake_of_a_program_that_looks_at_no_result_is_told_on_stderr(
+    library: Path, tmp_path: Path, mistake: str, told: str
+) -> None:
+    careless = built(library, tmp_path, "careless.c")
+    with FakeServer(SMALL, num_ranks=1) as server:
+        words = [str(careless), str(server.path), mistake]
+        done = subprocess.run(words, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout) == (0, "done\n")
+    assert done.stderr.startswith("stream_client, rank 0, stream_finish: ")
+    assert done.stderr.count("\n") == 1
+    assert told in done.stderr
+    assert not server.steps
 
 
 @pytest.mark.full

@@ -63,6 +63,7 @@ def test_a_known_step_is_dropped_counted_and_acknowledged() -> None:
     assert client.ack().received == 2
     assert send(intake, client, data(client, 0, num_steps=3)) == 2
     assert intake.state.ledger.duplicates == 2
+    assert [share.repeated for share in intake.changes()] == [2]
 
 
 def test_a_higher_attempt_discards_half_assembled_steps_and_fences_the_older_one() -> None:
@@ -91,6 +92,7 @@ def test_steps_that_a_new_attempt_need_not_repeat_count_as_duplicates_at_its_end
     send(intake, client, data(client, 1))
     assert intake.finish(client, End(simulation=0, attempt=1, incarnation=0, share=2, total=2)) is None
     assert intake.state.ledger.duplicates == 1
+    assert [share.repeated for share in intake.changes()] == [0]
     assert client.ack().ended
 
 

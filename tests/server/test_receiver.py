@@ -248,6 +248,20 @@ def test_an_invalidated_simulation_is_withdrawn_from_the_buffer() -> None:
         assert account.intake[0].accepted == account.withdrawn
 
 
+def test_what_has_all_arrived_cannot_be_withdrawn_and_its_program_is_told() -> None:
+    with reception(StudyShape(num_simulations=2)) as study:
+        study.launch(0)
+        run = study.run(0)
+        for step in range(6):
+            run.send(step, u=value(0, step))
+        run.finish()
+        with pytest.raises(
+            Refused, match=r"could not be invalidated: simulation 0 is finished already.*last time step"
+        ):
+            run.invalidate("the energy drifts")
+        assert "the energy drifts" in study.first.wait_for(mailbox.SimulationWarning).text
+
+
 def test_once_the_study_is_stopped_clients_hear_it_and_do_not_fail() -> None:
     with reception(StudyShape(capacity=1, num_simulations=2, num_ranks=2)) as study:
         study.launch(0)

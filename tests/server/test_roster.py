@@ -1,5 +1,6 @@
 """Which simulations the study has: the decisions of rank 0."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -20,7 +21,7 @@ from stream_server.messages.client import (
     Welcome,
 )
 from stream_server.messages.routing import StudyRouting
-from stream_server.server.intake.mailbox import SimulationsFailed
+from stream_server.server.intake.mailbox import SimulationsFailed, SimulationWarning
 from stream_server.server.simulations.handshake import Action, Reply, StudyFacts
 from stream_server.server.simulations.roster import Roster
 from stream_server.storage.plain_state import from_bytes, to_bytes
@@ -294,6 +295,70 @@ def test_a_simulation_that_invalidates_itself_is_not_tried_again(roster: Roster)
     assert replies(actions) == [Invalidated(simulation=0)]
     assert told(actions) == [notices.Terminal(simulation=0, state="invalid", reason="diverged")]
     assert to_launcher(actions) == [launcher_link.Invalid(simulation=0, reason="diverged")]
+
+
+def withdraw(roster: Roster, simulation: int) -> list[Action]:
+    return roster.invalidate(b"p", Invalidate(study="s", simulation=simulation, attempt=0, reason="energy drifts"))
+
+
+def test_a_finished_simulation_cannot_be_withdrawn_and_its_client_and_the_report_say_so(roster: Roster) -> None:
+    finish(roster, 0)
+    actions = withdraw(roster, 0)
+    (refusal,) = replies(actions)
+    assert isinstance(refusal, Refusal)
+    assert "simulation 0 is finished already" in refusal.text
+    assert "before it sends its last time step" in refusal.text
+    (warning,) = roster.warnings.texts
+    assert actions[1:] == [SimulationWarning(text=warning)]
+    assert "simulation 0 could not be withdrawn" in warning
+    assert "energy drifts" in warning
+    # The other client ranks, and a client whose answer was lost.
+    assert withdraw(roster, 0) == actions[:1]
+    assert roster.table.counts()["finished"] == 1
+
+
+def test_a_client_that_withdraws_what_was_stopped_early_is_told_of_that_and_the_report_has_its_reason(
+    roster: Roster,
+) -> None:
+    roster.launched(begun(1))
+    roster.end_early(ENOUGH)
+    assert replies(withdraw(roster, 1)) == [Stop(text="teaches nothing")]
+    assert "energy drifts" in roster.warnings.texts[0]
+
+
+def test_only_the_first_warnings_of_a_kind_name_their_simulations() -> None:
+    parameters = [{"x": float(i)} for i in range(7)]
+    roster = Roster(FACTS, parameters, num_planned=7, num_held_out=0, num_ranks=2)
+    for simulation in range(7):
+        finish(roster, simulation)
+        withdraw(roster, simulation)
+    *named, others = roster.warnings.texts
+    assert [text.split()[1] for text in named] == ["0", "1", "2", "3", "4"]
+    assert others == "2 more times a simulation could not be withdrawn any more"
+
+
+def test_an_attempt_that_repeats_a_time_step_is_named_once(roster: Roster) -> None:
+    roster.launched(begun(1))
+    again = replace(share(1, complete=False), repeated=1)
+    (_, warning) = roster.share(0, again)
+    assert isinstance(warning, SimulationWarning)
+    assert warning.text.startswith("simulation 1, attempt 0 sent a time step more than once")
+    for rank in range(2):
+        assert SimulationWarning not in map(
+            type, roster.share(rank, replace(again, repeated=3, complete=True, total=1))
+        )
+    assert roster.warnings.texts == [warning.text]
+
+
+def test_a_simulation_that_finishes_early_is_named_with_what_it_sent(roster: Roster) -> None:
+    finish(roster, 1)
+    assert roster.warnings.texts == []
+    roster.launched(begun(2))
+    for rank in range(2):
+        actions = roster.share(rank, share(2, received=1, total=2))
+    (text,) = roster.warnings.texts
+    assert text == "simulation 2 finished early: it sent 2 of the 4 steps of study.time_steps"
+    assert actions[-1] == SimulationWarning(text=text)
 
 
 ENOUGH = notices.EndEarly(simulation=1, reason="teaches nothing")

@@ -132,6 +132,14 @@ def test_failures_that_another_attempt_followed_are_remembered_over_a_restart() 
     assert restored(roster, {}).retried == [{"id": 0, "attempts": 1, "reason": "exit code 1", "log": "a.log"}]
 
 
+def test_warnings_are_remembered_over_a_restart() -> None:
+    roster = roster_of(3)
+    finish(roster, 2)
+    roster.invalidate(b"p", Invalidate(study="s", simulation=2, attempt=0, reason="diverged"))
+    assert "diverged" in roster.warnings.texts[0]
+    assert restored(roster, {2: 4}).warnings.texts == roster.warnings.texts
+
+
 def test_all_others_wait_again_and_are_planned_with_their_attempts() -> None:
     roster = roster_of(4)
     roster.launched(begun(0, 2))

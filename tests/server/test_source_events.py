@@ -57,6 +57,11 @@ def test_why_no_simulation_is_started_is_shown(caplog: pytest.LogCaptureFixture)
     assert "the disk refuses" in caplog.text
 
 
+def test_what_people_should_know_of_a_simulation_is_shown(caplog: pytest.LogCaptureFixture) -> None:
+    look(mailbox.SimulationWarning(text="simulation 3 could not be withdrawn"))
+    assert "simulation 3 could not be withdrawn" in caplog.text
+
+
 def test_an_operator_who_stops_the_study_has_it_saved() -> None:
     stops, _ = look(mailbox.StopAsked(reason="stopped by an operator"))
     assert (stops.pending, stops.text) == (StopReason.SAVED, "stopped by an operator")

@@ -58,6 +58,7 @@ def violations(end: End) -> list[str]:
         *end.errors,
         *wrong_end(end),
         *wrong_refusals(end),
+        *wrong_warnings(end),
         *needless(end),
         *invariants.wrong_incarnations(end.incarnations),
         *invariants.missing_batches(evidence),
@@ -115,6 +116,12 @@ def wrong_end(end: End) -> Iterator[str]:
     for name, (is_so, must_be) in found.items():
         if is_so != must_be:
             yield f"{name} is {is_so!r} instead of {must_be!r}: {report['message']}"
+
+
+def wrong_warnings(end: End) -> Iterator[str]:
+    """No simulation is blamed for what a restart, a lost connection or another attempt sends once more."""
+    if not end.plan.duplicates:
+        yield from (it for it in end.report.get("warnings", ()) if "more than once" in it or "finished early" in it)
 
 
 def needless(end: End) -> Iterator[str]:

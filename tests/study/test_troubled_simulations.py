@@ -54,7 +54,8 @@ def test_a_mistake_in_a_simulation_is_told_at_its_own_send(tmp_path: Path) -> No
         "unknown_step": "20",
     }
     victims = {name: victim for victim, name in enumerate(told, start=2)}
-    command = ["python", "troubled.py", "one_more", "1", *(str(word) for pair in victims.items() for word in pair)]
+    troubles = {"invalid_at_the_end": 0, "one_more": 1, **victims}
+    command = ["python", "troubled.py", *(str(word) for pair in troubles.items() for word in pair)]
     settings = {"simulation.command": command, "simulation.retries": 0, "simulation.max_failed": 0.9}
     done = run_here(NUMPY_STUDY, tmp_path / "run", settings=settings)
     assert done.exit_code == 0, done.output
@@ -65,9 +66,11 @@ def test_a_mistake_in_a_simulation_is_told_at_its_own_send(tmp_path: Path) -> No
         log = done.log(victim)
         assert "troubled.py" in log
         assert told[name] in log.splitlines()[-1]
-    (later,) = done.report["failed_later"]
-    assert later["id"] == 1
-    assert later["reason"].endswith("ValueError: the study has the time steps 0 to 19, but not 20")
+    later = {it["id"]: it["reason"] for it in done.report["failed_later"]}
+    assert later.keys() == {0, 1}
+    assert "Refused: simulation 0 rank 0 could not be invalidated" in later[0]
+    assert later[1].endswith("ValueError: the study has the time steps 0 to 19, but not 20")
+    assert any("simulation 0" in it and "the energy drifts" in it for it in done.report["warnings"])
 
 
 @pytest.mark.parametrize("num_ranks", [pytest.param(1, marks=pytest.mark.full), 2])
@@ -87,7 +90,12 @@ def test_steps_that_are_not_finite_sent_twice_or_never_produced_are_counted(
     assert f"nonfinite: 1; of\n{'':16}simulation 2: 1" in done.output
     # Further attempts send again what was received of the first.
     assert account["duplicates"] >= 2
+    # These are no fault of a program's.
+    (repeated,) = (it for it in done.report["warnings"] if "more than once" in it)
+    assert repeated.startswith("rank 0: simulation 3, attempt 0 sent a time step more than once")
     assert account["never_produced"] == {"simulation 4: ended early": 10}
+    early = "rank 0: simulation 4 finished early: it sent 10 of the 20 steps of study.time_steps"
+    assert early in done.report["warnings"]
     assert (account["expected"], account["accepted"], account["untrained"]) == (120, 109, 0)
     # Any other is started again, too, where the machine lets it stand still for as long.
     assert set(done.attempts) == set(range(7))

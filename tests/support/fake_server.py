@@ -84,6 +84,7 @@ class FakeServer:
         self.makes_durable = False
         self.answers_to_hello: list[Message | None] = []
         self.answers_to_open: list[Message | None] = []
+        self.answers_to_invalidate: list[Message] = []
         self.answers_to_data: list[Message | None] = []
         self.hellos: list[Hello] = []
         self.names: list[bytes] = []
@@ -288,7 +289,8 @@ class FakeServer:
         message = wire.decode(header)
         if isinstance(message, Invalidate):
             self.invalidated.append(message)
-            self._reply(self._control, peer, Invalidated(simulation=message.simulation))
+            answers = self.answers_to_invalidate
+            self._reply(self._control, peer, answers.pop(0) if answers else Invalidated(simulation=message.simulation))
             return
         assert isinstance(message, Hello)
         self.hellos.append(message)

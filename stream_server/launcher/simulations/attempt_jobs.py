@@ -6,6 +6,7 @@ import math
 import os
 import re
 import shutil
+import signal
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -38,17 +39,25 @@ ABORT = "Abort("
 MISSING_PACKAGE = re.compile(r"ModuleNotFoundError: No module named '([\w.]+)'")
 # The last place of a traceback, and the exception below it.
 EXCEPTION = re.compile(r'^  File ".*", line \d.*\n(?:[ \t].*\n)*(\w[\w.]*(?:: .*)?)$', re.MULTILINE)
+# What the native client writes of a mistake that the program has not looked at.
+MISTAKE = re.compile(r"^stream_client, rank \d+, \w+: (.*)$", re.MULTILINE)
 # What mpirun and the Fortran runtime write below the last words of a program that fails.
 MPIRUN = re.compile(
     r"^(?:=+\n=   BAD TERMINATION|-+\n(?:Primary job |MPI_ABORT was invoked|\S*(?:mpirun|prterun)\S* ))", re.MULTILINE
 )
+SIGNALS = "|".join(re.escape(str(signal.strsignal(it))) for it in signal.Signals)
 BACKTRACE = re.compile(
     r"#\d+ |\s+at |Error termination\. Backtrace:|Backtrace for this error:|STOP \d+$|Abort\(|"
-    r"srun: |slurmstepd: |\s*$"
+    r"srun: |slurmstepd: |\s*$|"
+    # The shell around it.
+    rf"\S+: line \d+: +\d+ (?:{SIGNALS})\b|(?:{SIGNALS})(?: \(core dumped\))?\s*$"
 )
 MAX_CHARS = 500
-# Larger exit codes are those of signals.
-LARGEST_OWN = 128
+# Exit codes of a program itself, and of signals that it brings on itself.
+OWN_CODES = {
+    *range(1, 129),
+    *(128 + it for it in (signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGSEGV, signal.SIGSYS)),
+}
 PYTHON = re.compile(r"python[\d.]*")
 # A job that was cancelled, and of which the backend knows nothing for so long, has ended.
 OUT_OF_TIME = "its worker had spent the time of its job on others"
@@ -221,17 +230,25 @@ class AttemptJobs:
                     if traces.codes:
                         yield attempt, traces.at_fault, traces.all_ended(job.ranks)
 
-    def _explanation(self, end: AttemptEnd) -> str:
-        """The words of its log about what went wrong, "" if there are none."""
+    def mistake(self, end: AttemptEnd) -> str:
+        """The words of the native client in its log about a mistake that the program passed over, "" if none."""
+        found = MISTAKE.findall(self._log_end(end))
+        return f": {found[-1]}" if found else ""
+
+    def _log_end(self, end: AttemptEnd) -> str:
         # The log of a job that several share is that of the first of them.
         is_own = end.log.parent == self.attempts.folder(end.simulation, end.attempt)
-        text = log_end(end.log) if end.exit_code and is_own else ""
+        return log_end(end.log) if is_own else ""
+
+    def _explanation(self, end: AttemptEnd) -> str:
+        """The words of its log about what went wrong, "" if there are none."""
+        text = self._log_end(end) if end.exit_code else ""
         package = missing_package(text) if end.exit_code == 1 else None
         if package is None:
             if exception := last_exception(text):
                 return f": {exception}"
-            # Of one that was killed, the last line tells nothing.
-            line = last_line(text) if 0 < (end.exit_code or 0) <= LARGEST_OWN else ""
+            # Of one that was ended from outside, the last line tells nothing.
+            line = last_line(text) if end.exit_code in OWN_CODES else ""
             return f'; the last line of its output: "{line}"' if line not in end.reason else ""
         python = python_of(self.attempts.command, self.attempts.environment, self.attempts.study_dir)
         return f": {python} has no package {package}; install it there, or let simulation.command name another Python"

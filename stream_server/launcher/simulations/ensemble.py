@@ -241,9 +241,10 @@ class Ensemble:
     def _has_ended(self, ended: AttemptEnd, now: float) -> None:
         simulation, attempt = ended.simulation, ended.attempt
         self.reports.job_ended(ended)
-        self._carry_out(
-            self.schedule.job_ended(simulation, attempt, ended.exit_code, ended.reason, now, excuse=ended.excuse)
-        )
+        reason = ended.reason
+        if ended.exit_code == 0 and not self.schedule.state(simulation).terminal:
+            reason += self.jobs.mistake(ended)
+        self._carry_out(self.schedule.job_ended(simulation, attempt, ended.exit_code, reason, now, excuse=ended.excuse))
         if not self.keep_finished:
             self._ended[simulation] = attempt
 

@@ -46,7 +46,7 @@
 !
 ! A stream_simulation is a handle. Do not copy it: both would be the same simulation. It belongs to one thread at a
 ! time. It is not finished when it goes out of scope; a program that ends without stream_finish leaves the
-! simulation unfinished.
+! simulation unfinished, unless all its time steps have arrived.
 module stream_client
     use, intrinsic :: iso_c_binding
     use, intrinsic :: iso_fortran_env, only: error_unit, int32, int64, real32, real64
@@ -325,7 +325,8 @@ contains
         call conclude(s, 'stream_next', code, ierr)
     end subroutine stream_next
 
-    ! Withdraw what was sent, because the run is not worth learning from; it is not tried again.
+    ! Withdraw what was sent, because the run is not worth learning from; it is not tried again. To be called before the
+    ! last time step is sent; once all have arrived, it is refused.
     subroutine stream_invalidate(s, reason, ierr)
         type(stream_simulation), intent(inout) :: s
         character(len=*), intent(in) :: reason
@@ -351,7 +352,8 @@ contains
         end if
     end subroutine stream_finish
 
-    ! Leave without finishing, as after an error of the solver: the study starts a new attempt.
+    ! Leave without finishing, as after an error of the solver: the study starts a new attempt, unless all its time steps
+    ! arrive.
     subroutine stream_abandon(s, ierr)
         type(stream_simulation), intent(inout) :: s
         integer, intent(out), optional :: ierr

@@ -149,18 +149,20 @@ STREAM_API int stream_send(stream_simulation *simulation, int64_t time_step);
  * STREAM_ERROR_ARGUMENT: as for stream_finish; it stays the same simulation. */
 STREAM_API int stream_next(stream_simulation *simulation);
 
-/* Withdraw what was sent, because the run is not worth learning from; it is not tried again. */
+/* Withdraw what was sent, because the run is not worth learning from; it is not tried again. To be called before the last
+ * time step is sent. STREAM_ERROR_REFUSED: all time steps have arrived, so that the simulation is finished already. */
 STREAM_API int stream_invalidate(stream_simulation *simulation, const char *reason);
 
 /* Wait until all that was sent has arrived, and leave. *simulation is NULL afterwards, whatever is returned, so a
- * message is in stream_error(NULL). STREAM_STOP: the study had ended, or the simulation was stopped early.
+ * message is in stream_error(NULL), and on stderr. STREAM_STOP: the study had ended, or the simulation was stopped early.
  *
  * STREAM_ERROR_ARGUMENT: each stream_send was a mistake, so that nothing was sent; the simulation is abandoned, and the
- * message is that of the first one. A simulation that ran on without its server (client.if_server_away is "continue")
+ * message is that of the first mistake. A simulation that ran on without its server (client.if_server_away is "continue")
  * leaves with STREAM_OK and a word on stderr: a new attempt will produce what is missing. */
 STREAM_API int stream_finish(stream_simulation **simulation);
 
-/* Leave without finishing, as after an error of the solver: the study starts a new attempt. */
+/* Leave without finishing, as after an error of the solver: the study starts a new attempt, unless all its time steps
+ * arrive. */
 STREAM_API int stream_abandon(stream_simulation **simulation);
 
 /* Why the study has ended or the simulation was stopped, as far as the server told, or "". */

@@ -10,7 +10,8 @@
  *     simulation.finish();
  *
  * A Simulation that is destroyed before finish(), as when an exception leaves the block, is abandoned: the study starts
- * a new attempt. What goes wrong is a stream::Error; the end of the study is none. Threads: as in stream_client.h.
+ * a new attempt, unless all its time steps arrive. What goes wrong is a stream::Error; the end of the study is none.
+ * Threads: as in stream_client.h.
  */
 #ifndef STREAM_CLIENT_HPP
 #define STREAM_CLIENT_HPP
@@ -215,7 +216,8 @@ public:
         return check(stream_next(handle_), handle_) != STREAM_STOP;
     }
 
-    /* Withdraw what was sent, because the run is not worth learning from; it is not tried again. */
+    /* Withdraw what was sent, because the run is not worth learning from; it is not tried again. To be called before
+     * the last time step is sent; once all have arrived, it is refused. */
     void invalidate(const std::string &reason) { check(stream_invalidate(handle_, reason.c_str()), handle_); }
 
     /* Wait until all that was sent has arrived, and leave. A second call does nothing. */

@@ -222,7 +222,12 @@ int stream_finish(stream_simulation **simulation) {
         return nothing_to_leave();
     if (sc_simulation_is_inherited(*simulation))
         return leave(simulation, STREAM_ERROR_ARGUMENT);
-    return leave(simulation, sc_simulation_complete(*simulation));
+    int code = sc_simulation_complete(*simulation);
+    /* C lets return codes be ignored, those of the calls before this one, too. */
+    if (code < 0)
+        fprintf(stderr, "stream_client, rank %lu, stream_finish: %s\n",
+                (unsigned long)(*simulation)->greeting.hello.rank, (*simulation)->error.text);
+    return leave(simulation, code);
 }
 
 int stream_abandon(stream_simulation **simulation) {

@@ -13,8 +13,14 @@ static bool is_wanted(stream_simulation *simulation, int *code) {
     return *code == STREAM_OK && !simulation->is_alone;
 }
 
+static int note(stream_simulation *simulation, int code, const sc_error *error) {
+    if (code == STREAM_ERROR_ARGUMENT && simulation->mistake.code == STREAM_OK)
+        simulation->mistake = *error;
+    return code;
+}
+
 static int done(stream_simulation *simulation, int code, const sc_error *error) {
-    return code < 0 ? sc_simulation_mistake(simulation, error) : code;
+    return note(simulation, code, error) < 0 ? sc_simulation_mistake(simulation, error) : code;
 }
 
 int stream_declare_field(stream_simulation *simulation, const char *name, stream_dtype dtype, int ndim,
@@ -87,8 +93,7 @@ int stream_send(stream_simulation *simulation, int64_t time_step) {
         code = sc_delivery_send(delivery, index, &error);
     else
         sc_fields_drop(delivery->fields);
-    if (code == STREAM_ERROR_ARGUMENT && simulation->refused.code == STREAM_OK)
-        simulation->refused = error;
+    simulation->has_refused |= note(simulation, code, &error) == STREAM_ERROR_ARGUMENT;
     if (code != STREAM_OK)
         return sc_simulation_fail(simulation, &error);
     simulation->has_sent = true;

@@ -71,8 +71,8 @@ static int begin(stream_simulation *simulation, sc_reply *answer, sc_error *erro
     simulation->delivery = delivery;
     simulation->id = delivery->welcome.simulation;
     simulation->is_invalidated = simulation->has_ended = false;
-    simulation->has_sent = false;
-    simulation->refused.code = STREAM_OK;
+    simulation->has_sent = simulation->has_refused = false;
+    simulation->mistake.code = STREAM_OK;
     return STREAM_OK;
 }
 
@@ -117,8 +117,8 @@ int sc_simulation_complete(stream_simulation *simulation) {
     if (simulation->has_ended)
         return STREAM_STOP;
     /* A program that looks at no result has not simulated nothing. */
-    if (!simulation->has_sent && simulation->refused.code != STREAM_OK)
-        return sc_simulation_mistake(simulation, &simulation->refused);
+    if (!simulation->has_sent && simulation->has_refused)
+        return sc_simulation_mistake(simulation, &simulation->mistake);
     int code = sc_delivery_finish(simulation->delivery, &error);
     sc_delivery_close(simulation->delivery);
     if (code != STREAM_OK)

@@ -17,7 +17,8 @@ struct stream_simulation {
     int num_followed;    /* lines of it */
     bool is_invalidated; /* what was sent is withdrawn */
     bool has_sent;       /* a step */
-    sc_error refused;    /* why the first step that was not sent was none */
+    bool has_refused;    /* a step, because of a mistake */
+    sc_error mistake;    /* the first one in what was to be sent */
     pid_t process;       /* the one that took part; ZeroMQ does not survive a fork */
     int64_t id;
     uint32_t attempt; /* without a delivery */

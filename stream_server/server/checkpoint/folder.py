@@ -16,7 +16,7 @@ from stream_server.storage.disk import ordinary, remove_tree, rename_folder
 from stream_server.storage.folders import damaged_files, records_from_json, records_to_json, withdraw
 from stream_server.storage.typed import quoted, typed
 
-FORMAT = 5
+FORMAT = 6
 MANIFEST_FILE = "manifest.json"
 MAX_MANIFEST_BYTES = 64 << 20
 

@@ -210,6 +210,7 @@ class Assembly:
         # One sample may come in parts and from many ranks; it is one duplicate.
         if connection.rank == 0 and data.last:
             self.state.ledger.duplicates += num
+            connection.attempt.repeated += num
         self.settlement.changed[connection.attempt.simulation] = connection.attempt
 
     def _count_message(self, connection: Connection, data: Data, steps: Sequence[PartialStep | None]) -> None:

@@ -252,7 +252,8 @@ class AttemptState:
     `num_expected` is how many steps this rank is to settle, `total` how many all ranks are; None while that is not
     known. `share_complete`: this rank has settled as many. `num_known` is how many steps were settled before client
     rank 0 opened, and will come again or be left out; `num_unsaved` how many came since the last checkpoint was taken.
-    `num_waiting` steps wait for room in the buffer. `reservation` numbers the reservations of credit, to tell the steps
+    `repeated` counts steps that its clients sent although this rank had them. `num_waiting` steps wait for room in the
+    buffer. `reservation` numbers the reservations of credit, to tell the steps
     of this one from those that an earlier one left behind. `sender` is the connection with a series of which steps are
     not settled yet.
     """
@@ -272,6 +273,7 @@ class AttemptState:
     reservation: int = 0
     num_waiting: int = 0
     received: int = 0
+    repeated: int = 0
     partial_steps: dict[int, PartialStep] = field(default_factory=dict)
     num_known: int | None = None
     num_unsaved: int = 0

@@ -27,6 +27,13 @@ class SimulationsFailed:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class SimulationWarning:
+    """Event (rank 0): people should know this of a simulation, and the study goes on."""
+
+    text: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class StopAsked:
     """Event (rank 0): an operator wants the study to save and leave."""
 
@@ -78,7 +85,9 @@ class CheckpointCommitted:
     batches: int
 
 
-Event = SimulationFinished | ReceptionEnded | SimulationsFailed | StopAsked | FinishAsked | FromLauncher
+Event = (
+    SimulationFinished | ReceptionEnded | SimulationsFailed | SimulationWarning | StopAsked | FinishAsked | FromLauncher
+)
 Command = (
     BeginStudy
     | ParametersSuggested

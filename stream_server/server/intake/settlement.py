@@ -271,6 +271,7 @@ class Settlement:
                 rejected=attempt.entry.num_rejected,
                 complete=attempt.share_complete,
                 total=attempt.total,
+                repeated=attempt.repeated,
             )
             for attempt in attempts
             if not attempt.end_state or attempt.stopped_early

@@ -72,7 +72,7 @@ class Coordinator:
                 self.reply(action.peer, action.message)
             elif isinstance(action, notices.Notice):
                 self.tell(action)
-            elif isinstance(action, mailbox.SimulationsFailed):
+            elif isinstance(action, mailbox.SimulationsFailed | mailbox.SimulationWarning):
                 self.tell_main(action)
             else:
                 self.tell_launcher(action)

@@ -190,12 +190,15 @@ class Reception:
     @property
     def warnings(self) -> list[str]:
         """Problems that did not stop the study."""
-        suggested = [] if self.suggester is None else self.suggester.warnings
+        told = [
+            *([] if self.suggester is None else self.suggester.warnings),
+            *([] if self.roster is None else self.roster.warnings.texts),
+        ]
         error = None if self.recorder is None else self.recorder.error
         if error is None and (self.recorder is None or not self.recorder.is_over):
-            return suggested
+            return told
         return [
-            *suggested,
+            *told,
             f"not all samples are recorded: {error or 'the recording had ended in an earlier incarnation'}",
         ]
 

@@ -23,7 +23,7 @@ from stream_server.messages.client import (
 from stream_server.messages.routing import StudyRouting
 from stream_server.messages.simulation_phase import SimulationPhase
 from stream_server.server.intake.attempts import why_stale
-from stream_server.server.intake.mailbox import SimulationsFailed
+from stream_server.server.intake.mailbox import SimulationsFailed, SimulationWarning
 from stream_server.server.simulations.simulation_state import SimulationState
 
 
@@ -36,7 +36,7 @@ class Reply:
 
 
 # What the roster and the handshake decide, for the coordinator to carry out: notices are for every rank, this one too.
-Action = Reply | notices.Notice | launcher_link.ToLauncher | SimulationsFailed
+Action = Reply | notices.Notice | launcher_link.ToLauncher | SimulationsFailed | SimulationWarning
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -9,18 +9,21 @@ from typing import Any
 
 from stream_server.machine.screen import in_one_line
 from stream_server.messages import launcher_link, notices
-from stream_server.messages.client import Invalidate, Invalidated, Reason
+from stream_server.messages.client import Invalidate, Invalidated, Reason, Stop
 from stream_server.messages.simulation_phase import SimulationPhase
 from stream_server.server.intake.account import SimulationEnd
 from stream_server.server.intake.attempts import why_stale
-from stream_server.server.intake.mailbox import SimulationsFailed
+from stream_server.server.intake.mailbox import SimulationsFailed, SimulationWarning
 from stream_server.server.intake.parameters import Origin
 from stream_server.server.simulations.failures import FailedAttempt, FailedAttempts
 from stream_server.server.simulations.handshake import Action, Handshake, Reply, StudyFacts, brought, refuse
 from stream_server.server.simulations.simulation_state import SimulationState
 from stream_server.server.simulations.simulation_table import SimulationTable
+from stream_server.server.simulations.warnings import SimulationWarnings, WarningKind
 
 MOST_NAMED = 5
+# Their samples are trained on.
+KEPT = (SimulationPhase.FINISHED, SimulationPhase.GIVEN_UP, SimulationPhase.STOPPED_EARLY)
 
 
 class Roster:
@@ -32,7 +35,7 @@ class Roster:
     *finished* when every rank says that its share is complete: the ledgers decide, whatever a scheduler says.
     `table` has the state of each, and counts. `num_survived` counts simulations that went on, while they ran, after the
     server had been away. `num_missing` are the samples of training simulations that will never come; those that redraws
-    bring in their place are taken off.
+    bring in their place are taken off. `warnings` are what people should know of single simulations.
     `num_samples_of` says how many samples so many steps of one simulation make, as if none between them was missing.
     Unless the study `starts_jobs`, simulations only attach by themselves.
     """
@@ -55,6 +58,7 @@ class Roster:
         self._num_samples_of = num_samples_of
         self.num_ranks = num_ranks
         self._failed_attempts = FailedAttempts()
+        self.warnings = SimulationWarnings()
         self.num_survived = 0
         self.num_missing = 0
         self._origins_of = origins_of
@@ -134,6 +138,7 @@ class Roster:
             "simulations": self.table.state_dict(),
             "num_planned": self._num_planned,
             "num_survived": self.num_survived,
+            "warnings": self.warnings.state_dict(),
             **self._failed_attempts.state_dict(),
         }
 
@@ -159,6 +164,7 @@ class Roster:
         for i in islice(self._spare, max(0, num_planned - num_planned_before)):
             self.table.add(i, SimulationState(parameters=_copy(self._parameters[i])))
         self._failed_attempts.load_state_dict(state)
+        self.warnings.load_state_dict(state["warnings"])
         self.num_survived = state["num_survived"]
         num_redrawn = len(self.entries) - num_planned
         ended = [i for i, entry in self.entries.items() if entry.phase.terminal]
@@ -278,20 +284,30 @@ class Roster:
             # Its client has come back: it was not started again.
             entry.goes_on = False
             self.num_survived += not entry.had_to_wait
+        was_repeated = entry.num_repeated
         entry.shares[rank] = share
         self.table.count_settled(share.simulation)
         actions: list[Action] = [self._progress(share.simulation)]
+        if entry.num_repeated and not was_repeated:
+            actions += self._warn_of_repetition(share.simulation, entry)
         if len(entry.shares) == self.num_ranks and all(s.complete for s in entry.shares.values()):
             actions.append(launcher_link.Finished(simulation=share.simulation))
             actions += self._end(share.simulation, SimulationPhase.FINISHED, "")
+            actions += self._warn_of_early_end(share.simulation, entry)
         return actions
 
     def invalidate(self, peer: bytes, message: Invalidate) -> list[Action]:
-        """A client withdraws its own simulation: not to be trained on, not to be tried again."""
+        """A client withdraws its own simulation: not to be trained on, not to be tried again.
+
+        One that has finished cannot be withdrawn: the study may end at any moment, and after a restart from an earlier
+        checkpoint nobody would withdraw it again. Its client is refused, and the report tells the reason.
+        """
         entry = self.entries.get(message.simulation)
         if message.study != self.facts.study or entry is None or message.attempt != entry.attempt:
             text = f"simulation {message.simulation}, attempt {message.attempt} is not running"
             return [refuse(peer, Reason.STALE_ATTEMPT, text)]
+        if entry.phase in KEPT:
+            return self._keep(peer, message, entry)
         actions: list[Action] = [Reply(peer=peer, message=Invalidated(simulation=message.simulation))]
         if not entry.phase.terminal:
             reason = in_one_line(message.reason)
@@ -375,6 +391,36 @@ class Roster:
             if not entry.phase.terminal:
                 self.table.enter(i, SimulationPhase.STOPPED, order.reason)
         return [order, *self.handshake.close(order.reason), notices.StopNotice(reason=order.reason)]
+
+    def _warn_of_repetition(self, simulation: int, entry: SimulationState) -> list[SimulationWarning]:
+        text = (
+            f"simulation {simulation}, attempt {entry.attempt} {WarningKind.REPEATED}: what came first is kept, "
+            "and the rest is dropped. Does the program count its time step on?"
+        )
+        return self.warnings.add(WarningKind.REPEATED, text)
+
+    def _warn_of_early_end(self, simulation: int, entry: SimulationState) -> list[SimulationWarning]:
+        steps, num_sent = self.facts.time_steps.num, entry.num_steps
+        if steps is None or num_sent is None or num_sent >= steps or entry.num_repeated:
+            return []
+        text = (
+            f"simulation {simulation} {WarningKind.SHORT}: it sent {num_sent} of the {steps} steps of study.time_steps"
+        )
+        return self.warnings.add(WarningKind.SHORT, text)
+
+    def _keep(self, peer: bytes, message: Invalidate, entry: SimulationState) -> list[Action]:
+        simulation = message.simulation
+        why = why_stale(simulation, entry.attempt, current=entry.attempt, end_state=entry.phase.value)
+        reason = in_one_line(message.reason)
+        text = (
+            f"simulation {simulation} {WarningKind.KEPT}, and what it sent is trained on: {why}. Its reason: {reason}"
+        )
+        told = self.warnings.add(WarningKind.KEPT, text)
+        if entry.phase is SimulationPhase.STOPPED_EARLY:
+            # Its client may not have heard of that yet, and is to take it for no error.
+            return [Reply(peer=peer, message=Stop(text=entry.reason)), *told]
+        advice = f"{why}, and what it sent is trained on; withdraw a simulation before it sends its last time step"
+        return [refuse(peer, Reason.STALE_ATTEMPT, advice), *told]
 
     def _drop(self, simulations: Sequence[int], reason: str) -> list[Action]:
         dropped = (*simulations, *self.table.unsuggested)

@@ -70,6 +70,11 @@ class SimulationState:
         return min(totals, default=self.total)
 
     @property
+    def num_repeated(self) -> int:
+        """How many steps the current attempt has sent again, although nobody asked for them."""
+        return sum(share.repeated for share in self.shares.values())
+
+    @property
     def is_ready_to_start(self) -> bool:
         """Whether it has its parameters, and nobody has begun it."""
         return self.phase is SimulationPhase.WAITING and not self.begun and self.parameters is not None

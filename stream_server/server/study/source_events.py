@@ -61,7 +61,7 @@ class SourceEvents(Callback):
                 message=launcher_link.FailedLater(simulation=simulation, reason=reason, log=path)
             ):
                 log.warning("simulation %d failed after its last time step: %s; its log: %s", simulation, reason, path)
-            case mailbox.FromLauncher(message=launcher_link.HeldBack(text=text)):
+            case mailbox.SimulationWarning(text=text) | mailbox.FromLauncher(message=launcher_link.HeldBack(text=text)):
                 log.warning("%s", text)
             case _:
                 return

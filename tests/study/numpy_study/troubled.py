@@ -74,6 +74,14 @@ def invalid(simulation, signal):
     return signal
 
 
+def invalid_at_the_end(simulation, signal):
+    """The rest, and only then a look at the result."""
+    for time_step in range(STEP, 20):
+        simulation.send(time_step, signal=signal)
+    simulation.finish()
+    simulation.invalidate("the energy drifts")
+
+
 def early(simulation, signal):
     """The end, half-way."""
     return None

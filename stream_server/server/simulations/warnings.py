@@ -1,0 +1,48 @@
+"""What people should know of single simulations although the study goes on. Rank 0; pure."""
+
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Any
+
+from stream_server.server.intake.mailbox import SimulationWarning
+
+MOST_TOLD = 5
+
+
+class WarningKind(StrEnum):
+    """What a warning says of its simulation; the words of the line that counts those beyond `MOST_TOLD`."""
+
+    KEPT = "could not be withdrawn any more"
+    REPEATED = "sent a time step more than once"
+    SHORT = "finished early"
+
+
+class SimulationWarnings:
+    """The warnings of a study: of each kind the first `MOST_TOLD`, and the number of the others."""
+
+    def __init__(self) -> None:
+        self._texts: list[str] = []
+        self._num_of = dict.fromkeys(WarningKind, 0)
+
+    @property
+    def texts(self) -> list[str]:
+        """Lines for the report."""
+        beyond = {kind: num - MOST_TOLD for kind, num in self._num_of.items() if num > MOST_TOLD}
+        return [*self._texts, *(f"{num} more times a simulation {kind}" for kind, num in beyond.items())]
+
+    def add(self, kind: WarningKind, text: str) -> list[SimulationWarning]:
+        """Note a warning; gives what is to be told now. What was told before is not told again."""
+        if text in self._texts:
+            return []
+        self._num_of[kind] += 1
+        if self._num_of[kind] > MOST_TOLD:
+            return []
+        self._texts.append(text)
+        return [SimulationWarning(text=text)]
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"texts": list(self._texts), "num_of": {kind.value: num for kind, num in self._num_of.items()}}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._texts = list(state["texts"])
+        self._num_of = {kind: state["num_of"].get(kind.value, 0) for kind in WarningKind}
