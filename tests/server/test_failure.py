@@ -17,7 +17,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from stream_server import errors
-from stream_server.errors import ProducerFailed, RankLost, StreamServerError, UserCodeError
+from stream_server.errors import ConfigError, ProducerFailed, RankLost, StreamServerError, UserCodeError
 from stream_server.launcher.supervision import cli as launcher_cli
 from stream_server.server.commands import cli
 from stream_server.server.commands.fast_dev_run import fast_dev_run
@@ -311,6 +311,16 @@ def test_a_rank_that_cannot_be_built_leaves_word_for_the_launcher(
 
 def test_a_user_code_error_without_a_cause_is_its_text() -> None:
     assert Failure.of(UserCodeError("text"), rank=0, phase="training").traceback == "text\n"
+
+
+@pytest.mark.parametrize("error", [ConfigError("text"), ValueError("text")])
+def test_an_error_that_is_its_own_cause_is_told(error: Exception) -> None:
+    other = KeyError("other")
+    for cause in (error, other):
+        error.__cause__, other.__cause__ = cause, error
+        failure = Failure.of(error, rank=0, phase="training")
+        assert failure.exit_code == (ConfigError.exit_code if isinstance(error, ConfigError) else 70)
+        assert "text" in failure.message
 
 
 def test_the_first_of_several_failures_is_kept_and_nothing_beside_it(tmp_path: Path) -> None:

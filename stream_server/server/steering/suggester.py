@@ -22,7 +22,7 @@ from stream_server.server.simulations.design import (
     generator_seed,
     stream_seed,
 )
-from stream_server.server.simulations.generator import Values
+from stream_server.server.simulations.generator import KIND, Values
 from stream_server.server.simulations.samplers import Sampler, make_sampler
 from stream_server.server.steering.feedback import OWN
 from stream_server.server.steering.generator_process import GeneratorProcess, NoAnswer
@@ -204,8 +204,10 @@ class Suggester:
         try:
             self.learns = self._start_process()
         except (NoAnswer, StreamServerError) as error:
+            if not num_known and isinstance(error, NoAnswer):
+                raise UserCodeError(f"{KIND}: no parameters were suggested: {error}") from error
             if not num_known:
-                raise _at_the_start(error) from error
+                raise
             self._note(str(error))
             self.lookahead = _ready_ahead(self._config)
             return
@@ -404,10 +406,3 @@ class Suggester:
 
 def _origins(suggestions: Sequence[Suggestion]) -> dict[int, Origin]:
     return {it.simulation: Origin(by=it.by, at=it.at, score=it.score) for it in suggestions}
-
-
-def _at_the_start(error: Exception) -> StreamServerError:
-    """The error that ends a study whose class fails before it has suggested anything."""
-    if isinstance(error, StreamServerError):
-        return error
-    return UserCodeError(f"parameters.sampler: no parameters were suggested: {error}")

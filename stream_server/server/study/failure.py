@@ -111,9 +111,11 @@ def classified(error: BaseException) -> StreamServerError:
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    """The error, its cause, the cause of that and so on."""
-    while error is not None:
+    """The error, its cause, the cause of that and so on, each once: a user's code may raise an error from itself."""
+    seen = set[int]()
+    while error is not None and id(error) not in seen:
         yield error
+        seen.add(id(error))
         error = error.__cause__
 
 
