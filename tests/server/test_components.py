@@ -307,7 +307,47 @@ class Points:
         raise AssertionError("nobody is to ask while a study is checked")
 
     def ingest(self, results): ...
+
+class Steady:
+    def __init__(self, bounds, seed, spread=1.0): ...
+
+    def suggest(self, num): ...
+
+class Mute: ...
+
+def made(bounds, seed, scale):
+    return Points()
 """
+STEADY: dict[str, Any] = {"class": "points.py:Steady"}
+
+
+@pytest.mark.parametrize(
+    ("sampler", "said"),
+    [
+        (STEADY, ""),
+        ({**STEADY, "args": {"spread": 2}}, ""),
+        ({**STEADY, "args": {"sprad": 2}}, 'sampler.args has "sprad", but the arguments of Steady are "spread"'),
+        ({**STEADY, "lookahead": 2}, "lookahead would be ignored, since points.py:Steady has no ingest"),
+        ("points.py:Mute", r"points.py:Mute must have a method suggest\(num\), but has none"),
+        ({"class": "points.py:made", "args": {"scale": 2}, "lookahead": 2}, ""),
+        ("points.py:made", "sampler.args must have scale, which made needs"),
+        ({"class": "breed", "args": {"sgma": 0.2}}, 'sampler.args has "sgma"'),
+    ],
+)
+def test_a_check_refuses_a_sampler_that_a_start_would_refuse(tmp_path: Path, sampler: Any, said: str) -> None:
+    (tmp_path / "points.py").write_text(POINTS)
+    study(tmp_path, WHOLE)
+    overrides = [f"parameters.sampler={json.dumps(sampler)}", 'simulation.command=["true"]']
+    with pytest.raises(ConfigError, match=said) if said else nullcontext():
+        describe(load(tmp_path / "study.json", overrides))
+
+
+def test_a_check_refuses_parameters_named_like_results_where_the_class_learns(tmp_path: Path) -> None:
+    (tmp_path / "points.py").write_text(POINTS)
+    study(tmp_path, WHOLE)
+    overrides = ["parameters.sampler=points.py:Points", "parameters.bounds.loss=[0, 1]", 'simulation.command=["true"]']
+    with pytest.raises(ConfigError, match=r"parameters\.bounds: loss is what points\.py:Points is told"):
+        describe(load(tmp_path / "study.json", overrides))
 
 
 @pytest.mark.parametrize(
