@@ -58,8 +58,14 @@ class Moody(nn.Module):
         super().__init__()
         raise RuntimeError("not today")
 
-def number():
+def number(*_):
     return 3
+
+def nothing(optimizer):
+    pass
+
+class Unstepped:
+    def __init__(self, *_): ...
 
 class Rates(Callback):
     def __init__(self, file, *, every=1):
@@ -220,6 +226,21 @@ def test_check_shows_what_would_be_made_and_makes_nothing(tmp_path: Path) -> Non
             "training.callbacks[0].class must name a subclass of Callback, but",
         ),
         (
+            {**WHOLE, "model": {"class": "networks.py:Unstepped"}},
+            "Server",
+            "training.model.class must make a torch.nn.Module, but",
+        ),
+        (
+            {**WHOLE, "optimizer": {"class": "networks.py:Unstepped"}},
+            "Server",
+            "training.optimizer.class must make a torch.optim.Optimizer, but",
+        ),
+        (
+            {**WHOLE, "lr_scheduler": {"class": "networks.py:Unstepped"}},
+            "Server",
+            "training.lr_scheduler.class must make a learning-rate scheduler with step and state_dict, but",
+        ),
+        (
             {**WHOLE, "callbacks": [{"class": "networks.py:Rates", "args": {"evry": 3}}]},
             "Server",
             "training.callbacks[0].args do not fit",
@@ -244,17 +265,23 @@ def test_every_mistake_is_told_at_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("model", "told"),
-    [("Moody", "RuntimeError: not today"), ("number", "must make a torch.nn.Module, but")],
+    ("key", "name", "told"),
+    [
+        ("model", "Moody", "RuntimeError: not today"),
+        ("model", "number", "training.model.class must make a torch.nn.Module, but FILE:number made 3"),
+        ("optimizer", "number", "training.optimizer.class must make a torch.optim.Optimizer, but FILE:number made 3"),
+        ("lr_scheduler", "number", "scheduler with step and state_dict, but FILE:number made 3"),
+        ("lr_scheduler", "nothing", "scheduler with step and state_dict, but FILE:nothing made None"),
+    ],
 )
 def test_a_class_that_raises_or_makes_something_else_is_the_users_error(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], model: str, told: str
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], key: str, name: str, told: str
 ) -> None:
-    config = study(tmp_path, {**WHOLE, "model": {"class": f"networks.py:{model}"}})
+    config = study(tmp_path, {**WHOLE, key: {"class": f"networks.py:{name}"}})
     assert fast_dev_run(load_server_class(config), config) == UserCodeError.exit_code
     text = capsys.readouterr().err
-    assert "training.model" in text
-    assert told in text
+    assert f"training.{key}" in text
+    assert told.replace("FILE", str(tmp_path / "networks.py")) in text
 
 
 MISSPELT = """

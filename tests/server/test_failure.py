@@ -261,10 +261,25 @@ def test_what_torch_raises_in_the_users_model_is_3(
     assert "Traceback" in capsys.readouterr().err
 
 
-def test_a_model_that_is_none_is_3(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    members = {"prepare_training_attributes": lambda self: (5, made(nn.Linear(2, 6))(self)[1])}
+@pytest.mark.parametrize(
+    ("place", "key", "wanted"),
+    [
+        (0, "model", "a torch.nn.Module"),
+        (1, "optimizer", "a torch.optim.Optimizer"),
+        (2, "lr_scheduler", "a learning-rate scheduler with step and state_dict"),
+    ],
+)
+def test_a_model_optimizer_or_scheduler_that_is_none_is_3(
+    place: int, key: str, wanted: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def prepare_training_attributes(self: Any) -> Any:
+        parts = [*made(nn.Linear(2, 6), rate=lambda step: 1.0)(self)]
+        parts[place] = 5
+        return parts
+
+    members = {"prepare_training_attributes": prepare_training_attributes}
     assert fast_dev_run(type("Troubled", (Twin,), members), study(tmp_path)) == 3
-    said = "Troubled.prepare_training_attributes must return a torch.nn.Module as the model, but returned 5"
+    said = f"the {key} that Troubled.prepare_training_attributes returns must be {wanted}, but is 5"
     assert said in capsys.readouterr().err
 
 
