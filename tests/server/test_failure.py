@@ -2,7 +2,7 @@
 
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,6 +17,8 @@ from torch.distributed.fsdp import fully_shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from stream_server import errors
+from stream_server.buffers import Buffer, Drawn, Fifo, Slots
+from stream_server.buffers.policy import SlotArray
 from stream_server.errors import ConfigError, ProducerFailed, RankLost, StreamServerError, UserCodeError
 from stream_server.launcher.supervision import cli as launcher_cli
 from stream_server.server.commands import cli
@@ -110,6 +112,32 @@ def test_what_the_users_code_raises_is_3_with_its_traceback(action: Callable[[],
     failure = failure_of(action)
     assert failure.exit_code == 3
     assert "Traceback" in failure.traceback
+
+
+class Raising(Fifo):
+    """A user's policy whose methods fail: in another method, and in a library."""
+
+    def ready(self, num: int) -> int:
+        return num
+
+    def put(self, slots: Sequence[int]) -> SlotArray:
+        return self._order(slots)
+
+    def _order(self, slots: Sequence[int]) -> SlotArray:
+        raise KeyError("oops")
+
+    def draw(self, num: int) -> Drawn:
+        raise_in_library()
+        return super().draw(num)
+
+
+@pytest.mark.parametrize(("method", "told"), [("put", "KeyError: 'oops'"), ("draw", "ValueError: all input arrays")])
+def test_what_the_users_policy_raises_names_the_method_that_was_called(method: str, told: str) -> None:
+    buffer = Buffer(Raising(capacity=4), Slots({"x": ()}, 4))
+    buffer.enqueue(buffer.claim(1))
+    failure = failure_of({"put": buffer.admit, "draw": lambda: buffer.draw(1, timeout_s=0.0)}[method])
+    assert failure.exit_code == UserCodeError.exit_code
+    assert failure.message.startswith(f"Raising.{method} raised {told}")
 
 
 @pytest.mark.parametrize("error", [KeyError("k"), MemoryError(), OSError(28, "No space left"), RuntimeError("dtype")])
