@@ -189,6 +189,7 @@ class Buffer:
             ValueError: no batch of `num` can ever be drawn.
             Closed: the buffer is closed and everything was drawn.
             ProducerFailed: the buffer was closed with an error, which is the cause.
+            UserCodeError: the policy gave more or fewer slots than it was asked for.
         """
         if not 0 < num <= self.policy.capacity:
             raise ValueError(f"A batch must have 1 to {self.policy.capacity} samples (the capacity), but has {num}.")
@@ -197,6 +198,9 @@ class Buffer:
             if not size:
                 return None
             slots, num_first, removed = self.policy.draw(size)
+            if len(slots) != size:
+                name = type(self.policy).__name__
+                raise UserCodeError(f"{name}.draw({size}) must give {size} slots, but gave {len(slots)}")
             if self._gate.closed:
                 np.add.at(self.slots.seen, slots, 1)  # only now a batch may hold a sample twice
             else:

@@ -97,25 +97,25 @@ def _policies(model: Any) -> tuple[str, ...]:
 
 
 def _unknown_key(keys: Keys, raw: dict[str, Any]) -> tuple[str, str]:
-    *above, key = (str(part) for part in keys)
-    section = raw
-    for name in above:
-        section = section[name]
-    models = models_at(tuple(above))
+    above, key = keys[:-1], str(keys[-1])
+    section: Any = raw
+    for part in above:
+        section = section[part]
+    models = models_at(above)
     known = list(dict.fromkeys(name for model in models for name in _names(model)))
     if key in known:
         others = [name for model in models if key in _names(model) for name in _policies(model)]
         found = f"{shown(section[key])} would be ignored by {section.get('policy', 'reservoir')}"
         return (
             found,
-            f"Leave it out, or write {one_of(others) if others else 'FILE.py:Class'} in {'.'.join(above)}.policy",
+            f"Leave it out, or write {one_of(others) if others else 'FILE.py:Class'} in {above[-1]}.policy",
         )
     if meant := nearest(key, known):
         return "unknown key", f"Write {shown(meant)}"
     elsewhere = [
         f"{name}.{key}"
         for name, field in StudyConfig.model_fields.items()
-        if [name] != above and any(key in _names(model) for model in models_in(field.annotation))
+        if (name,) != above and any(key in _names(model) for model in models_in(field.annotation))
     ]
     if elsewhere:
         return "unknown key", f"Write it as {' or '.join(elsewhere)}"

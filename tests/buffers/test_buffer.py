@@ -6,7 +6,7 @@ from threading import Semaphore
 import numpy as np
 import pytest
 
-from stream_server.buffers import Buffer, Draw, Fifo, Firo, Policy, Reservoir, Slots
+from stream_server.buffers import Buffer, Draw, Drawn, Fifo, Firo, Policy, Reservoir, Slots
 from stream_server.buffers.policy import SlotArray
 from stream_server.errors import Closed, ProducerFailed, UserCodeError
 from tests.buffers.policies import POLICIES
@@ -275,6 +275,19 @@ def test_closing_before_the_backlog_is_admitted_is_an_error_of_ours() -> None:
     fill(buffer, 1)
     with pytest.raises(AssertionError, match="before the backlog was admitted"):
         buffer.close()
+
+
+@pytest.mark.parametrize("num_given", [0, 1, 3])
+def test_a_policy_that_draws_another_number_of_samples_is_refused(num_given: int) -> None:
+    class Odd(Reservoir):
+        def draw(self, num: int) -> Drawn:
+            return super().draw(num_given)
+
+    buffer = buffer_of(Odd(capacity=4, watermark=1, seed=0))
+    fill(buffer, 4)
+    buffer.admit()
+    with pytest.raises(UserCodeError, match=rf"Odd\.draw\(2\) must give 2 slots, but gave {num_given}$"):
+        buffer.draw(2, 0.0)
 
 
 def test_a_policy_that_evicts_a_sample_before_its_first_draw_is_refused() -> None:

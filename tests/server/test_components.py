@@ -58,8 +58,14 @@ class Moody(nn.Module):
         super().__init__()
         raise RuntimeError("not today")
 
-def number():
+def number(*_):
     return 3
+
+def nothing(optimizer):
+    pass
+
+class Unstepped:
+    def __init__(self, *_): ...
 
 class Rates(Callback):
     def __init__(self, file, *, every=1):
@@ -220,6 +226,21 @@ def test_check_shows_what_would_be_made_and_makes_nothing(tmp_path: Path) -> Non
             "training.callbacks[0].class must name a subclass of Callback, but",
         ),
         (
+            {**WHOLE, "model": {"class": "networks.py:Unstepped"}},
+            "Server",
+            "training.model.class must make a torch.nn.Module, but",
+        ),
+        (
+            {**WHOLE, "optimizer": {"class": "networks.py:Unstepped"}},
+            "Server",
+            "training.optimizer.class must make a torch.optim.Optimizer, but",
+        ),
+        (
+            {**WHOLE, "lr_scheduler": {"class": "networks.py:Unstepped"}},
+            "Server",
+            "training.lr_scheduler.class must make a learning-rate scheduler with step and state_dict, but",
+        ),
+        (
             {**WHOLE, "callbacks": [{"class": "networks.py:Rates", "args": {"evry": 3}}]},
             "Server",
             "training.callbacks[0].args do not fit",
@@ -244,17 +265,23 @@ def test_every_mistake_is_told_at_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("model", "told"),
-    [("Moody", "RuntimeError: not today"), ("number", "must make a torch.nn.Module, but")],
+    ("key", "name", "told"),
+    [
+        ("model", "Moody", "RuntimeError: not today"),
+        ("model", "number", "training.model.class must make a torch.nn.Module, but FILE:number made 3"),
+        ("optimizer", "number", "training.optimizer.class must make a torch.optim.Optimizer, but FILE:number made 3"),
+        ("lr_scheduler", "number", "scheduler with step and state_dict, but FILE:number made 3"),
+        ("lr_scheduler", "nothing", "scheduler with step and state_dict, but FILE:nothing made None"),
+    ],
 )
 def test_a_class_that_raises_or_makes_something_else_is_the_users_error(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], model: str, told: str
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], key: str, name: str, told: str
 ) -> None:
-    config = study(tmp_path, {**WHOLE, "model": {"class": f"networks.py:{model}"}})
+    config = study(tmp_path, {**WHOLE, key: {"class": f"networks.py:{name}"}})
     assert fast_dev_run(load_server_class(config), config) == UserCodeError.exit_code
     text = capsys.readouterr().err
-    assert "training.model" in text
-    assert told in text
+    assert f"training.{key}" in text
+    assert told.replace("FILE", str(tmp_path / "networks.py")) in text
 
 
 MISSPELT = """
@@ -307,7 +334,47 @@ class Points:
         raise AssertionError("nobody is to ask while a study is checked")
 
     def ingest(self, results): ...
+
+class Steady:
+    def __init__(self, bounds, seed, spread=1.0): ...
+
+    def suggest(self, num): ...
+
+class Mute: ...
+
+def made(bounds, seed, scale):
+    return Points()
 """
+STEADY: dict[str, Any] = {"class": "points.py:Steady"}
+
+
+@pytest.mark.parametrize(
+    ("sampler", "said"),
+    [
+        (STEADY, ""),
+        ({**STEADY, "args": {"spread": 2}}, ""),
+        ({**STEADY, "args": {"sprad": 2}}, 'sampler.args has "sprad", but the arguments of Steady are "spread"'),
+        ({**STEADY, "lookahead": 2}, "lookahead would be ignored, since points.py:Steady has no ingest"),
+        ("points.py:Mute", r"points.py:Mute must have a method suggest\(num\), but has none"),
+        ({"class": "points.py:made", "args": {"scale": 2}, "lookahead": 2}, ""),
+        ("points.py:made", "sampler.args must have scale, which made needs"),
+        ({"class": "breed", "args": {"sgma": 0.2}}, 'sampler.args has "sgma"'),
+    ],
+)
+def test_a_check_refuses_a_sampler_that_a_start_would_refuse(tmp_path: Path, sampler: Any, said: str) -> None:
+    (tmp_path / "points.py").write_text(POINTS)
+    study(tmp_path, WHOLE)
+    overrides = [f"parameters.sampler={json.dumps(sampler)}", 'simulation.command=["true"]']
+    with pytest.raises(ConfigError, match=said) if said else nullcontext():
+        describe(load(tmp_path / "study.json", overrides))
+
+
+def test_a_check_refuses_parameters_named_like_results_where_the_class_learns(tmp_path: Path) -> None:
+    (tmp_path / "points.py").write_text(POINTS)
+    study(tmp_path, WHOLE)
+    overrides = ["parameters.sampler=points.py:Points", "parameters.bounds.loss=[0, 1]", 'simulation.command=["true"]']
+    with pytest.raises(ConfigError, match=r"parameters\.bounds: loss is what points\.py:Points is told"):
+        describe(load(tmp_path / "study.json", overrides))
 
 
 @pytest.mark.parametrize(

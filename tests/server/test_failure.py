@@ -2,7 +2,7 @@
 
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,7 +17,9 @@ from torch.distributed.fsdp import fully_shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from stream_server import errors
-from stream_server.errors import ProducerFailed, RankLost, StreamServerError, UserCodeError
+from stream_server.buffers import Buffer, Drawn, Fifo, Slots
+from stream_server.buffers.policy import SlotArray
+from stream_server.errors import ConfigError, ProducerFailed, RankLost, StreamServerError, UserCodeError
 from stream_server.launcher.supervision import cli as launcher_cli
 from stream_server.server.commands import cli
 from stream_server.server.commands.fast_dev_run import fast_dev_run
@@ -110,6 +112,32 @@ def test_what_the_users_code_raises_is_3_with_its_traceback(action: Callable[[],
     failure = failure_of(action)
     assert failure.exit_code == 3
     assert "Traceback" in failure.traceback
+
+
+class Raising(Fifo):
+    """A user's policy whose methods fail: in another method, and in a library."""
+
+    def ready(self, num: int) -> int:
+        return num
+
+    def put(self, slots: Sequence[int]) -> SlotArray:
+        return self._order(slots)
+
+    def _order(self, slots: Sequence[int]) -> SlotArray:
+        raise KeyError("oops")
+
+    def draw(self, num: int) -> Drawn:
+        raise_in_library()
+        return super().draw(num)
+
+
+@pytest.mark.parametrize(("method", "told"), [("put", "KeyError: 'oops'"), ("draw", "ValueError: all input arrays")])
+def test_what_the_users_policy_raises_names_the_method_that_was_called(method: str, told: str) -> None:
+    buffer = Buffer(Raising(capacity=4), Slots({"x": ()}, 4))
+    buffer.enqueue(buffer.claim(1))
+    failure = failure_of({"put": buffer.admit, "draw": lambda: buffer.draw(1, timeout_s=0.0)}[method])
+    assert failure.exit_code == UserCodeError.exit_code
+    assert failure.message.startswith(f"Raising.{method} raised {told}")
 
 
 @pytest.mark.parametrize("error", [KeyError("k"), MemoryError(), OSError(28, "No space left"), RuntimeError("dtype")])
@@ -261,10 +289,25 @@ def test_what_torch_raises_in_the_users_model_is_3(
     assert "Traceback" in capsys.readouterr().err
 
 
-def test_a_model_that_is_none_is_3(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    members = {"prepare_training_attributes": lambda self: (5, made(nn.Linear(2, 6))(self)[1])}
+@pytest.mark.parametrize(
+    ("place", "key", "wanted"),
+    [
+        (0, "model", "a torch.nn.Module"),
+        (1, "optimizer", "a torch.optim.Optimizer"),
+        (2, "lr_scheduler", "a learning-rate scheduler with step and state_dict"),
+    ],
+)
+def test_a_model_optimizer_or_scheduler_that_is_none_is_3(
+    place: int, key: str, wanted: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def prepare_training_attributes(self: Any) -> Any:
+        parts = [*made(nn.Linear(2, 6), rate=lambda step: 1.0)(self)]
+        parts[place] = 5
+        return parts
+
+    members = {"prepare_training_attributes": prepare_training_attributes}
     assert fast_dev_run(type("Troubled", (Twin,), members), study(tmp_path)) == 3
-    said = "Troubled.prepare_training_attributes must return a torch.nn.Module as the model, but returned 5"
+    said = f"the {key} that Troubled.prepare_training_attributes returns must be {wanted}, but is 5"
     assert said in capsys.readouterr().err
 
 
@@ -311,6 +354,16 @@ def test_a_rank_that_cannot_be_built_leaves_word_for_the_launcher(
 
 def test_a_user_code_error_without_a_cause_is_its_text() -> None:
     assert Failure.of(UserCodeError("text"), rank=0, phase="training").traceback == "text\n"
+
+
+@pytest.mark.parametrize("error", [ConfigError("text"), ValueError("text")])
+def test_an_error_that_is_its_own_cause_is_told(error: Exception) -> None:
+    other = KeyError("other")
+    for cause in (error, other):
+        error.__cause__, other.__cause__ = cause, error
+        failure = Failure.of(error, rank=0, phase="training")
+        assert failure.exit_code == (ConfigError.exit_code if isinstance(error, ConfigError) else 70)
+        assert "text" in failure.message
 
 
 def test_the_first_of_several_failures_is_kept_and_nothing_beside_it(tmp_path: Path) -> None:

@@ -173,8 +173,9 @@ def test_a_class_that_cannot_suggest_anything_is_refused_at_the_start(
 ) -> None:
     changes: dict[str, Any] = {f"simulation.{key}": 2 for key in ("per_job", "per_worker") if key in message}
     changes |= {"sampler": {"lookahead": 2}} if "lookahead" in message else {}
-    with pytest.raises(error, match=message):
+    with pytest.raises(error, match=message) as raised:
         suggesting(code, **changes)
+    assert raised.value.__cause__ is not raised.value
 
 
 def test_a_later_start_suggests_nothing_twice_and_gives_nobody_other_parameters(suggesting: Start) -> None:

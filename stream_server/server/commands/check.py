@@ -21,8 +21,8 @@ from stream_server.server.run.build import make_policy
 from stream_server.server.run.cores import expected_cores
 from stream_server.server.run.plan import MemoryNeed, RankPlan, free_on_node, limit_of_node, make_plan, memory_problem
 from stream_server.server.simulations.design import ParameterDesign
-from stream_server.server.simulations.generator import learns_while_it_runs
-from stream_server.server.steering.suggester import check_shared_jobs
+from stream_server.server.simulations.generator import check_class
+from stream_server.server.steering.suggester import check_learning
 from stream_server.server.user.components import load_server_class
 from stream_server.server.user.framework import framework_of
 
@@ -59,9 +59,11 @@ def facts_of(config: StudyConfig, replay: Path | None = None) -> list[tuple[str,
 
 def _check_sampler(config: StudyConfig) -> None:
     sampler = config.parameters.sampler
-    is_a_class = config.parameters.bounds is not None and not sampler.is_built_in
-    if is_a_class and learns_while_it_runs(sampler.class_, config.study_dir):
-        check_shared_jobs(config)
+    if config.parameters.bounds is None or sampler.is_built_in:
+        return
+    learns = check_class(sampler.class_, sampler.args, config.study_dir)
+    if learns is not None:
+        check_learning(config, learns=learns)
 
 
 def _lines_of_replay(config: StudyConfig, folder: Path) -> list[tuple[str, str]]:

@@ -66,8 +66,7 @@ class PointGenerator:
             offered["vocs"] = vocs_of(bounds)
         given = arguments_for(made, args, offered, kind=f"{KIND}.args")
         self._source = call_user(name, lambda: made(**given))
-        if not callable(getattr(self._source, "suggest", None)):
-            raise ConfigError(f"{KIND}: {name} must have a method suggest(num), but has none")
+        _require_suggest(self._source, name)
 
     @property
     def learns(self) -> bool:
@@ -145,13 +144,27 @@ class PointGenerator:
         return f"{self._name}: suggest must return dicts with {listed(wanted)}, but returned {quoted(row)}"
 
 
-def learns_while_it_runs(name: str, folder: Path) -> bool:
-    """Whether a class of `parameters.sampler` has `ingest`, by the class alone: nothing is made of it.
+def check_class(name: str, args: Mapping[str, Any], folder: Path) -> bool | None:
+    """Check a class of `parameters.sampler` and its arguments by the class alone: nothing is made of it.
+
+    Returns:
+        Whether it has `ingest`; None of a function, since only what it makes would tell.
 
     Raises:
-        ConfigError, UserCodeError: there is no such class, or its file raised.
+        ConfigError: there is no such class, or it takes other arguments, or has no `suggest`.
+        UserCodeError: its file raised.
     """
-    return callable(getattr(load_named(name, GENERATORS, folder, kind=KIND), "ingest", None))
+    found = load_named(name, GENERATORS, folder, kind=KIND)
+    arguments_for(found, args, dict.fromkeys(("bounds", "seed", "vocs")), kind=f"{KIND}.args")
+    if not isinstance(found, type):
+        return None
+    _require_suggest(found, name)
+    return callable(getattr(found, "ingest", None))
+
+
+def _require_suggest(found: object, name: str) -> None:
+    if not callable(getattr(found, "suggest", None)):
+        raise ConfigError(f"{KIND}: {name} must have a method suggest(num), but has none")
 
 
 def _number(value: Any, limits: Bounds) -> float:

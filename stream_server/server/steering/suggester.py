@@ -22,7 +22,7 @@ from stream_server.server.simulations.design import (
     generator_seed,
     stream_seed,
 )
-from stream_server.server.simulations.generator import Values
+from stream_server.server.simulations.generator import KIND, Values
 from stream_server.server.simulations.samplers import Sampler, make_sampler
 from stream_server.server.steering.feedback import OWN
 from stream_server.server.steering.generator_process import GeneratorProcess, NoAnswer
@@ -35,12 +35,24 @@ STREAMS = {"training": TRAINING_STREAM, "validation": VALIDATION_STREAM}
 log = logging.getLogger(__name__)
 
 
-def check_shared_jobs(config: StudyConfig) -> None:
-    """Check that simulations which share a job or a worker can have their parameters from a class that learns.
+def check_learning(config: StudyConfig, *, learns: bool) -> None:
+    """Check that the study goes with a class of `parameters.sampler` that learns, or does not.
 
     Raises:
-        ConfigError: those of a job start together, or no worker would ever get two of them.
+        ConfigError: of one that learns, the simulations of a job start together, no worker would ever get two of them,
+            or a parameter is named like a result; one that does not learn would ignore `lookahead`.
     """
+    if learns:
+        _check_shared_jobs(config)
+        _refuse_names_of_results(config)
+    elif config.parameters.sampler.lookahead is not None:
+        raise ConfigError(
+            f"parameters.sampler.lookahead would be ignored, since {config.parameters.sampler} has no ingest and "
+            "suggests all at the start: leave it out"
+        )
+
+
+def _check_shared_jobs(config: StudyConfig) -> None:
     simulation, max_running = config.simulation, config.launcher.max_running
     name, ahead = config.parameters.sampler, _ready_ahead(config)
     if simulation.per_job != 1:
@@ -53,6 +65,14 @@ def check_shared_jobs(config: StudyConfig) -> None:
             f"simulation.per_worker would be ignored: while parameters.sampler.lookahead is {ahead}, a "
             "worker gets one simulation, for it gets one in 2 × launcher.max_running of those that are ready. "
             f"Write {2 * max_running + 1} or more there"
+        )
+
+
+def _refuse_names_of_results(config: StudyConfig) -> None:
+    if names := sorted(OWN & config.parameters.scalars.keys()):
+        raise ConfigError(
+            f"parameters.bounds: {', '.join(names)} is what {config.parameters.sampler} is told of each simulation "
+            "besides its parameters: choose another name, or use a class without ingest"
         )
 
 
@@ -204,30 +224,18 @@ class Suggester:
         try:
             self.learns = self._start_process()
         except (NoAnswer, StreamServerError) as error:
+            if not num_known and isinstance(error, NoAnswer):
+                raise UserCodeError(f"{KIND}: no parameters were suggested: {error}") from error
             if not num_known:
-                raise _at_the_start(error) from error
+                raise
             self._note(str(error))
             self.lookahead = _ready_ahead(self._config)
             return
-        if not self.learns and self._settings.lookahead is not None:
-            raise ConfigError(
-                f"parameters.sampler.lookahead would be ignored, since {self._settings} has no ingest and "
-                "suggests all at the start: leave it out"
-            )
-        if self.learns:
-            check_shared_jobs(self._config)
-            self._refuse_names_of_results()
+        check_learning(self._config, learns=self.learns)
         self.lookahead = _ready_ahead(self._config) if self.learns else self._num_planned
         first = min(self._num_planned, self._num_held_out + self.lookahead)
         if not num_known or not self.learns:
             self._log.append(self._suggest(range(num_known, first)))
-
-    def _refuse_names_of_results(self) -> None:
-        if names := sorted(OWN & self._bounds.keys()):
-            raise ConfigError(
-                f"parameters.bounds: {', '.join(names)} is what {self._settings} is told of each simulation "
-                "besides its parameters: choose another name, or use a class without ingest"
-            )
 
     def _run(self) -> None:
         try:
@@ -404,10 +412,3 @@ class Suggester:
 
 def _origins(suggestions: Sequence[Suggestion]) -> dict[int, Origin]:
     return {it.simulation: Origin(by=it.by, at=it.at, score=it.score) for it in suggestions}
-
-
-def _at_the_start(error: Exception) -> StreamServerError:
-    """The error that ends a study whose class fails before it has suggested anything."""
-    if isinstance(error, StreamServerError):
-        return error
-    return UserCodeError(f"parameters.sampler: no parameters were suggested: {error}")

@@ -100,8 +100,8 @@ def classified(error: BaseException) -> StreamServerError:
         found = RankLost("another rank died or lost its connection")
     elif isinstance(error, StreamServerError):
         return error
-    elif _is_of_user(error):
-        found = UserCodeError(f"the user's code raised {type(error).__name__}: {error}")
+    elif method := _method_of_user(error):
+        found = UserCodeError(f"{method} raised {type(error).__name__}: {error}")
     else:
         found = InternalError(
             f"{type(error).__name__}: {error}. Nobody foresaw this error: please report it with its traceback"
@@ -111,17 +111,29 @@ def classified(error: BaseException) -> StreamServerError:
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    """The error, its cause, the cause of that and so on."""
-    while error is not None:
+    """The error, its cause, the cause of that and so on, each once: a user's code may raise an error from itself."""
+    seen = set[int]()
+    while error is not None and id(error) not in seen:
         yield error
+        seen.add(id(error))
         error = error.__cause__
 
 
-def _is_of_user(error: BaseException) -> bool:
-    """Whether the innermost function that raised, or called the library that did, is neither ours nor a library's."""
-    frames = [Path(frame.f_code.co_filename) for frame, _ in traceback.walk_tb(error.__traceback__)]
-    own = [file for file in frames if file.is_relative_to(_OURS) or not _is_library(file)]
-    return bool(own) and not own[-1].is_relative_to(_OURS)
+def _method_of_user(error: BaseException) -> str:
+    """The method of the user's that we called and that raised, "" if ours did.
+
+    It is the user's if the innermost function that raised, or called the library that did, is neither ours nor a
+    library's.
+    """
+    codes = [frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)]
+    method = ""
+    for code in reversed(codes):
+        file = Path(code.co_filename)
+        if file.is_relative_to(_OURS):
+            break
+        if not _is_library(file):
+            method = code.co_qualname
+    return method
 
 
 def _is_library(file: Path) -> bool:

@@ -19,6 +19,12 @@ if TYPE_CHECKING:
 
 # A name that is less like that of a method than this is one of the user's own.
 MISSPELT = 0.85
+# What each part of a training must be, and the methods by which it is known: a user's own may be of any class.
+PARTS: Mapping[str, tuple[str, tuple[str, ...]]] = {
+    "model": ("a torch.nn.Module", ("named_parameters",)),
+    "optimizer": ("a torch.optim.Optimizer", ("step", "zero_grad", "state_dict")),
+    "lr_scheduler": ("a learning-rate scheduler with step and state_dict", ("step", "state_dict")),
+}
 
 log = logging.getLogger(__name__)
 
@@ -114,8 +120,11 @@ def check_components(config: "StudyConfig", server_class: type[StreamServer]) ->
         )
     for key, num_given in (("model", 0), ("optimizer", 1), ("lr_scheduler", 1)):
         component = getattr(training, key)
-        if component is not None:
-            _load(config, component, f"training.{key}", num_given)
+        if component is None:
+            continue
+        found = _load(config, component, f"training.{key}", num_given)
+        if isinstance(found, type) and not _is_part(key, found):
+            raise ConfigError(f"training.{key}.class must make {PARTS[key][0]}, but {component.class_} is {found!r}")
     for position, component in enumerate(training.callbacks):
         key = f"training.callbacks[{position}]"
         found = _load(config, component, key, 0)
@@ -128,15 +137,11 @@ def make_training_attributes(server: Any) -> tuple[Any, ...]:
 
     Raises:
         ConfigError: see `check_components`.
-        UserCodeError: a class raised, or `training.model.class` makes no module.
+        UserCodeError: a class raised, or makes something else.
     """
     training = server.config.training
-    model = _make(server.config, training.model, "training.model")
-    if not hasattr(model, "named_parameters"):
-        raise UserCodeError(
-            f"training.model.class must make a torch.nn.Module, but {training.model.class_} made {model!r}"
-        )
-    optimizer = _make(server.config, training.optimizer, "training.optimizer", model.parameters())
+    model = _make_part(server.config, training.model, "model")
+    optimizer = _make_part(server.config, training.optimizer, "optimizer", model.parameters())
     if training.lr_scheduler is None:
         return model, optimizer
     settings = training.lr_scheduler
@@ -144,7 +149,24 @@ def make_training_attributes(server: Any) -> tuple[Any, ...]:
         name: server.expected_lr_steps if value == EXPECTED_LR_STEPS else value for name, value in settings.args.items()
     }
     settings = settings.model_copy(update={"args": args})
-    return model, optimizer, _make(server.config, settings, "training.lr_scheduler", optimizer)
+    return model, optimizer, _make_part(server.config, settings, "lr_scheduler", optimizer)
+
+
+def require_part(key: str, made: Any, *, must: str, but: str) -> None:
+    """Check that what was made for a training, or each of several optimizers or schedulers, is what `PARTS` says.
+
+    The error says that somebody `must` make it, `but` did something else.
+
+    Raises:
+        UserCodeError: it is not.
+    """
+    for it in made if key != "model" and isinstance(made, tuple | list) and made else [made]:
+        if not _is_part(key, it):
+            raise UserCodeError(f"{must} {PARTS[key][0]}, but {but} {it!r}")
+
+
+def _is_part(key: str, made: Any) -> bool:
+    return all(hasattr(made, method) for method in PARTS[key][1])
 
 
 def make_callbacks(server: Any) -> list[Callback]:
@@ -167,6 +189,12 @@ def make_callbacks(server: Any) -> list[Callback]:
     for callback in callbacks:
         _warn_of(type(callback), dict(_misspelt(type(callback), Callback)))
     return callbacks
+
+
+def _make_part(config: "StudyConfig", component: "Component", key: str, *given: Any) -> Any:
+    made = _make(config, component, f"training.{key}", *given)
+    require_part(key, made, must=f"training.{key}.class must make", but=f"{component.class_} made")
+    return made
 
 
 def _make(config: "StudyConfig", component: "Component", key: str, *given: Any) -> Any:

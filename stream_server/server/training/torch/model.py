@@ -12,6 +12,7 @@ from stream_server.errors import UserCodeError
 from stream_server.server.training.torch.learning_rates import as_list
 from stream_server.server.training.torch.lightning import Fabric, Precision
 from stream_server.server.training.torch.state import plain, restored
+from stream_server.server.user.components import require_part
 from stream_server.server.user.torch_server import TorchServer
 from stream_server.user_code import call_user
 
@@ -32,8 +33,9 @@ def set_up(server: TorchServer, fabric: Fabric, precision: Precision, *, compile
     if not isinstance(made, tuple | list) or len(made) not in (2, 3):
         raise UserCodeError(f"{name} must return model, optimizer or model, optimizer, lr_scheduler")
     model, optimizers, server.lr_scheduler = [*made, None][:3]
-    if not hasattr(model, "named_parameters"):
-        raise UserCodeError(f"{name} must return a torch.nn.Module as the model, but returned {model!r}")
+    for key, part in {"model": model, "optimizer": optimizers, "lr_scheduler": server.lr_scheduler}.items():
+        if key != "lr_scheduler" or as_list(part):
+            require_part(key, part, must=f"the {key} that {name} returns must be", but="is")
     if sharded := [it for it, parameter in model.named_parameters() if hasattr(parameter, "device_mesh")]:
         raise UserCodeError(
             f"{name} returned a model that the ranks share out: the parameter {sharded[0]} is a DTensor, as "
