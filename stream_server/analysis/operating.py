@@ -107,7 +107,7 @@ def _timeout(command: argparse.ArgumentParser) -> None:
 
 
 def _list(arguments: argparse.Namespace) -> None:
-    """Show the runs below a folder: starting, running, restarting, finished, stopped, failed or killed."""
+    """Show the runs below a folder: starting, running, orphaned, finished, stopped, failed and the like."""
     if not arguments.folder.is_dir():
         raise NotRunning(f"there is no folder {arguments.folder}")
     found = [(run, state_of(run)) for run in runs_below(arguments.folder)]
@@ -223,7 +223,9 @@ def asked_facts(run: RunFolder, timeout_s: float) -> Plain:
             state = state_of(run)
             facts = facts_of(run, state) | ({"silence": str(silence)} if state.is_live else {})
         else:
-            facts |= {"state": run_state.RUNNING, "server": asdict(status)}
+            facts["server"] = asdict(status)
+            if state.state != run_state.ORPHANED:
+                facts["state"] = run_state.RUNNING
     return facts | ({"report": state.report} if state.report else {})
 
 

@@ -26,12 +26,13 @@ from stream_server.storage.plain_state import read_state
 STARTING = "starting"
 RUNNING = "running"
 RESTARTING = "restarting"
+ORPHANED = "orphaned"
 FINISHED = "finished"
 STOPPED = "stopped"
 FAILED = "failed"
 KILLED = "killed"
 UNKNOWN = "unknown"
-LIVE = (STARTING, RUNNING, RESTARTING)
+LIVE = (STARTING, RUNNING, RESTARTING, ORPHANED)
 REPLAYED = "replayed"
 LAUNCHER = "stream-launcher"
 OUTPUT_LOG = "output.log"
@@ -59,8 +60,9 @@ class RunState:
     """The state of a run.
 
     `state` is one of starting and restarting (stream-launcher runs, its server does not, for the first time or any
-    more), running, finished, stopped (to be continued), failed, killed, and unknown to a user who may only read it;
-    `detail` tells more. `report` is the report.json of a run that has ended.
+    more), running, orphaned (its server runs, stream-launcher does not any more), finished, stopped (to be continued),
+    failed, killed, and unknown to a user who may only read it; `detail` tells more. `report` is the report.json of a
+    run that has ended.
     """
 
     state: str
@@ -128,19 +130,22 @@ def state_of(run: RunFolder) -> RunState:
     """The state of a run, live or dead."""
     checkpoint = newest_checkpoint(run)
     try:
-        holder = holder_of(run.path / RUN_LOCK)
+        holder, server = holder_of(run.path / RUN_LOCK), holder_of(run.path / SERVER_LOCK)
     except PermissionError:
         # A user who may read a lock could hold it: it is not shared with the group.
         detail = "only its owner can see whether it runs"
         return RunState(state=UNKNOWN, detail=detail, checkpoint=checkpoint, report=_read(run.path / "report.json"))
     if holder is not None:
-        has_server = holder.program != LAUNCHER or holder_of(run.path / SERVER_LOCK) is not None
+        has_server = holder.program != LAUNCHER or server is not None
         return RunState(
             state=RUNNING if has_server else RESTARTING if _had_a_server(run) else STARTING,
             detail=str(holder),
             checkpoint=checkpoint,
             report={},
         )
+    if server is not None:
+        detail = f"{server}; stream-launcher is gone: run the same command again, it takes this server over"
+        return RunState(state=ORPHANED, detail=detail, checkpoint=checkpoint, report={})
     report, failure = _read(run.path / "report.json"), _read(run.path / "exit.json")
     state, detail = _end(report, failure)
     if state != FINISHED:

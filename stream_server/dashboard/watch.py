@@ -14,6 +14,7 @@ from stream_server.analysis.attempts import AttemptHistory
 from stream_server.analysis.growing import GrowingFile
 from stream_server.analysis.reading import Line, RunFolder, parse_records
 from stream_server.analysis.run_state import (
+    ORPHANED,
     RUNNING,
     RunState,
     SimulationFacts,
@@ -194,7 +195,7 @@ class _WatchedRun:
         """The answers of its server, as long as that is there; otherwise what is known of its simulations."""
         simulations = list(self._facts.simulations)
         now = time.monotonic()
-        if state.state != RUNNING or now < self._ask_at:
+        if state.state not in (RUNNING, ORPHANED) or now < self._ask_at:
             return None, simulations or self._of_files(state)
         try:
             status = live.status_of(self.run, ASK_S)

@@ -3,7 +3,8 @@
 Each message is one frame of JSON, `{"message": "Progress", "simulation": 3, …}`. The launcher binds a ROUTER on an
 `ipc://` address in a private folder, and on TCP where the server is on other nodes; rank 0 connects a DEALER and sends
 `Here` first and then once a second. A launcher that has no plan of that incarnation, because the server or the launcher
-is new, asks for it; and so does one to which rank 0 has connected anew, since what was under way may be lost.
+is new, asks for it; and so does one to which rank 0 has connected anew, since what was under way may be lost. Any other
+answers by its `Status`, so that rank 0 notices when no launcher is there.
 
 Every rank has a connection of its own, under its `rank_name`, where it echoes what the launcher asks while it lives.
 """

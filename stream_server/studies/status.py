@@ -5,7 +5,7 @@ from typing import Any
 
 from stream_server.analysis.operating import asked_facts, status_rows
 from stream_server.analysis.reading import RunFolder
-from stream_server.analysis.run_state import FAILED, FINISHED, KILLED, LIVE, STOPPED
+from stream_server.analysis.run_state import FAILED, FINISHED, KILLED, LIVE, ORPHANED, STOPPED
 from stream_server.errors import EXIT_SAVED
 from stream_server.studies.facts import Facts
 
@@ -14,7 +14,7 @@ class RunStatus(Facts):
     """The status of a run at one moment.
 
     Attributes:
-        state: starting, running, restarting, finished, stopped, failed or killed.
+        state: starting, running, restarting, orphaned, finished, stopped, failed or killed.
         detail: who runs it, or how it ended.
         facts: all that `stream-study status --json` prints, among it "server" of a live run and "report" of an ended
             one.
@@ -50,7 +50,7 @@ def status_of(run: RunFolder, timeout_s: float, *, exit_code: int | None, log: s
     It may contradict report.json, which is then of an earlier start: this one failed before it wrote its own.
     """
     facts = asked_facts(run, timeout_s)
-    if facts["state"] in LIVE and exit_code is None:
+    if facts["state"] == ORPHANED or (facts["state"] in LIVE and exit_code is None):
         return RunStatus(facts)
     if exit_code is None:
         told = facts.get("report", {}).get("exit_code")

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from stream_server.analysis.reading import RunFolder
-from stream_server.analysis.run_state import state_of
+from stream_server.analysis.run_state import ORPHANED, state_of
 from stream_server.config import StudyConfig, load, load_plain
 from stream_server.errors import ConfigError
 from stream_server.launcher.backends.mpirun import require
@@ -107,7 +107,8 @@ class Study:
             ConfigError: it runs already, the launcher refuses it, or `file` is not one that `start` may write.
         """
         require(self.config)
-        if (state := state_of(RunFolder(self.output_dir))).is_live:
+        state = state_of(RunFolder(self.output_dir))
+        if state.is_live and state.state != ORPHANED:
             raise ConfigError(
                 f"{self.output_dir} is in use: {state.detail} runs the study there. `Run.open` shows and stops it; "
                 "or write another study.output_dir"

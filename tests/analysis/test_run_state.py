@@ -121,6 +121,17 @@ def test_whoever_holds_the_lock_runs_the_study(run: RunFolder) -> None:
     assert holder_of(run.path / "nothing.lock") is None
 
 
+def test_a_server_that_has_outlived_its_launcher_is_orphaned(
+    run: RunFolder, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with StudyLock(run.path / SERVER_LOCK, "stream-server"):
+        found = state_of(run)
+        assert (found.state, found.is_live) == ("orphaned", True)
+        assert main(["list", str(run.path)]) == 0
+    assert "stream-launcher is gone: run the same command again, it takes this server over" in capsys.readouterr().out
+    assert state_of(run).state == "killed"
+
+
 def test_the_journal_and_the_folders_tell_of_simulations_that_no_checkpoint_has(run: RunFolder) -> None:
     (run.path / "parameters.csv").write_text("simulation,x\n0,0.5\n1,1.5\n2,2.5\n3,3.5\n")
     (run.path / "simulations" / "0" / "attempt-1").mkdir(parents=True)

@@ -167,6 +167,15 @@ def test_rank_0_can_start_another_launcher_which_takes_over_its_simulations(tmp_
         assert rank_0.wait_for(launcher_link.Attempt).attempt == 1
 
 
+def test_a_launcher_answers_whenever_rank_0_says_that_it_is_there(tmp_path: Path) -> None:
+    with Rank0(tmp_path, None) as rank_0:
+        rank_0.plan(2)
+        status = rank_0.wait_for(launcher_link.Status)
+        for _ in range(2):
+            rank_0.send(launcher_link.Here(incarnation=1))
+            assert rank_0.wait_for(launcher_link.Status) == status
+
+
 def test_a_given_up_simulation_is_given_up_again_by_the_next_launcher(tmp_path: Path) -> None:
     with Rank0(tmp_path, "import sys; sys.exit(3)", "simulation.retries=0") as rank_0:
         rank_0.plan(1)

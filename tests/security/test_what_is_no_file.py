@@ -98,7 +98,7 @@ def test_the_files_of_a_run_that_somebody_looks_at(tmp_path: Path, put: Put) -> 
     assert state_of(run).checkpoint is None
     assert len(damages_of(run)) == 3
     assert simulations_of(run) == []
-    assert not OutputFolder(tmp_path).is_finished(1)
+    assert not OutputFolder(tmp_path).is_finished({"study": {"simulations": 1}, "training": {}})
     assert Failure.read(tmp_path) is None
 
 

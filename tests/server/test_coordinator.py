@@ -1,12 +1,14 @@
 """The messages of rank 0 to the launcher, and their times."""
 
+from collections.abc import Callable
 from typing import Any
 
 from stream_server.messages import launcher_link, operator
 from stream_server.messages.client import Away, Routing, TimeSteps
 from stream_server.messages.curve import KeyPair
 from stream_server.messages.routing import StudyRouting
-from stream_server.server.reception.coordinator import Coordinator
+from stream_server.server.intake import mailbox
+from stream_server.server.reception.coordinator import MOST_UNANSWERED, Coordinator
 from stream_server.server.reception.operator_desk import STOP_TEXT
 from stream_server.server.run.curve import CurveAccess
 from stream_server.server.simulations.handshake import StudyFacts
@@ -17,7 +19,9 @@ def ignore(*_: Any) -> None:
     """Nothing of this is of interest here."""
 
 
-def coordinator(told: list[launcher_link.ToLauncher]) -> Coordinator:
+def coordinator(
+    told: list[launcher_link.ToLauncher], tell_main: Callable[[mailbox.Event], None] = ignore
+) -> Coordinator:
     facts = StudyFacts(
         study="study-1",
         incarnation=1,
@@ -38,7 +42,7 @@ def coordinator(told: list[launcher_link.ToLauncher]) -> Coordinator:
         reply=ignore,
         answer=ignore,
         tell_launcher=told.append,
-        tell_main=ignore,
+        tell_main=tell_main,
         apply=ignore,
     )
 
@@ -63,3 +67,20 @@ def test_a_launcher_that_asks_for_the_plan_hears_again_that_an_operator_has_stop
     assert told[1:] == [stopping]
     rank_0.launcher(launcher_link.AskPlan())
     assert told[2:] == [told[0], stopping]
+
+
+def test_the_main_thread_hears_once_that_the_launcher_is_silent_and_once_that_it_is_there_again() -> None:
+    told: list[launcher_link.ToLauncher] = []
+    happened: list[mailbox.Event] = []
+    rank_0 = coordinator(told, happened.append)
+    for _ in range(MOST_UNANSWERED - 1):
+        rank_0.say_here()
+    rank_0.launcher(launcher_link.AskPlan())
+    assert happened == []
+    assert told == [launcher_link.Here(incarnation=1)] * (MOST_UNANSWERED - 1)
+    for _ in range(2 * MOST_UNANSWERED):
+        rank_0.say_here()
+    assert happened == [mailbox.LauncherSilence(is_over=False)]
+    rank_0.launcher(launcher_link.AskPlan())
+    rank_0.launcher(launcher_link.AskPlan())
+    assert happened[1:] == [mailbox.LauncherSilence(is_over=True)]

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -152,7 +153,8 @@ def test_fresh_begins_in_a_folder_that_is_not_there_or_empty(study: StudyFolder,
     ("report", "finished"),
     [
         ('{"exit_code": 0, "exit_reason": "finished"}', True),
-        ('{"exit_code": 0, "exit_reason": "max_batches"}', False),
+        ('{"exit_code": 0, "exit_reason": "max_batches"}', True),
+        ('{"exit_code": 0, "exit_reason": "early_stop"}', True),
         ('{"exit_code": 75, "exit_reason": "saved"}', False),
         ('{"exit_code": 7, "exit_reason": "failed"}', False),
         ("{", False),
@@ -161,21 +163,38 @@ def test_fresh_begins_in_a_folder_that_is_not_there_or_empty(study: StudyFolder,
 )
 def test_a_folder_is_finished_when_its_report_says_so(tmp_path: Path, report: str, *, finished: bool) -> None:
     (tmp_path / "report.json").write_text(report)
-    (tmp_path / "study.json").write_text('{"study": {"simulations": 3}}')
-    assert OutputFolder(tmp_path).is_finished(3) is finished
+    (tmp_path / "study.json").write_text(json.dumps(resolved()))
+    assert OutputFolder(tmp_path).is_finished(resolved()) is finished
 
 
+def resolved(num_simulations: int = 3, **limits: object) -> dict[str, Any]:
+    """What `is_finished` reads of a resolved study."""
+    training = {"max_batches": 10, "max_s": None, "early_stop": None} | limits
+    return {"study": {"simulations": num_simulations}, "training": training}
+
+
+@pytest.mark.parametrize("reason", ["finished", "early_stop"])
 @pytest.mark.parametrize(("num_simulations", "finished"), [(2, True), (3, True), (4, False)])
 def test_a_folder_is_not_finished_if_more_simulations_are_asked_for(
-    tmp_path: Path, num_simulations: int, *, finished: bool
+    tmp_path: Path, reason: str, num_simulations: int, *, finished: bool
 ) -> None:
-    (tmp_path / "report.json").write_text('{"exit_code": 0, "exit_reason": "finished"}')
-    (tmp_path / "study.json").write_text('{"study": {"simulations": 3}}')
-    assert OutputFolder(tmp_path).is_finished(num_simulations) is finished
+    (tmp_path / "report.json").write_text(json.dumps({"exit_code": 0, "exit_reason": reason}))
+    (tmp_path / "study.json").write_text(json.dumps(resolved()))
+    assert OutputFolder(tmp_path).is_finished(resolved(num_simulations)) is finished
+
+
+@pytest.mark.parametrize(("reason", "finished"), [("finished", True), ("early_stop", False), ("max_batches", False)])
+@pytest.mark.parametrize("limits", [{"max_batches": 20}, {"max_s": 5.0}, {"early_stop": {"patience": 3}}])
+def test_one_that_ended_early_is_not_finished_if_a_limit_has_changed(
+    tmp_path: Path, reason: str, limits: dict[str, object], *, finished: bool
+) -> None:
+    (tmp_path / "report.json").write_text(json.dumps({"exit_code": 0, "exit_reason": reason}))
+    (tmp_path / "study.json").write_text(json.dumps(resolved()))
+    assert OutputFolder(tmp_path).is_finished(resolved(**limits)) is finished
 
 
 def test_a_folder_without_a_report_is_not_finished(tmp_path: Path) -> None:
-    assert not OutputFolder(tmp_path / "nowhere").is_finished(1)
+    assert not OutputFolder(tmp_path / "nowhere").is_finished(resolved())
 
 
 def test_each_result_that_is_there_has_the_command_that_shows_it(

@@ -62,6 +62,13 @@ def test_what_people_should_know_of_a_simulation_is_shown(caplog: pytest.LogCapt
     assert "simulation 3 could not be withdrawn" in caplog.text
 
 
+def test_a_server_that_hears_no_launcher_says_so_and_what_to_do(caplog: pytest.LogCaptureFixture) -> None:
+    look(mailbox.LauncherSilence(is_over=False), mailbox.LauncherSilence(is_over=True))
+    silent, again = (it.getMessage() for it in caplog.records)
+    assert silent.endswith("start it by the same command: it takes this server over")
+    assert again == "stream-launcher answers again"
+
+
 def test_an_operator_who_stops_the_study_has_it_saved() -> None:
     stops, _ = look(mailbox.StopAsked(reason="stopped by an operator"))
     assert (stops.pending, stops.text) == (StopReason.SAVED, "stopped by an operator")

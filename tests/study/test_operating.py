@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from stream_server.commands.cli import main
@@ -118,6 +119,27 @@ def test_a_study_under_a_launcher_that_is_told_to_stop_saves_and_is_not_started_
     status = said("status", done.output_dir)
     newest = int(checkpoints(done.output_dir)[-1])
     assert (status["state"], status["checkpoint"]["number"]) == ("stopped", newest)
+
+
+@pytest.mark.full
+def test_a_study_whose_launcher_was_killed_is_stopped_and_goes_on(start: Start, said: Said, tmp_path: Path) -> None:
+    go = tmp_path / "go"
+    settings = PACED | {"simulation.command": ["python", "patient.py", str(go)], "server.ranks": 1}
+    with start(**SUPERVISED, settings=settings) as first:
+        wait_for(first, "waiting")
+        ranks = first.ranks
+        first.process.kill()
+        first.process.wait()
+        assert main(["stop", str(first.output_dir), "--wait"]) == 0
+        (listed,) = said("list", first.output_dir)
+        assert listed["state"] == "stopped"
+        # One that still lives would be taken over, and end its launcher, too.
+        psutil.wait_procs(ranks, LIMIT_S)
+        go.touch()
+        with start(**SUPERVISED, settings=settings, mark=first.mark) as live:
+            done = live.end()
+    assert_complete(done, num_simulations=4)
+    assert done.report["restarts"] == 1
 
 
 @pytest.mark.full

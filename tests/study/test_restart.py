@@ -135,6 +135,10 @@ def test_a_finished_study_says_so_and_goes_on_when_more_batches_or_simulations_a
     settings = SAVES | {"study.simulations": 2, "training.max_batches": 2}
     stopped = run_here(NUMPY_STUDY, output_dir, settings=settings)
     assert (stopped.exit_code, stopped.report["exit_reason"], stopped.report["batches"]) == (0, "max_batches", 2)
+    again = run_here(NUMPY_STUDY, output_dir, settings=settings)
+    assert again.exit_code == 0
+    assert "ripple is finished" in again.output
+    assert again.report == stopped.report
     settings["training.max_batches"] = None
     first = run_here(NUMPY_STUDY, output_dir, settings=settings)
     assert_complete(first, num_simulations=2)

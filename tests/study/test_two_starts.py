@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from stream_server.analysis.operating import asked_facts
+from stream_server.analysis.reading import RunFolder
 from stream_server.machine.study_lock import RUN_LOCK, holder_of
 from tests.support.killing import contents
 from tests.support.runs import NUMPY_STUDY, LiveRun, Run, assert_complete, failpoints, run_here, run_study
@@ -20,6 +22,7 @@ BY_HAND: dict[str, Any] = {"mpi": None}
 SUPERVISED: dict[str, Any] = {"program": "stream-launcher", "mpi": None}
 PROGRAMS: dict[str, dict[str, Any]] = {"stream-server": {}, "stream-launcher": SUPERVISED}
 SETTINGS: dict[str, Any] = {"study.simulations": 2}
+ANSWER_S = 60.0
 
 
 def start_second(first: LiveRun, **options: Any) -> Run:
@@ -104,6 +107,8 @@ def test_a_server_whose_launcher_was_killed_is_not_joined_by_one_started_by_hand
         first.process.kill()
         first.process.wait()
         (server,) = first.ranks
+        facts = asked_facts(RunFolder(first.output_dir), ANSWER_S)
+        assert (facts["state"], facts["server"]["ranks"]) == ("orphaned", 1)
         second = run_here(NUMPY_STUDY, first.output_dir, settings=settings)
         assert second.exit_code == 2, second.output
         assert holder("stream-server", server.pid) in second.output

@@ -156,6 +156,8 @@ class Ensemble:
                     self.schedule.pause()
                 if self.schedule.away or message.incarnation != self._incarnation:
                     self.server.send(launcher_link.AskPlan())
+                # It is told anew, for rank 0 wants to hear from us.
+                self._status = None
             case launcher_link.Plan():
                 return self._plan(message)
             case launcher_link.StopSimulations():

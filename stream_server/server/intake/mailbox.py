@@ -63,6 +63,13 @@ class FromLauncher:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class LauncherSilence:
+    """Event (rank 0): the launcher does not answer any more or, when the silence `is_over`, does so again."""
+
+    is_over: bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class BeginStudy:
     """Command (rank 0), the first one: tell the launcher this plan, and all ranks what is over already."""
 
@@ -86,7 +93,14 @@ class CheckpointCommitted:
 
 
 Event = (
-    SimulationFinished | ReceptionEnded | SimulationsFailed | SimulationWarning | StopAsked | FinishAsked | FromLauncher
+    SimulationFinished
+    | ReceptionEnded
+    | SimulationsFailed
+    | SimulationWarning
+    | StopAsked
+    | FinishAsked
+    | FromLauncher
+    | LauncherSilence
 )
 Command = (
     BeginStudy

@@ -13,6 +13,9 @@ from stream_server.server.run.curve import CurveAccess
 from stream_server.server.simulations.handshake import Action, Reply
 from stream_server.server.simulations.roster import Roster
 
+# A launcher waits that long for a command of the scheduler.
+MOST_UNANSWERED = 60
+
 
 class Coordinator:
     """Carries out what the roster and the handshake decide. Rank 0, receiver thread.
@@ -52,6 +55,15 @@ class Coordinator:
         self.desk = OperatorDesk(roster, tell_launcher=tell_launcher, tell_main=tell_main, perform=self.perform)
         self._unheard: dict[tuple[int, int], dict[int, int]] = {}
         self._plan: launcher_link.Plan | None = None
+        self._num_unanswered = 0
+
+    def say_here(self) -> None:
+        """Tell the launcher that we are there, once a second; it answers. The main thread hears of its silence."""
+        self.tell_launcher(launcher_link.Here(incarnation=self.roster.facts.incarnation))
+        # Counted, not timed: a process that was stopped has not listened meanwhile.
+        self._num_unanswered += 1
+        if self._num_unanswered == MOST_UNANSWERED:
+            self.tell_main(mailbox.LauncherSilence(is_over=False))
 
     def begin(self, plan: launcher_link.Plan) -> None:
         """Tell the launcher what to run, and all ranks if nothing is left to come."""
@@ -121,6 +133,9 @@ class Coordinator:
 
     def launcher(self, message: launcher_link.ToServer) -> None:
         """Word of the launcher."""
+        if self._num_unanswered >= MOST_UNANSWERED:
+            self.tell_main(mailbox.LauncherSilence(is_over=True))
+        self._num_unanswered = 0
         match message:
             case launcher_link.AskPlan():
                 self._tell_plan()

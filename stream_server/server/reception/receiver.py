@@ -313,7 +313,7 @@ class Receiver:
     def _say_here(self) -> None:
         self._here_at = time.monotonic()
         if self._coordinator is not None:
-            self.sockets.send_link(launcher_link.encode(launcher_link.Here(incarnation=self.intake.state.incarnation)))
+            self._coordinator.say_here()
 
     def _end_reception(self) -> None:
         if self.dispatcher.is_final and not self._has_ended and self.intake.has_none_waiting:

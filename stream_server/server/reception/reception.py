@@ -266,7 +266,10 @@ class Reception:
         found: list[mailbox.Event] = []
         with suppress(Empty):
             while True:
-                found.append(self.receiver.events.get_nowait())
+                event = self.receiver.events.get_nowait()
+                # A launcher of ours, which we start again ourselves, is watched by its process.
+                if self.launcher is None or not isinstance(event, mailbox.LauncherSilence):
+                    found.append(event)
         return found
 
     def stop_simulations(self, stops: StopRequests) -> None:

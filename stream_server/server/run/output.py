@@ -3,6 +3,7 @@
 import contextlib
 import json
 import shlex
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,8 @@ from stream_server.storage.disk import make_folder, read_text, remove_file, remo
 INCARNATIONS = "incarnations"
 BEFORE_ANYTHING = {run_folder.STUDY_FILE, run_folder.JOURNAL, *LOCKS, "logs", "metrics", "exit.json", "report.json"}
 """The files of a start that failed while it was set up."""
+LIMITS = ("max_batches", "max_s", "early_stop")
+"""The keys of `training` that end a study before all is trained."""
 
 
 def shown(path: Path) -> str:
@@ -120,12 +123,17 @@ class OutputFolder:
             return (self.metrics / "metrics.jsonl").stat().st_size > 0
         return False
 
-    def is_finished(self, num_simulations: int) -> bool:
-        """The study in this folder came to its end with `num_simulations` or more: there is nothing left to do."""
+    def is_finished(self, resolved: Mapping[str, Any]) -> bool:
+        """The study in this folder came to its end, and the `resolved` one asks for nothing more.
+
+        That is more simulations or, of one that ended before all was trained, another limit.
+        """
         try:
             report, before = json.loads(read_text(self.report)), json.loads(read_text(self.study))
-            has_ended = (report["exit_code"], report["exit_reason"]) == (0, "finished")
-            return has_ended and bool(num_simulations <= before["study"]["simulations"])
+            if report["exit_code"] != 0 or resolved["study"]["simulations"] > before["study"]["simulations"]:
+                return False
+            limits, limits_before = resolved["training"], before["training"]
+            return report["exit_reason"] == "finished" or all(limits[it] == limits_before[it] for it in LIMITS)
         except (OSError, ValueError, KeyError, TypeError, RecursionError):
             return False
 

@@ -63,5 +63,12 @@ class SourceEvents(Callback):
                 log.warning("simulation %d failed after its last time step: %s; its log: %s", simulation, reason, path)
             case mailbox.SimulationWarning(text=text) | mailbox.FromLauncher(message=launcher_link.HeldBack(text=text)):
                 log.warning("%s", text)
+            case mailbox.LauncherSilence(is_over=True):
+                log.warning("stream-launcher answers again")
+            case mailbox.LauncherSilence():
+                log.warning(
+                    "stream-launcher does not answer any more: no simulation is started, and none that fails is tried "
+                    "again. If it was killed, start it by the same command: it takes this server over"
+                )
             case _:
                 return

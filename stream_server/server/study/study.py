@@ -116,7 +116,7 @@ def _run(config: StudyConfig, ranks: Ranks, start: Start, stops: StopRequests, w
     _require_memory(config, ranks)
     _require_network(config, ranks)
     folder = OutputFolder(config.output_dir)
-    if not start.fresh and by_rank_0(ranks, lambda: folder.is_finished(config.study.simulations)):
+    if not start.fresh and by_rank_0(ranks, lambda: folder.is_finished(config.resolved())):
         if ranks.rank == 0:
             print(f"{config.study.name} is finished: {folder.report} says how. --fresh starts it over.")
         return 0

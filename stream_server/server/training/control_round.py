@@ -235,12 +235,12 @@ def in_lockstep(
     """Yield the training steps that all ranks take together, each with this rank's batch, if it has one.
 
     Every decision follows from the sum of all statements, so that all ranks take the same one. The steps end when all
-    ranks are drained, or when all agreed to stop; `stops.agreed` then tells why. A batch that was drawn and not trained
-    then is still held by the stream.
+    ranks are drained, or when all agreed to stop; `stops.agreed` and `stops.text` then tell why. A batch that was drawn
+    and not trained then is still held by the stream.
 
     Args:
         stream: this rank's batches.
-        ranks: the ranks; one `sum` is made per round.
+        ranks: the ranks; one `sum` is made per round, and after the last one they exchange why they stop.
         stops: this rank's wish to stop.
         phases: takes the time spent in rounds.
         all_end_at_first: stop when the first rank is drained (`uneven: stop`).
@@ -283,7 +283,7 @@ def in_lockstep(
         saves.advance(agreed.saves)
         waiting.note(idle=batch is None and not drained, others_hold=agreed.num_active > 0)
         if agreed.stop is not None and (at_boundary() or not agreed.num_active):
-            stops.agreed = agreed.stop
+            stops.agreed, stops.text = agreed.stop, _text_of(agreed.stop, stops, ranks)
             return
         if agreed.num_drained == ranks.size:
             return
@@ -325,6 +325,12 @@ def offer_failure(ranks: Ranks, exit_code: int, timeout_s: float = OFFER_S) -> i
     """
     total = ranks.offer(Statement(exit_code=exit_code).packed(ranks.rank, ranks.size), timeout_s)
     return None if total is None else Round.of(total, ranks.size).exit_code
+
+
+def _text_of(reason: StopReason, stops: StopRequests, ranks: Ranks) -> str:
+    """The text of the lowest rank that has asked to stop for this reason, on all ranks. Collective."""
+    texts = ranks.gather(stops.text if stops.pending is reason else "")
+    return str(ranks.broadcast(texts and next(filter(None, texts), "")))
 
 
 def _meet(ranks: Ranks, said: Statement) -> Round:

@@ -45,7 +45,7 @@ def _server() -> None:
     assert type(end.exit_code) is int
     assert abs(end.exit_code) < LARGEST_CODE
     assert end.batch is None or type(end.batch) is int
-    OutputFolder(FOLDER).is_finished(1)
+    OutputFolder(FOLDER).is_finished({"study": {"simulations": 1}, "training": {}})
     failure = Failure.read(FOLDER)
     assert failure is None or type(failure.exit_code) is int
 

@@ -110,6 +110,7 @@ def test_the_wish_of_one_rank_stops_all() -> None:
     first, second = on_ranks(2, ask)
     assert first.sizes == second.sizes == []
     assert first.stops.agreed is second.stops.agreed is StopReason.EARLY_STOP
+    assert first.stops.text == second.stops.text == "good enough"
 
 
 def test_a_stop_waits_for_the_update_boundary_unless_there_is_no_data() -> None:
@@ -124,13 +125,15 @@ def test_a_stop_waits_for_the_update_boundary_unless_there_is_no_data() -> None:
 
 
 def test_a_signal_counts_before_other_reasons() -> None:
-    def ask(ranks: ThreadRanks) -> StopReason | None:
-        stops = StopRequests()
-        stops.request([StopReason.MAX_S, StopReason.SAVED, StopReason.EARLY_STOP][ranks.rank], "")
-        Walk(ranks, [], stops=stops)
-        return stops.agreed
+    reasons = [StopReason.MAX_S, StopReason.SAVED, StopReason.EARLY_STOP, StopReason.SAVED]
 
-    assert on_ranks(3, ask) == [StopReason.SAVED] * 3
+    def ask(ranks: ThreadRanks) -> tuple[StopReason | None, str]:
+        stops = StopRequests()
+        stops.request(reasons[ranks.rank], f"of rank {ranks.rank}")
+        Walk(ranks, [], stops=stops)
+        return stops.agreed, stops.text
+
+    assert on_ranks(4, ask) == [(StopReason.SAVED, "of rank 1")] * 4
 
 
 class FakeSaves:
