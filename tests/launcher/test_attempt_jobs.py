@@ -194,6 +194,17 @@ def test_a_job_whose_submission_was_not_answered_and_that_does_not_exist_is_no_f
     assert (end.exit_code, end.excuse) == (None, "its submission was not answered")
 
 
+def test_a_job_of_an_earlier_launcher_that_the_backend_says_is_not_there_has_ended_and_is_no_failure(
+    jobs: AttemptJobs, backend: SpokenBackend
+) -> None:
+    backend.errors = [SubmitError("no job in this folder")]
+    jobs.adopt(left(jobs))
+    [end] = jobs.poll(1.0)
+    assert (end.simulation, end.exit_code, end.excuse) == (3, None, RESTARTED)
+    assert backend.calls == []
+    assert jobs.num_running == 0
+
+
 def test_no_clock_runs_for_a_job_of_an_earlier_launcher_before_the_backend_has_answered(
     jobs: AttemptJobs, backend: SpokenBackend
 ) -> None:

@@ -100,7 +100,10 @@ class JobStatus:
 
 
 class SubmitError(Exception):
-    """A job was refused: it does not exist and never will. `exit_code` is what a shell would give, if any."""
+    """A job was refused, or `reattach` finds none: it does not exist.
+
+    `exit_code` is what a shell would give, if any.
+    """
 
     def __init__(self, message: str, *, exit_code: int | None = None) -> None:
         super().__init__(message)
@@ -150,7 +153,10 @@ class Backend(Protocol):
     def reattach(self, job: SavedJob) -> str:
         """Take over a job of an earlier launcher; return the handle by which it is asked for from now on.
 
-        The job may have ended long ago, or, without a saved handle, never have been started: `query` tells.
+        The job may have ended long ago: `query` tells.
+
+        Raises:
+            SubmitError: there is no such job. Without a saved handle it may never have been submitted.
         """
 
     def close(self) -> None:

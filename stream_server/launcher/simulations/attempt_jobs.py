@@ -288,9 +288,13 @@ class AttemptJobs:
 
     def _reattach(self) -> None:
         for job in self._jobs.values():
-            if job.saved is not None and not job.handle:
+            if job.saved is not None and not job.handle and not job.end:
                 with unanswered_is_logged(f"the job in {job.folder} cannot be taken over yet"):
-                    job.handle = self.backend.reattach(job.saved)
+                    try:
+                        job.handle = self.backend.reattach(job.saved)
+                    except SubmitError as error:
+                        log.info("the job in %s is not there: %s", job.folder, error)
+                        self._end(job, JobStatus(state=JobState.ENDED))
 
     def _take(self, job: _AttemptJob, status: JobStatus, now: float) -> None:
         """Note what the backend said of a job."""
@@ -301,8 +305,11 @@ class AttemptJobs:
         job.waits_for = waits_for
         is_unknown = job.is_cancelled and status.state is JobState.UNKNOWN
         job.unknown_since = min(job.unknown_since, now) if is_unknown else math.inf
-        if status.state is not JobState.ENDED and now < job.unknown_since + FORGOTTEN_S:
-            return
+        if status.state is JobState.ENDED or now >= job.unknown_since + FORGOTTEN_S:
+            self._end(job, status)
+
+    def _end(self, job: _AttemptJob, status: JobStatus) -> None:
+        """Note how a job ended, once its exit code can be read."""
         with unanswered_is_logged(f"how the job in {job.folder} ended cannot be read yet"):
             code = exit_code_of(job.folder / EXIT_FILE) if status.exit_code is None else status.exit_code
             reason = status.reason or ("ended, and left no exit code" if code is None else describe(code))
