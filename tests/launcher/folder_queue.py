@@ -23,11 +23,9 @@ class FolderQueue:
     def submit(self, spec: JobSpec) -> str:
         handle = self._handle(spec.folder)
         job = {"command": spec.shell_command, "environment": dict(spec.environment), "folder": str(spec.folder)}
-        try:
-            (self.queue / f"{handle}.new").write_text(json.dumps(job))
-            (self.queue / f"{handle}.new").rename(self.queue / f"{handle}.job")
-        except OSError as error:
-            raise SubmitError(f"could not be queued: {error}") from error
+        # An OSError, of a disk that is full or away, may pass: the launcher tries again later.
+        (self.queue / f"{handle}.new").write_text(json.dumps(job))
+        (self.queue / f"{handle}.new").rename(self.queue / f"{handle}.job")
         return handle
 
     def cancel(self, handles: Collection[str]) -> None:
@@ -46,7 +44,11 @@ class FolderQueue:
         return found
 
     def reattach(self, job: SavedJob) -> str:
-        return job.handle or self._handle(job.folder)
+        handle = self._handle(job.folder)
+        names = {file.name for file in self.queue.iterdir()}
+        if f"{handle}.job" not in names:
+            raise SubmitError("it was never queued")
+        return handle
 
     def close(self) -> None:
         for handle in self.handles:

@@ -80,6 +80,7 @@ class Node:
     """The things that outlive launchers: the journal, folders, jobs.
 
     The launcher is killed at the last of `doors_left`. `num_counted` are the failures that it held against simulations.
+    `unanswered` are the methods of its backend that raise OSError, and "start" if a job without an answer begins.
     """
 
     max_running: int
@@ -92,6 +93,7 @@ class Node:
     server: OneRank | None = None
     disk_is_full: bool = False
     was_full: bool = False
+    unanswered: frozenset[str] = frozenset()
     unpreparable: set[int] = field(default_factory=set)
     num_unprepared: Counter[int] = field(default_factory=Counter)
     num_counted: Counter[int] = field(default_factory=Counter)
@@ -244,14 +246,18 @@ class NodeBackend:
         self.adopted: set[Path] = set()
 
     def submit(self, spec: JobSpec) -> str:
-        self.node.start(spec)
+        if "submit" not in self.node.unanswered or "start" in self.node.unanswered:
+            self.node.start(spec)
+        self._answer("submit")
         return str(spec.folder)
 
     def reattach(self, job: SavedJob) -> str:
+        self._answer("reattach")
         self.adopted.add(job.folder)
         return str(job.folder)
 
     def cancel(self, handles: Collection[str]) -> None:
+        self._answer("cancel")
         for handle in sorted(handles):
             self.node.door()
             if job := self.node.jobs.get(Path(handle)):
@@ -259,10 +265,15 @@ class NodeBackend:
 
     def query(self, handles: Collection[str]) -> Mapping[str, JobStatus]:
         self.node.door()
+        self._answer("query")
         return {handle: self._status(Path(handle)) for handle in sorted(handles)}
 
     def close(self) -> None:
         pass
+
+    def _answer(self, call: str) -> None:
+        if call in self.node.unanswered:
+            raise OSError("no route to the scheduler")
 
     def _status(self, folder: Path) -> JobStatus:
         job = self.node.jobs.get(folder)

@@ -14,6 +14,7 @@ from stream_server.launcher.schedule.simulation import RESTARTED
 from stream_server.launcher.simulations import attempt_jobs
 from stream_server.launcher.simulations.attempt_jobs import (
     FORGOTTEN_S,
+    SUBMIT_PAUSE_S,
     AttemptJobs,
     last_exception,
     last_line,
@@ -74,9 +75,9 @@ def jobs(backend: SpokenBackend, tmp_path: Path) -> AttemptJobs:
     return AttemptJobs(backend, attempts, None)
 
 
-def start(jobs: AttemptJobs) -> str | None:
-    """Submit attempt 0 of simulation 3."""
-    return jobs.submit({(3, 0): jobs.attempts.prepare(3, 0, {}, {}, None)})
+def start(jobs: AttemptJobs, simulation: int = 3) -> None:
+    """Submit attempt 0 of a simulation."""
+    jobs.submit({(simulation, 0): jobs.attempts.prepare(simulation, 0, {}, {}, None)}, 0.0)
 
 
 def left(jobs: AttemptJobs, *, cancelled: bool = False) -> History:
@@ -159,11 +160,89 @@ def test_a_job_whose_exit_code_cannot_be_read_now_is_judged_later(
 
 def test_a_job_that_cannot_be_started_has_ended_and_its_log_says_why(jobs: AttemptJobs, backend: SpokenBackend) -> None:
     backend.errors = [SubmitError("the queue is closed", exit_code=1)]
-    assert start(jobs) is None
+    start(jobs)
+    assert jobs.take_submitted() == []
     [end] = jobs.poll(1.0)
     assert (end.exit_code, end.reason) == (1, "the queue is closed")
     assert end.log.read_text() == "the queue is closed\n"
     assert jobs.num_running == 0
+
+
+AWAY = OSError("no route to the scheduler")
+NOT_SUBMITTED = "no job can be submitted: no route to the scheduler"
+
+
+@pytest.mark.parametrize("error", [AWAY, subprocess.TimeoutExpired("qsub", 1)], ids=["error", "timeout"])
+def test_a_job_whose_submission_was_not_answered_is_found_by_its_folder_and_watched(
+    jobs: AttemptJobs, backend: SpokenBackend, error: Exception
+) -> None:
+    backend.errors = [error]
+    start(jobs)
+    assert list(jobs.queue) == [(3, 0)]
+    assert jobs.poll(1.0) == []
+    assert backend.calls == [("reattach", None), ("query", "found")]
+    assert jobs.queue == {}
+
+
+def test_a_job_whose_submission_was_not_answered_and_that_does_not_exist_is_no_failure(
+    jobs: AttemptJobs, backend: SpokenBackend
+) -> None:
+    backend.errors = [AWAY]
+    start(jobs)
+    backend.status = ENDED
+    [end] = jobs.poll(1.0)
+    assert (end.exit_code, end.excuse) == (None, "its submission was not answered")
+
+
+def test_a_job_of_an_earlier_launcher_that_the_backend_says_is_not_there_has_ended_and_is_no_failure(
+    jobs: AttemptJobs, backend: SpokenBackend
+) -> None:
+    backend.errors = [SubmitError("no job in this folder")]
+    jobs.adopt(left(jobs))
+    [end] = jobs.poll(1.0)
+    assert (end.simulation, end.exit_code, end.excuse) == (3, None, RESTARTED)
+    assert backend.calls == []
+    assert jobs.num_running == 0
+
+
+def test_no_clock_runs_for_a_job_of_an_earlier_launcher_before_the_backend_has_answered(
+    jobs: AttemptJobs, backend: SpokenBackend
+) -> None:
+    backend.errors = [AWAY]
+    jobs.adopt(left(jobs))
+    assert list(jobs.queue) == [(3, 0)]
+    jobs.poll(1.0)
+    assert jobs.queue == {}
+
+
+def test_jobs_wait_while_the_backend_takes_none_and_one_of_them_is_tried_after_a_pause(
+    jobs: AttemptJobs, backend: SpokenBackend
+) -> None:
+    backend.errors = [AWAY]
+    start(jobs)
+    start(jobs, 4)
+    start(jobs, 5)
+    jobs.poll(SUBMIT_PAUSE_S - 1)
+    assert ("submit", "attempt-0") not in backend.calls
+    assert jobs.queue == {(4, 0): NOT_SUBMITTED, (5, 0): NOT_SUBMITTED}
+    backend.errors = [AWAY]
+    jobs.poll(SUBMIT_PAUSE_S)
+    assert ("submit", "attempt-0") not in backend.calls
+    assert jobs.queue == {(4, 0): NOT_SUBMITTED, (5, 0): NOT_SUBMITTED}
+    jobs.poll(2 * SUBMIT_PAUSE_S)
+    assert jobs.take_submitted() == [(((5, 0),), "job 7")]
+    assert jobs.queue == {}
+    assert jobs.num_running == 3
+
+
+def test_a_job_that_is_cancelled_before_it_was_submitted_has_ended(jobs: AttemptJobs, backend: SpokenBackend) -> None:
+    backend.errors = [AWAY]
+    start(jobs)
+    start(jobs, 4)
+    jobs.cancel([(4, 0)])
+    [end] = jobs.poll(SUBMIT_PAUSE_S)
+    assert (end.simulation, end.reason) == (4, "was cancelled before it was submitted")
+    assert ("submit", "attempt-0") not in backend.calls
 
 
 MISSING = "Traceback (most recent call last):\nModuleNotFoundError: No module named 'stream_server.client_api'\n"

@@ -293,6 +293,12 @@ def submitted_elsewhere(job: JobSpec) -> str:
     ).stdout.decode()[:-1]
 
 
+def test_a_job_that_was_never_submitted_is_not_taken_for_one_that_runs(backend: Backend, folder: Path) -> None:
+    saved = SavedJob(folder=folder, marks=spec(folder, "true").marks, handle=None)
+    with suppress(SubmitError):
+        assert state(backend, backend.reattach(saved)) is JobState.ENDED
+
+
 @pytest.mark.parametrize("is_saved", [True, False])
 def test_a_job_of_another_launcher_runs_until_its_processes_end_and_then_ended_as_it_says(
     backend: Backend, folder: Path, is_saved: bool

@@ -148,11 +148,13 @@ class EnsembleMachine(RuleBasedStateMachine):
                 self.start_launcher()
             return
         was_finishing, num_before = bool(self.ensemble.schedule.why_finishing), len(self.node.processes)
+        num_queued = len(self.ensemble.jobs.queue)
         try:
             self.check_cancels()
         except LauncherKilled:
             self.launcher_dies(1)
-        assert not was_finishing or len(self.node.processes) == num_before, "a study that finishes starts something"
+        num_begun = len(self.node.processes) - num_before
+        assert not was_finishing or num_begun <= num_queued, "a study that finishes starts something"
 
     def check_cancels(self) -> None:
         """Whoever is cancelled was quiet for so long, or belongs to somebody who was, or to a study that has ended."""
@@ -296,6 +298,16 @@ class EnsembleMachine(RuleBasedStateMachine):
         self.node.disk_is_full = self.node.was_full = True
         self.go_on(rounds)
         self.node.disk_is_full = False
+
+    @precondition(lambda self: self.may_go_wrong)
+    @rule(after=AFTER, rounds=st.integers(1, 60), only_submit=st.booleans(), starts=st.booleans())
+    def the_scheduler_is_away_for_a_while(self, after: int, rounds: int, only_submit: bool, starts: bool) -> None:
+        """Its answers are lost, and with them the jobs, unless it `starts` them."""
+        self.trouble(after)
+        calls = {"submit"} if only_submit else {"submit", "reattach", "query", "cancel"}
+        self.node.unanswered = frozenset(calls | ({"start"} if starts else set()))
+        self.go_on(rounds)
+        self.node.unanswered = frozenset()
 
     @precondition(lambda self: self.may_go_wrong)
     @rule(after=AFTER)

@@ -100,7 +100,10 @@ class JobStatus:
 
 
 class SubmitError(Exception):
-    """A job could not be started, and no process of it exists. `exit_code` is what a shell would give, if any."""
+    """A job was refused, or `reattach` finds none: it does not exist.
+
+    `exit_code` is what a shell would give, if any.
+    """
 
     def __init__(self, message: str, *, exit_code: int | None = None) -> None:
         super().__init__(message)
@@ -114,8 +117,9 @@ class Backend(Protocol):
     return within a second. A backend whose scheduler is slower asks it in a thread of its own, and answers `query` from
     what it heard last.
 
-    `query`, `cancel` and `reattach` may raise OSError or subprocess.SubprocessError: nothing is known at present. The
-    launcher logs that and calls again later; no job is taken for ended. Any other exception ends the launcher.
+    `submit`, `query`, `cancel` and `reattach` may raise OSError or subprocess.SubprocessError: nothing is known at
+    present. The launcher logs that and calls again later; no job is taken for ended. Any other exception ends the
+    launcher.
     """
 
     query_interval_s: float
@@ -127,7 +131,10 @@ class Backend(Protocol):
         A handle is one line of text that names this job for ever, also to a launcher that is started later.
 
         Raises:
-            SubmitError: the job cannot be started; that is a failure of the simulation.
+            SubmitError: the job was refused; that is a failure of the simulation.
+            OSError, subprocess.SubprocessError: the scheduler cannot be reached, or whether it has the job is not
+                known; that is no failure. The launcher looks for the job with `reattach`, without a handle, and starts
+                a new attempt only when there is none. For a while it submits nothing else.
         """
 
     def cancel(self, handles: Collection[str]) -> None:
@@ -146,7 +153,10 @@ class Backend(Protocol):
     def reattach(self, job: SavedJob) -> str:
         """Take over a job of an earlier launcher; return the handle by which it is asked for from now on.
 
-        The job may have ended long ago, or, without a saved handle, never have been started: `query` tells.
+        The job may have ended long ago: `query` tells.
+
+        Raises:
+            SubmitError: there is no such job. Without a saved handle it may never have been submitted.
         """
 
     def close(self) -> None:

@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import signal
+import subprocess
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -62,6 +63,8 @@ PYTHON = re.compile(r"python[\d.]*")
 # A job that was cancelled, and of which the backend knows nothing for so long, has ended.
 OUT_OF_TIME = "its worker had spent the time of its job on others"
 FORGOTTEN_S = 60.0
+SUBMIT_PAUSE_S = 30.0
+UNANSWERED = "its submission was not answered"
 
 log = logging.getLogger(__name__)
 
@@ -99,15 +102,18 @@ class AttemptEnd:
 class _AttemptJob:
     """A job of some attempts, of `ranks` ranks each.
 
-    `saved` is what is known of one that another launcher has started. It has no `handle` until the backend took it
-    over. `unknown_since`: from when on it was UNKNOWN after a cancel. `waits_for` is why it is queued.
+    `spec` is there until it is submitted. `saved` is what is known of one that another launcher has started, or whose
+    submission was not answered: then it has no `handle` until the backend took it over, and an `excuse` if nobody saw
+    its end. `unknown_since`: from when on it was UNKNOWN after a cancel. `waits_for` is why it is queued.
     """
 
     folder: Path
     attempts: tuple[Attempt, ...]
     ranks: int
     handle: str = ""
+    spec: JobSpec | None = None
     saved: SavedJob | None = None
+    excuse: str = ""
     is_cancelled: bool = False
     state: JobState = JobState.RUNNING
     waits_for: str = ""
@@ -130,6 +136,9 @@ class AttemptJobs:
         self.mpirun = mpirun
         self.are_workers = are_workers
         self._jobs: dict[Path, _AttemptJob] = {}
+        self._submit_at = -math.inf
+        self._why_held_back = ""
+        self._submitted: list[tuple[tuple[Attempt, ...], str]] = []
 
     @property
     def ranks(self) -> int:
@@ -158,22 +167,22 @@ class AttemptJobs:
         are_queued = all(job.state is JobState.QUEUED for job in self._jobs.values())
         return ", ".join(sorted({job.waits_for for job in self._jobs.values() if job.waits_for})) if are_queued else ""
 
-    def submit(self, specs: Mapping[Attempt, JobSpec]) -> str | None:
-        """Start these in one job; return its handle.
+    def submit(self, specs: Mapping[Attempt, JobSpec], now: float) -> None:
+        """Start these in one job.
 
-        A job that cannot be started has None, and an end like any other, which the next `poll` tells.
+        A job that cannot be started has an end like any other, which the next `poll` tells. While the backend cannot
+        take jobs, this one is queued.
         """
         programs = list(specs.values())[: 1 if self.are_workers else None]
         spec = self.mpirun.job(programs) if self.mpirun else programs[0]
-        job = self._jobs[spec.folder] = _AttemptJob(folder=spec.folder, attempts=tuple(specs), ranks=self.ranks)
-        try:
-            job.handle = self.backend.submit(spec)
-        except SubmitError as error:
-            with contextlib.suppress(OSError):
-                (spec.folder / LOG_FILE).write_text(f"{error}\n")
-            job.end = JobEnd(folder=spec.folder, exit_code=error.exit_code, reason=str(error))
-            return None
-        return job.handle
+        job = _AttemptJob(folder=spec.folder, attempts=tuple(specs), ranks=self.ranks, spec=spec)
+        self._jobs[spec.folder] = job
+        self._submit(job, now)
+
+    def take_submitted(self) -> list[tuple[tuple[Attempt, ...], str]]:
+        """Return attempts and handle of each job that was submitted since the last call."""
+        submitted, self._submitted = self._submitted, []
+        return submitted
 
     def adopt(self, history: History) -> None:
         """Watch the jobs that the last launcher has left; those that it was about to end are cancelled."""
@@ -183,7 +192,15 @@ class AttemptJobs:
                 attempts = history.jobs.get(it.job, ((it.simulation, it.attempt),))
                 marks = frozenset(str(self.attempts.folder(*attempt) / CONNECTION_FILE) for attempt in attempts)
                 saved = SavedJob(folder=folder, marks=marks, handle=it.handle)
-                self._jobs[folder] = _AttemptJob(folder=folder, attempts=attempts, ranks=it.ranks, saved=saved)
+                # Until the backend answers it may be queued: no clock runs.
+                self._jobs[folder] = _AttemptJob(
+                    folder=folder,
+                    attempts=attempts,
+                    ranks=it.ranks,
+                    saved=saved,
+                    excuse=RESTARTED,
+                    state=JobState.QUEUED,
+                )
         self._reattach()
         self.cancel([(it.simulation, it.attempt) for it in history.attempts.values() if it.cancelled is not None])
 
@@ -192,11 +209,15 @@ class AttemptJobs:
         jobs = [job for job in self._jobs.values() if not job.end and set(job.attempts) & set(attempts)]
         for job in jobs:
             job.is_cancelled = True
+            if job.spec is not None:
+                job.end = JobEnd(folder=job.folder, exit_code=None, reason="was cancelled before it was submitted")
         self._cancel(jobs)
 
     def poll(self, now: float) -> list[AttemptEnd]:
         """Return the attempts that have ended since the last call, once no process of their job is left."""
         self._reattach()
+        for job in self._jobs.values():
+            self._submit(job, now)
         running = [job for job in self._jobs.values() if job.handle and not job.end]
         with unanswered_is_logged("nothing is known of the jobs"):
             statuses = self.backend.query([job.handle for job in running]) if running else {}
@@ -253,6 +274,30 @@ class AttemptJobs:
         python = python_of(self.attempts.command, self.attempts.environment, self.attempts.study_dir)
         return f": {python} has no package {package}; install it there, or let simulation.command name another Python"
 
+    def _submit(self, job: _AttemptJob, now: float) -> None:
+        """Submit a job if that is still to be done and the backend takes jobs."""
+        spec = job.spec
+        if spec is None or job.end is not None:
+            return
+        if now < self._submit_at:
+            job.state, job.waits_for = JobState.QUEUED, self._why_held_back
+            return
+        job.spec = None
+        try:
+            job.handle = self.backend.submit(spec)
+        except SubmitError as error:
+            with contextlib.suppress(OSError):
+                (spec.folder / LOG_FILE).write_text(f"{error}\n")
+            job.end = JobEnd(folder=spec.folder, exit_code=error.exit_code, reason=str(error))
+        except (OSError, subprocess.SubprocessError) as error:
+            # It may run. To submit it again could give two jobs the name and the folder of one attempt.
+            log.warning("whether the job in %s was submitted is not known: %s", job.folder, error)
+            self._submit_at, self._why_held_back = now + SUBMIT_PAUSE_S, f"no job can be submitted: {error}"
+            job.state, job.waits_for = JobState.QUEUED, self._why_held_back
+            job.saved, job.excuse = SavedJob(folder=spec.folder, marks=spec.marks, handle=None), UNANSWERED
+        else:
+            self._submitted.append((job.attempts, job.handle))
+
     def _cancel(self, jobs: Sequence[_AttemptJob]) -> None:
         with unanswered_is_logged("jobs cannot be cancelled yet"):
             if handles := [job.handle for job in jobs if job.handle]:
@@ -260,9 +305,13 @@ class AttemptJobs:
 
     def _reattach(self) -> None:
         for job in self._jobs.values():
-            if job.saved is not None and not job.handle:
+            if job.saved is not None and not job.handle and not job.end:
                 with unanswered_is_logged(f"the job in {job.folder} cannot be taken over yet"):
-                    job.handle = self.backend.reattach(job.saved)
+                    try:
+                        job.handle = self.backend.reattach(job.saved)
+                    except SubmitError as error:
+                        log.info("the job in %s is not there: %s", job.folder, error)
+                        self._end(job, JobStatus(state=JobState.ENDED))
 
     def _take(self, job: _AttemptJob, status: JobStatus, now: float) -> None:
         """Note what the backend said of a job."""
@@ -273,13 +322,16 @@ class AttemptJobs:
         job.waits_for = waits_for
         is_unknown = job.is_cancelled and status.state is JobState.UNKNOWN
         job.unknown_since = min(job.unknown_since, now) if is_unknown else math.inf
-        if status.state is not JobState.ENDED and now < job.unknown_since + FORGOTTEN_S:
-            return
+        if status.state is JobState.ENDED or now >= job.unknown_since + FORGOTTEN_S:
+            self._end(job, status)
+
+    def _end(self, job: _AttemptJob, status: JobStatus) -> None:
+        """Note how a job ended, once its exit code can be read."""
         with unanswered_is_logged(f"how the job in {job.folder} ended cannot be read yet"):
             code = exit_code_of(job.folder / EXIT_FILE) if status.exit_code is None else status.exit_code
             reason = status.reason or ("ended, and left no exit code" if code is None else describe(code))
-            unseen = job.saved is not None and code is None and not job.is_cancelled
-            excuse = status.excuse or (RESTARTED if unseen else "")
+            unseen = code is None and not job.is_cancelled
+            excuse = status.excuse or (job.excuse if unseen else "")
             job.end = JobEnd(
                 folder=job.folder,
                 exit_code=code,

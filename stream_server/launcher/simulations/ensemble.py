@@ -222,7 +222,9 @@ class Ensemble:
         if now < min(self._poll_at, self.schedule.wake_at):
             return
         ended_for_good: list[AttemptEnd] = []
-        for ended in self.jobs.poll(now):
+        polled = self.jobs.poll(now)
+        self.starter.note_submitted()
+        for ended in polled:
             # A launcher that was killed may have dealt with some of those that shared the job.
             if self.schedule.runs(ended.simulation, ended.attempt):
                 self._has_ended(ended, now)

@@ -112,6 +112,13 @@ class Starter:
         except (OSError, ValueError) as error:
             log.warning("simulation %d, attempt %d cannot be told where the server is: %s", simulation, attempt, error)
 
+    def note_submitted(self) -> None:
+        """Note in the journal which jobs were submitted."""
+        for attempts, handle in self.jobs.take_submitted():
+            self.journal.defer(
+                *(records.AttemptStarted(simulation=it, attempt=attempt, handle=handle) for it, attempt in attempts)
+            )
+
     def _number(self, simulation: int, attempt: int) -> tuple[int, int]:
         attempt = self.attempts.free_number(simulation, attempt)
         self.schedule.renumber(simulation, attempt)
@@ -178,11 +185,8 @@ class Starter:
         for (simulation, attempt), spec in specs.items():
             log.info("simulation %d, attempt %d: %s", simulation, attempt, shlex.join(spec.command))
         failpoint("launcher.before_submit")
-        handle = self.jobs.submit(specs)
+        self.jobs.submit(specs, time.monotonic())
         for simulation, _ in specs:
             self.schedule.begun(simulation, time.monotonic())
         failpoint("launcher.after_submit")
-        if handle is not None:
-            self.journal.defer(
-                *(records.AttemptStarted(simulation=it, attempt=attempt, handle=handle) for it, attempt in specs)
-            )
+        self.note_submitted()
