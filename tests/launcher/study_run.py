@@ -8,9 +8,12 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
+
+import psutil
 
 from stream_server.launcher.journal.journal import JOURNAL_FILE
 from stream_server.launcher.supervision.cli import main
@@ -21,6 +24,7 @@ from tests.support.forked_program import ForkedProgram
 from tests.support.timing import until
 
 DEADLINE_S = 100.0
+MARKS = ("STREAM_CONNECTION", "STREAM_SERVER_JOB")
 SLEEPING = "import os, time; print(os.getpid(), flush=True); time.sleep(120)"
 PATH = os.pathsep.join([str(Path(__file__).parent.parent.parent), *sys.path])
 
@@ -74,13 +78,14 @@ class StudyRun:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self.launcher.kill()
+        # One that was forked a moment ago has no mark yet.
+        with suppress(psutil.NoSuchProcess):
+            found = {it.pid for it in psutil.Process(self.launcher.pid).children(recursive=True)}
+            self.launcher.kill()
+            processes.send(found, signal.SIGKILL)
         self.launcher.wait()
-        for mark in ("STREAM_CONNECTION", "STREAM_SERVER_JOB"):
-            processes.send(
-                {it.pid for it in processes.running(mark) if self._is_ours(it.mark)},
-                signal.SIGKILL,
-            )
+        while found := {it.pid for mark in MARKS for it in self.processes(mark)}:
+            processes.send(found, signal.SIGKILL)
         shutil.rmtree(self.temporary)
 
     def make_run(self) -> None:
