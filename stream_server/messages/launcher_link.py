@@ -246,7 +246,7 @@ class Status:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HeldBack:
-    """To server: no simulation is started for now, and why; it is tried again until it can be done."""
+    """To server: why no simulation is started, or nothing is known of them, for now; and that this is over."""
 
     text: str
 

@@ -245,6 +245,19 @@ def test_a_job_that_is_cancelled_before_it_was_submitted_has_ended(jobs: Attempt
     assert ("submit", "attempt-0") not in backend.calls
 
 
+def test_the_log_has_few_lines_of_a_backend_that_answers_nothing_for_an_hour(
+    jobs: AttemptJobs, backend: SpokenBackend, caplog: pytest.LogCaptureFixture
+) -> None:
+    start(jobs)
+    start(jobs, 4)
+    jobs.cancel([(3, 0)])
+    with caplog.at_level("INFO"):
+        for number in range(3600):
+            backend.errors = [AWAY, AWAY]
+            jobs.poll(float(number))
+    assert len(caplog.records) == 2
+
+
 MISSING = "Traceback (most recent call last):\nModuleNotFoundError: No module named 'stream_server.client_api'\n"
 
 

@@ -1,10 +1,8 @@
 """Backends: what the launcher asks of whatever runs its jobs, such as this machine or a batch scheduler."""
 
 import contextlib
-import logging
 import signal
-import subprocess
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -26,8 +24,6 @@ SHELL = (
     f'exec </dev/null >>"$0/{LOG_FILE}" 2>&1; trap : HUP INT TERM; '
     f'"$@"; code=$?; echo $code >"$0/{EXIT_FILE}"; exit $code'
 )
-
-log = logging.getLogger(__name__)
 
 
 def shell_of(folder: Path) -> tuple[str, ...]:
@@ -161,15 +157,6 @@ class Backend(Protocol):
 
     def close(self) -> None:
         """Kill every job that has not ended, at once. The last call."""
-
-
-@contextlib.contextmanager
-def unanswered_is_logged(what: str) -> Iterator[None]:
-    """Log that a backend could not be asked, or a file not be read; the caller tries again at its next look."""
-    try:
-        yield
-    except (OSError, subprocess.SubprocessError) as error:
-        log.warning("%s: %s", what, error)
 
 
 def exit_code_in(line: bytes) -> int | None:

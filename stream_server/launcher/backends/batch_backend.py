@@ -29,6 +29,7 @@ from stream_server.launcher.backends.backend import (
     describe,
     exit_code_of,
 )
+from stream_server.launcher.backends.outage import Outage, said_by
 from stream_server.launcher.backends.scheduler import (
     BatchJob,
     JobKind,
@@ -102,6 +103,7 @@ class BatchBackend:
     """Jobs of a batch scheduler; see `Backend`. A handle is the name of a job.
 
     The main thread says what is wanted; the thread `scheduler` asks it, one question at a time, and notes the answers.
+    `outage` tells when there are none.
 
     Args:
         kind: The jobs; `max_queued` is the bound of the queue.
@@ -127,13 +129,15 @@ class BatchBackend:
         self.ask_s = ask_s
         self.missing_s = missing_s
         self.retry_s = retry_s
+        self.outage = Outage()
         self._jobs: dict[str, _Job] = {}
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
         self._closing = False
         self._ask_at = 0.0
         self._submit_at = 0.0
-        self._problem = ""
+        self._not_listed = f"{scheduler.title} does not list jobs"
+        self._not_cancelled = f"{scheduler.title} does not cancel jobs"
 
     def check(self) -> None:
         """See whether the scheduler would take the jobs.
@@ -225,7 +229,9 @@ class BatchBackend:
             if ids:
                 self.scheduler.cancel(ids, at_once=True)
         except (OSError, subprocess.SubprocessError) as error:
-            log.error("jobs could not be cancelled, look into the queue of %s: %s", self.scheduler.title, _words(error))
+            log.error(
+                "jobs could not be cancelled, look into the queue of %s: %s", self.scheduler.title, said_by(error)
+            )
 
     def _wake(self) -> None:
         with self._changed:
@@ -310,9 +316,10 @@ class BatchBackend:
     def _cancel(self, jobs: Sequence[_Job]) -> None:
         try:
             self.scheduler.cancel({job.id for job in jobs})
+            self.outage.answered(self._not_cancelled)
             again_s = CANCEL_AGAIN_S
         except (OSError, subprocess.SubprocessError) as error:
-            self._away("cancel jobs", error)
+            self.outage.unanswered(self._not_cancelled, error)
             again_s = self.ask_s
         with self._changed:
             for job in jobs:
@@ -324,25 +331,19 @@ class BatchBackend:
         try:
             entries = self.scheduler.queue()
         except (OSError, subprocess.SubprocessError) as error:
-            self._away("list jobs", error)
+            self.outage.unanswered(self._not_listed, error)
             with self._changed:
                 pause_s = 2 * max(self.ask_s, time.monotonic() - began)
                 self._ask_at = time.monotonic() + min(MAX_ASK_S, pause_s)
             return
-        if self._problem:
-            self._problem = ""
-            log.info("%s answers again", self.scheduler.title)
+        self.outage.answered(self._not_listed)
         took_s = time.monotonic() - began
         with self._changed:
             self._ask_at = time.monotonic() + min(MAX_ASK_S, max(self.ask_s, took_s / SHARE_OF_TIME))
             self._take({entry.name: entry for entry in entries}, began)
-
-    def _away(self, what: str, error: Exception) -> None:
-        """Say once that the scheduler does not answer; jobs go on meanwhile."""
-        if not self._problem:
-            title = self.scheduler.title
-            log.warning("%s does not %s, and is asked again; what runs goes on: %s", title, what, _words(error))
-        self._problem = _words(error)
+            are_cancelled = all(job.phase is _Phase.ENDED for job in self._jobs.values() if job.is_cancelled)
+        if are_cancelled:
+            self.outage.answered(self._not_cancelled)
 
     def _told(self, error: NotSubmitted) -> str:
         message = str(error)
@@ -399,11 +400,6 @@ def _explained(job: _Job, entry: QueueEntry) -> JobStatus:
             state=JobState.ENDED, reason=f"ended before its command began: the nodes must see {job.folder}"
         )
     return status
-
-
-def _words(error: Exception) -> str:
-    said = error.stderr.strip() if isinstance(error, subprocess.CalledProcessError) and error.stderr else ""
-    return said or str(error)
 
 
 def _write(file: Path, text: str) -> None:

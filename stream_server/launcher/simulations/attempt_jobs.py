@@ -25,9 +25,9 @@ from stream_server.launcher.backends.backend import (
     describe,
     exit_code_in,
     exit_code_of,
-    unanswered_is_logged,
 )
 from stream_server.launcher.backends.mpirun import RANKS_FILE, Mpirun
+from stream_server.launcher.backends.outage import Outage, said_by
 from stream_server.launcher.journal.history import History
 from stream_server.launcher.schedule.shared_jobs import ENDED_WITH_JOB, excuse_of_failed
 from stream_server.launcher.schedule.simulation import RESTARTED
@@ -64,6 +64,7 @@ PYTHON = re.compile(r"python[\d.]*")
 OUT_OF_TIME = "its worker had spent the time of its job on others"
 FORGOTTEN_S = 60.0
 SUBMIT_PAUSE_S = 30.0
+NOT_SUBMITTED = "no job can be submitted"
 UNANSWERED = "its submission was not answered"
 
 log = logging.getLogger(__name__)
@@ -125,7 +126,7 @@ class AttemptJobs:
     """Starts, ends and watches the jobs of attempts, each of which is a simulation and a number. Main thread only.
 
     `mpirun` is None when each simulation is a program of its own. Jobs that `are_workers` compute their simulations one
-    after another, in the program of the first.
+    after another, in the program of the first. `outage` tells what the backend or the disk does not answer.
     """
 
     def __init__(
@@ -135,6 +136,7 @@ class AttemptJobs:
         self.attempts = attempts
         self.mpirun = mpirun
         self.are_workers = are_workers
+        self.outage = getattr(backend, "outage", None) or Outage()
         self._jobs: dict[Path, _AttemptJob] = {}
         self._submit_at = -math.inf
         self._why_held_back = ""
@@ -218,8 +220,10 @@ class AttemptJobs:
         self._reattach()
         for job in self._jobs.values():
             self._submit(job, now)
+        if now >= self._submit_at:
+            self.outage.answered(NOT_SUBMITTED)
         running = [job for job in self._jobs.values() if job.handle and not job.end]
-        with unanswered_is_logged("nothing is known of the jobs"):
+        with self.outage.within("nothing is known of the jobs"):
             statuses = self.backend.query([job.handle for job in running]) if running else {}
             for job in running:
                 self._take(job, statuses.get(job.handle, JobStatus(state=JobState.UNKNOWN)), now)
@@ -227,7 +231,7 @@ class AttemptJobs:
         self._cancel([job for job in running if job.is_cancelled and job.state in (JobState.QUEUED, JobState.RUNNING)])
         ended = []
         for job in [job for job in self._jobs.values() if job.end]:
-            with unanswered_is_logged(f"how the ranks in {job.folder} ended cannot be read yet"):
+            with self.outage.within(_ranks_cannot_be_read(job.folder)):
                 assert job.end is not None
                 folders = {attempt: self.attempts.folder(*attempt) for attempt in job.attempts}
                 found = (
@@ -246,7 +250,7 @@ class AttemptJobs:
         """
         for job in () if self.are_workers else self._jobs.values():
             for attempt in job.attempts if len(job.attempts) > 1 else ():
-                with unanswered_is_logged(f"which ranks in {job.folder} have ended cannot be read yet"):
+                with self.outage.within(_ranks_cannot_be_read(job.folder)):
                     traces = Traces.of_running(self.attempts.folder(*attempt))
                     if traces.codes:
                         yield attempt, traces.at_fault, traces.all_ended(job.ranks)
@@ -291,22 +295,23 @@ class AttemptJobs:
             job.end = JobEnd(folder=spec.folder, exit_code=error.exit_code, reason=str(error))
         except (OSError, subprocess.SubprocessError) as error:
             # It may run. To submit it again could give two jobs the name and the folder of one attempt.
-            log.warning("whether the job in %s was submitted is not known: %s", job.folder, error)
-            self._submit_at, self._why_held_back = now + SUBMIT_PAUSE_S, f"no job can be submitted: {error}"
+            log.warning("whether the job in %s was submitted is not known: %s", job.folder, said_by(error))
+            self.outage.unanswered(NOT_SUBMITTED, error)
+            self._submit_at, self._why_held_back = now + SUBMIT_PAUSE_S, f"{NOT_SUBMITTED}: {said_by(error)}"
             job.state, job.waits_for = JobState.QUEUED, self._why_held_back
             job.saved, job.excuse = SavedJob(folder=spec.folder, marks=spec.marks, handle=None), UNANSWERED
         else:
             self._submitted.append((job.attempts, job.handle))
 
     def _cancel(self, jobs: Sequence[_AttemptJob]) -> None:
-        with unanswered_is_logged("jobs cannot be cancelled yet"):
+        with self.outage.within("jobs cannot be cancelled yet"):
             if handles := [job.handle for job in jobs if job.handle]:
                 self.backend.cancel(handles)
 
     def _reattach(self) -> None:
         for job in self._jobs.values():
             if job.saved is not None and not job.handle and not job.end:
-                with unanswered_is_logged(f"the job in {job.folder} cannot be taken over yet"):
+                with self.outage.within(f"the job in {job.folder} cannot be taken over yet"):
                     try:
                         job.handle = self.backend.reattach(job.saved)
                     except SubmitError as error:
@@ -327,7 +332,7 @@ class AttemptJobs:
 
     def _end(self, job: _AttemptJob, status: JobStatus) -> None:
         """Note how a job ended, once its exit code can be read."""
-        with unanswered_is_logged(f"how the job in {job.folder} ended cannot be read yet"):
+        with self.outage.within(f"how the job in {job.folder} ended cannot be read yet"):
             code = exit_code_of(job.folder / EXIT_FILE) if status.exit_code is None else status.exit_code
             reason = status.reason or ("ended, and left no exit code" if code is None else describe(code))
             unseen = code is None and not job.is_cancelled
@@ -441,6 +446,10 @@ def _end(attempt: Attempt, job: JobEnd, log: Path, exit_code: int | None, reason
     simulation, number = attempt
     excuse = excuse or job.excuse
     return AttemptEnd(simulation=simulation, attempt=number, exit_code=exit_code, reason=reason, log=log, excuse=excuse)
+
+
+def _ranks_cannot_be_read(folder: Path) -> str:
+    return f"how the ranks in {folder} ended cannot be read yet"
 
 
 def _codes(folder: Path) -> tuple[int, ...]:

@@ -208,6 +208,7 @@ class Ensemble:
         failpoint("launcher.before_replan")
         new_incarnation, self._incarnation = message.incarnation != self._incarnation, message.incarnation
         self.starter.planned(message)
+        self.jobs.outage.repeat()
         self._leave_at, self._said_bye, self._status, self._queue = math.inf, False, None, {}
         self.journal.note(records.PlanTaken(incarnation=message.incarnation))
         self.server.send(launcher_link.Ready())
@@ -239,6 +240,7 @@ class Ensemble:
         self._take_queue(now)
         self._remove_folders()
         self._tell_why_none_runs()
+        self._tell_outage()
         self._polled_at = now
         self._poll_at = now + max(self.jobs.backend.query_interval_s, POLL_BUSY_S if self.jobs.busy else POLL_S)
 
@@ -321,6 +323,12 @@ class Ensemble:
             num = self.jobs.num_running
             jobs = "its job waits" if num == 1 else f"all {num} jobs wait"
             self.server.send(launcher_link.HeldBack(text=f"no simulation runs: {jobs} in the queue ({why})"))
+
+    def _tell_outage(self) -> None:
+        if news := self.jobs.outage.news():
+            log.warning("%s", news)
+            if not self.schedule.away:
+                self.server.send(launcher_link.HeldBack(text=news))
 
     def _tell_status(self) -> None:
         now = time.monotonic()

@@ -16,8 +16,8 @@ from stream_server.launcher.backends.backend import (
     SavedJob,
     SubmitError,
     exit_code_of,
-    unanswered_is_logged,
 )
+from stream_server.launcher.backends.outage import Outage
 from stream_server.machine.screen import escaped
 
 # A job on a node that is gone ends only when the scheduler notices that. The next server need not wait for it.
@@ -48,6 +48,7 @@ class SubmittedServer:
         self.is_over = False
         self.killed = False
         self.wake_at = 0.0
+        self._outage = getattr(backend, "outage", None) or Outage()
         self._give_up_at: float | None = None
         self._waits_for = ""
         self._output = Output(folder / LOG_FILE, follows_from)
@@ -99,9 +100,11 @@ class SubmittedServer:
         if self.is_over or (now < self.wake_at and not is_given_up):
             return
         self.wake_at = now + max(LOOK_S, self.backend.query_interval_s)
-        with unanswered_is_logged("nothing is known of the job of the server"):
+        with self._outage.within("nothing is known of the job of the server"):
             status = self.backend.query([self.handle]).get(self.handle, JobStatus(state=JobState.UNKNOWN))
             self._take(status)
+        if news := self._outage.news():
+            log.warning("%s", news)
         self._output.show()
         if is_given_up and not self.is_over:
             log.warning("the job of the server, %s, has not ended: what is left of it is fenced off", self.handle)
@@ -112,7 +115,7 @@ class SubmittedServer:
         return None
 
     def _cancel(self) -> None:
-        with unanswered_is_logged("the job of the server cannot be cancelled yet"):
+        with self._outage.within("the job of the server cannot be cancelled yet"):
             self.backend.cancel([self.handle])
 
     def _take(self, status: JobStatus) -> None:

@@ -1,5 +1,6 @@
 """The takeover from an earlier launcher: its jobs are taken over, or ended before anything new begins."""
 
+import logging
 import os
 import time
 from pathlib import Path
@@ -17,6 +18,8 @@ from stream_server.machine import private_folder, processes
 KILL_WAIT_S = 10.0
 CANCEL_WAIT_S = 60.0
 LOOK_S = 0.02
+
+log = logging.getLogger(__name__)
 
 
 def begin(journal: Journal, jobs: AttemptJobs, servers: Servers, *, link: str | None) -> LauncherStarted:
@@ -79,6 +82,8 @@ def _cancel_jobs(history: History, jobs: AttemptJobs) -> None:
     deadline = time.monotonic() + CANCEL_WAIT_S
     while jobs.num_running and time.monotonic() < deadline:
         jobs.poll(time.monotonic())
+        if news := jobs.outage.news():
+            log.warning("%s", news)
         time.sleep(max(LOOK_S, jobs.backend.query_interval_s) if jobs.num_running else 0.0)
 
 

@@ -1,0 +1,82 @@
+"""Outages: what a backend does not answer, or a file does not show, for a while, and when that is told."""
+
+import contextlib
+import logging
+import math
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+FIRST_S = 5.0
+LONGEST_S = 600.0
+
+log = logging.getLogger(__name__)
+
+
+class Outage:
+    """Questions that have no answer now and are asked again. Any thread.
+
+    Whoever asks names the question; an outage lasts until each of them has been answered. `news` tells of one that has
+    lasted for `FIRST_S`, then each time that it has lasted twice as long, at last every `LONGEST_S`, and of its end.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._unanswered: dict[str, str] = {}
+        self._since = 0.0
+        self._tell_at = math.inf
+        self._was_told = False
+        self._lock = threading.Lock()
+
+    @contextlib.contextmanager
+    def within(self, what: str) -> Iterator[None]:
+        """Ask a question in the block; `what` says what an OSError or SubprocessError of it means."""
+        try:
+            yield
+        except (OSError, subprocess.SubprocessError) as error:
+            self.unanswered(what, error)
+        else:
+            self.answered(what)
+
+    def unanswered(self, what: str, error: Exception) -> None:
+        """A question has no answer."""
+        with self._lock:
+            if not self._unanswered:
+                self._since = self._clock()
+                self._tell_at = self._since + FIRST_S
+            is_new = what not in self._unanswered
+            self._unanswered[what] = said_by(error)
+        if is_new:
+            log.info("%s: %s", what, said_by(error))
+
+    def answered(self, what: str) -> None:
+        """A question has an answer, or need not be asked any more."""
+        with self._lock:
+            self._unanswered.pop(what, None)
+
+    def repeat(self) -> None:
+        """Tell of an outage that was told before once more: somebody has not heard of it."""
+        if self._was_told:
+            self._tell_at = -math.inf
+
+    def news(self) -> str:
+        """What is to be told now, "" if nothing is."""
+        with self._lock:
+            now = self._clock()
+            lasted_s = now - self._since
+            if not self._unanswered:
+                was_told, self._was_told = self._was_told, False
+                return f"there are answers again, after {lasted_s:.0f} s" if was_told else ""
+            if now < self._tell_at:
+                return ""
+            self._was_told, self._tell_at = True, now + min(lasted_s, LONGEST_S)
+            (what, error), *others = self._unanswered.items()
+        more = f", and {len(others)} more" if others else ""
+        return f"no answer for {lasted_s:.0f} s: {what} ({error}){more}; what runs goes on"
+
+
+def said_by(error: Exception) -> str:
+    """The words of a command that failed, or of any other error."""
+    said = error.stderr.strip() if isinstance(error, subprocess.CalledProcessError) and error.stderr else ""
+    return said or str(error)
