@@ -342,7 +342,7 @@ def test_jobs_go_on_while_the_controller_is_away_and_those_that_ended_meanwhile_
             cluster.stop_controller()
             late = python(folder, "1", WAITING)
             late_handle = backend.submit(late)
-            until(lambda: backend._problem or backend.query([late_handle])[late_handle].reason)
+            until(lambda: backend.outage.news() or backend.query([late_handle])[late_handle].reason)
             assert state(backend, handle) is JobState.RUNNING
             (runs.folder / "go").touch()
             until(lambda: (runs.folder / "job.exit").exists())
