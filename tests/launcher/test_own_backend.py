@@ -12,7 +12,7 @@ from stream_server.launcher.backends.local import LocalBackend
 from stream_server.launcher.backends.registry import load_backend
 from stream_server.messages import launcher_link
 from tests.launcher.rank_0 import Rank0
-from tests.launcher.study_run import SLEEPING
+from tests.launcher.study_run import SLEEPING, StudyRun
 from tests.launcher.test_backends import folder_worker, has_ended
 from tests.support.runs import NUMPY_STUDY, run_study
 from tests.support.studies import StudyFolder
@@ -104,7 +104,61 @@ def test_a_study_that_its_backend_refuses_is_not_run_for_a_server_that_was_start
     assert not (tmp_path / "run" / "simulations").exists()
 
 
+@pytest.mark.parametrize(
+    ("method", "returns", "told"),
+    [
+        ("query", "'running'", "must return a dict of a JobStatus for each handle, but returned 'running'"),
+        (
+            "query",
+            "{'7': 'running'}",
+            "must return a JobStatus with a JobState for each handle, but returned 'running' for '7'",
+        ),
+        (
+            "query",
+            "{'7': JobStatus(state='running')}",
+            "JobState for each handle, but returned JobStatus\\(state='running'",
+        ),
+        ("query", "1 / 0", "raised ZeroDivisionError: division by zero"),
+        ("submit", "None", "must return a handle, which is one line of text, but returned None"),
+        ("submit", "'Job <7>\\nis submitted'", "must return a handle"),
+        ("reattach", "7", "must return a handle, which is one line of text, but returned 7"),
+    ],
+)
+def test_what_a_backend_does_outside_the_protocol_names_its_class_and_method(
+    tmp_path: Path, method: str, returns: str, told: str
+) -> None:
+    folder = StudyFolder(tmp_path)
+    folder.write("own.py", f"{OWN}\n    def {method}(self, _):\n        return {returns}\n")
+    backend = load_backend(load(folder.study({"launcher.backend": "own.py:Own"})))
+    with pytest.raises(UserCodeError, match=f"own.py:Own: {method} .*{told}"):
+        getattr(backend, method)(None)
+
+
+WRONG = """
+from stream_server.launcher.backends.local import LocalBackend
+
+class Wrong(LocalBackend):
+    def query(self, handles):
+        super().query(handles)
+        return dict.fromkeys(handles, "running")
+"""
+
+
+def test_a_backend_that_answers_wrong_ends_the_study_in_order_and_leaves_no_server_behind(tmp_path: Path) -> None:
+    acts = [["live"], ["plan", 1], ["wait_for_attempts", 1], ["stay"]]
+    with_wrong = ("--set", "launcher.backend=wrong.py:Wrong")
+    (tmp_path / "wrong.py").write_text(WRONG)
+    with StudyRun(tmp_path, acts, arguments=with_wrong) as run:
+        assert run.end() == UserCodeError.exit_code
+        assert "wrong.py:Wrong: query must return a JobStatus with a JobState for each handle" in run.errors
+        assert "Traceback" not in run.errors
+        assert "Traceback" in run.log
+        assert run.journal[-1].items() >= {"message": "LauncherLeft", "exit_code": 3}.items()
+
+
 OWN = """
+from stream_server.launcher.backends.backend import JobStatus
+
 class Own:
     query_interval_s = 0.0
     submit = cancel = query = reattach = close = print
@@ -119,7 +173,7 @@ def test_the_backend_of_a_study_is_loaded_by_its_name(tmp_path: Path) -> None:
     assert isinstance(load_backend(load(folder.study({}))), LocalBackend)
     folder.write("own.py", OWN)
     config = load(folder.study({"launcher.backend": "own.py:Own", "simulation.job.options": {"queue": "long"}}))
-    assert load_backend(config).config.simulation.job.options == {"queue": "long"}  # type: ignore[attr-defined]
+    assert load_backend(config).backend.config.simulation.job.options == {"queue": "long"}  # type: ignore[attr-defined]
 
 
 def test_a_backend_that_does_not_exist_or_cannot_be_made_is_told(tmp_path: Path) -> None:

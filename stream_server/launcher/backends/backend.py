@@ -114,12 +114,13 @@ class Backend(Protocol):
     what it heard last.
 
     `submit`, `query`, `cancel` and `reattach` may raise OSError or subprocess.SubprocessError: nothing is known at
-    present. The launcher logs that and calls again later; no job is taken for ended. Any other exception ends the
-    launcher.
+    present. The launcher tells of that and calls again later; no job is taken for ended. Any other exception, or a
+    return value of another type, ends the study.
     """
 
-    query_interval_s: float
-    """Shortest time between two calls of `query`, in seconds; 0 where asking costs nothing."""
+    @property
+    def query_interval_s(self) -> float:
+        """Shortest time between two calls of `query`, in seconds; 0 where asking costs nothing."""
 
     def submit(self, spec: JobSpec) -> str:
         """Start `spec.shell_command` in `spec.folder`, or queue it; return its handle.

@@ -1,13 +1,20 @@
-"""Makes the backend that `launcher.backend` names."""
+"""Makes the backend that `launcher.backend` names, and holds one of the user's to the protocol."""
+
+import subprocess
+from collections.abc import Collection, Mapping
+from typing import Any
 
 from stream_server.built_in import BACKENDS, load_named
 from stream_server.config import StudyConfig
-from stream_server.errors import ConfigError
-from stream_server.launcher.backends.backend import Backend
+from stream_server.errors import ConfigError, UserCodeError
+from stream_server.launcher.backends.backend import Backend, JobSpec, JobState, JobStatus, SavedJob, SubmitError
 from stream_server.launcher.backends.scheduler import JobKind
 from stream_server.user_code import call_user
 
+IN_THE_PROTOCOL = (OSError, subprocess.SubprocessError, SubmitError)
 PROTOCOL = ("query_interval_s", "submit", "cancel", "query", "reattach", "close")
+
+MAX_SHOWN = 200
 
 
 def load_backend(config: StudyConfig) -> Backend:
@@ -22,7 +29,64 @@ def load_backend(config: StudyConfig) -> Backend:
     backend: Backend = call_user(name, make, config)
     if missing := [part for part in PROTOCOL if not hasattr(backend, part)]:
         raise ConfigError(f"launcher.backend: {name} lacks {' and '.join(missing)} (docs/guide/backends.md)")
-    return backend
+    return backend if name in BACKENDS else OwnBackend(name, backend)
+
+
+class OwnBackend:
+    """A backend of the user's; see `Backend`.
+
+    What it raises or returns outside the protocol becomes a `UserCodeError` that names class and method.
+    """
+
+    def __init__(self, name: str, backend: Backend) -> None:
+        self.name = name
+        self.backend = backend
+        self.outage = getattr(backend, "outage", None)
+
+    @property
+    def query_interval_s(self) -> float:
+        return self.backend.query_interval_s
+
+    def check(self) -> None:
+        if (check := getattr(self.backend, "check", None)) is not None:
+            call_user(self.name, check)
+
+    def submit(self, spec: JobSpec) -> str:
+        return self._handle("submit", self._call("submit", spec))
+
+    def cancel(self, handles: Collection[str]) -> None:
+        self._call("cancel", handles)
+
+    def query(self, handles: Collection[str]) -> Mapping[str, JobStatus]:
+        found = self._call("query", handles)
+        if not isinstance(found, Mapping):
+            raise self._wrong("query", "a dict of a JobStatus for each handle", repr(found))
+        for handle, status in found.items():
+            if not isinstance(status, JobStatus) or not isinstance(status.state, JobState):
+                raise self._wrong("query", "a JobStatus with a JobState for each handle", f"{status!r} for {handle!r}")
+        return found
+
+    def reattach(self, job: SavedJob) -> str:
+        return self._handle("reattach", self._call("reattach", job))
+
+    def close(self) -> None:
+        self._call("close")
+
+    def _call(self, method: str, *arguments: Any) -> Any:
+        try:
+            return getattr(self.backend, method)(*arguments)
+        except IN_THE_PROTOCOL:
+            raise
+        except Exception as error:
+            raise UserCodeError(f"{self.name}: {method} raised {type(error).__name__}: {error}") from error
+
+    def _handle(self, method: str, handle: Any) -> str:
+        if not isinstance(handle, str) or len(handle.splitlines()) != 1:
+            raise self._wrong(method, "a handle, which is one line of text", repr(handle))
+        return handle
+
+    def _wrong(self, method: str, expected: str, found: str) -> UserCodeError:
+        return UserCodeError(f"{self.name}: {method} must return {expected}, but returned {found[:MAX_SHOWN]}")
 
 
 def load_server_backend(config: StudyConfig, name: str) -> Backend:

@@ -136,7 +136,8 @@ class AttemptJobs:
         self.attempts = attempts
         self.mpirun = mpirun
         self.are_workers = are_workers
-        self.outage = getattr(backend, "outage", None) or Outage()
+        own = getattr(backend, "outage", None)
+        self.outage = own if isinstance(own, Outage) else Outage()
         self._jobs: dict[Path, _AttemptJob] = {}
         self._submit_at = -math.inf
         self._why_held_back = ""

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
-from stream_server.errors import EXIT_SAVED, RankLost
+from stream_server.errors import EXIT_SAVED, RankLost, UserCodeError
 from stream_server.failpoints import failpoint
 from stream_server.launcher.journal import records
 from stream_server.launcher.journal.history import OpenServer
@@ -24,6 +24,7 @@ from stream_server.launcher.supervision.server_job import LOCAL, RunningServer, 
 from stream_server.launcher.supervision.server_restart import EndReports, NoRestart, Restart, Restarts, ServerEnd
 from stream_server.launcher.supervision.servers import Servers
 from stream_server.launcher.supervision.submitted_server import SubmittedServer
+from stream_server.launcher.supervision.takeover import kill
 from stream_server.machine.forced_exit import FIRST_SIGNAL
 from stream_server.machine.screen import tell
 from stream_server.machine.signals import Signals
@@ -94,6 +95,13 @@ class Supervisor:
                 for message in self.ensemble.turn():
                     self._hear(message)
                 self._look()
+        except UserCodeError as error:
+            # Without a backend nothing is known of the simulations, and no server can be told that they are over.
+            log.exception("the study ends")
+            say(f"{error}. The study goes on from its newest checkpoint once that is repaired")
+            self._exit_code = error.exit_code
+            if self._running is not None:
+                kill(self._running.job)
         finally:
             if self._running is not None:
                 self._running.close()

@@ -69,7 +69,7 @@ def end_earlier_run(history: History, jobs: AttemptJobs, servers: Servers) -> No
             history.server.leader = None
         server = servers.adopt(history.server)
         if server is not None:
-            _kill(server)
+            kill(server)
     if history.launcher is not None and history.launcher.supervises:
         private_folder.remove(private_folder.of(history.launcher.link))
     _cancel_jobs(history, jobs)
@@ -87,7 +87,8 @@ def _cancel_jobs(history: History, jobs: AttemptJobs) -> None:
         time.sleep(max(LOOK_S, jobs.backend.query_interval_s) if jobs.num_running else 0.0)
 
 
-def _kill(server: ServerJob | SubmittedServer) -> None:
+def kill(server: ServerJob | SubmittedServer) -> None:
+    """End all of a server, and wait for that as long as it may take."""
     deadline = time.monotonic() + (KILL_WAIT_S if isinstance(server, ServerJob) else CANCEL_WAIT_S)
     server.kill(time.monotonic())
     while not server.is_over and time.monotonic() < deadline:
