@@ -8,6 +8,7 @@ import sys
 import sysconfig
 import traceback
 from collections.abc import Mapping
+from difflib import get_close_matches
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -37,6 +38,9 @@ def load_class(name: str, folder: Path, *, kind: str) -> Any:
     found = getattr(module, attribute, None)
     if not callable(found):
         there = f"{where} has no {attribute}" if found is None else f"{name} is {found!r}"
+        known = [it for it, value in vars(module).items() if callable(value)]
+        if found is None and (meant := get_close_matches(attribute, known, n=1)):
+            there += f": write {meant[0]}"
         raise ConfigError(f"{kind} must name a class, but {there}")
     return found
 

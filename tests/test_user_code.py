@@ -53,6 +53,7 @@ def test_files_of_the_same_name_in_two_folders_are_two(tmp_path: Path) -> None:
         ("Model", 'training.model.class must be "FILE.py:Class" or "package.module:Class", but is "Model"'),
         ("missing.py:Model", "training.model.class must name a class, but there is no file .*missing.py"),
         ("parts.py:Mdl", "must name a class, but parts.py has no Mdl"),
+        ("collections:Conter", "must name a class, but collections has no Conter: write Counter"),
         ("parts.py:number", "must name a class, but parts.py:number is 3"),
         ("no_such_package.nets:Net", "but there is no module no_such_package: install the package"),
         ("collections.nets:Net", "but there is no module collections.nets"),

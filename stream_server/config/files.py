@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 
-from stream_server.built_in import BACKENDS, GENERATORS, SAMPLERS
+from stream_server.built_in import BACKENDS, GENERATORS, SAMPLERS, WRITERS
 from stream_server.config.parameters import DesignFile
 from stream_server.config.placeholders import BUILT_IN
 from stream_server.config.problems import Problem, counted, nearest, shown
@@ -31,6 +31,18 @@ def _sampler_class_is_there(config: StudyConfig) -> Iterator[Problem]:
     sampler = config.parameters.sampler
     if sampler.class_ not in {**SAMPLERS, **GENERATORS}:
         yield from _class_problem("parameters.sampler", sampler.class_, config.study_dir)
+
+
+def _policy_class_is_there(config: StudyConfig) -> Iterator[Problem]:
+    if config.buffer.has_own_policy:
+        yield from _class_problem("buffer.policy", config.buffer.policy, config.study_dir)
+
+
+def _writer_classes_are_there(config: StudyConfig) -> Iterator[Problem]:
+    for key, wanted in (("writers", config.metrics.wanted), ("rank_writers", config.metrics.wanted_of_ranks)):
+        for position, (name, _) in enumerate(wanted):
+            if name not in WRITERS:
+                yield from _class_problem(f"metrics.{key}[{position}]", name, config.study_dir)
 
 
 def _backend_class_is_there(config: StudyConfig) -> Iterator[Problem]:
@@ -73,6 +85,7 @@ def _class_problem(path: str, reference: str, study_dir: Path) -> Iterator[Probl
         if not os.path.isfile(file):
             yield Problem(path, f"there is no file {file}", _near_class(file, name, study_dir))
             return
+        otherwise = f"Define it there: class {name}"
     else:
         spec = _find_module(where, study_dir)
         if spec is None:
@@ -85,7 +98,8 @@ def _class_problem(path: str, reference: str, study_dir: Path) -> Iterator[Probl
         if not (spec.origin and spec.origin.endswith(".py")):
             return
         file = Path(spec.origin)
-    yield from _problem_in(path, file, name)
+        otherwise = "Name a class of this module"
+    yield from _problem_in(path, file, name, otherwise)
 
 
 def _near_class(file: Path, name: str, study_dir: Path) -> str:
@@ -125,7 +139,7 @@ def _find_module(name: str, study_dir: Path) -> ModuleSpec | None:
     return spec
 
 
-def _problem_in(path: str, file: Path, name: str) -> Iterator[Problem]:
+def _problem_in(path: str, file: Path, name: str, otherwise: str) -> Iterator[Problem]:
     try:
         module = _parsed(file)
     except SyntaxError as error:
@@ -138,8 +152,8 @@ def _problem_in(path: str, file: Path, name: str) -> Iterator[Problem]:
     if name in known or "__getattr__" in known or IMPORTS_ALL.search(read_file(file, max_bytes=MAX_TEXT_BYTES)):
         return
     classes = _classes(module)
-    meant = nearest(name, classes) or (classes[0] if len(classes) == 1 else None)
-    listed = f"Write one of {', '.join(classes)}" if classes else f"Define it there: class {name}"
+    meant = nearest(name, classes) or nearest(name, known) or (classes[0] if len(classes) == 1 else None)
+    listed = f"Write one of {', '.join(classes)}" if classes else otherwise
     yield Problem(path, f"{file.name} has no class {name}", f"Write {meant}" if meant else listed)
 
 
@@ -155,6 +169,8 @@ FILE_CHECKS = (
     _server_class_is_there,
     _components_are_there,
     _sampler_class_is_there,
+    _policy_class_is_there,
+    _writer_classes_are_there,
     _backend_class_is_there,
     _design_file_is_sound,
 )

@@ -55,7 +55,9 @@ def counted(num: int, noun: str) -> str:
 def nearest(word: str, known: Iterable[str], *, likeness: float = 0.65) -> str | None:
     """The known word that `word` was probably meant to be; with a `likeness` of 0, any is near enough."""
     by_lower_case = {name.lower(): name for name in known}
-    matches = get_close_matches(word.lower(), by_lower_case, n=1, cutoff=likeness)
+    matches = get_close_matches(word.lower(), by_lower_case, cutoff=likeness)
+    # The best match comes first; one with the same letters in another order is a better one.
+    matches.sort(key=lambda match: sorted(match) != sorted(word.lower()))
     return by_lower_case[matches[0]] if matches else None
 
 

@@ -103,7 +103,8 @@ def unusable_values(node: Any, path: str = "", depth: int = 0) -> Iterator[Probl
         case str() if node != printable(node) or "\0" in node:
             yield Problem(printable(path), f"{node!a} is not valid text", "Remove what no font can show")
         case int() | float() if abs(node) > (MAX_INTEGER if isinstance(node, int) else sys.float_info.max):
-            yield Problem(printable(path), "the number does not fit 64 bits", "Write a smaller one")
+            instead = f"Write a {'smaller' if node > 0 else 'larger'} one"
+            yield Problem(printable(path), "the number does not fit 64 bits", instead)
 
 
 def override(raw: dict[str, Any], assignments: Sequence[str]) -> list[Problem]:

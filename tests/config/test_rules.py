@@ -340,11 +340,13 @@ def test_the_server_class_is_looked_for_without_running_its_file(folder: StudyFo
         ("no_such_package.models:HeatServer", 'there is no module "no_such_package.models".'),
         ("package.missing:HeatServer", 'there is no module "package.missing".'),
         ("package.models:Other", "models.py has no class Other. Write PackagedServer."),
+        ("package:PackgedServer", "__init__.py has no class PackgedServer. Write PackagedServer."),
+        ("package:Other", "__init__.py has no class Other. Name a class of this module."),
     ],
 )
 def test_a_server_class_that_is_not_there_is_told(folder: StudyFolder, reference: str, problem: str) -> None:
     folder.write("broken.py", "\nclass HeatServer(\n")
-    folder.write("package/__init__.py", "raise SystemExit")
+    folder.write("package/__init__.py", "from package.models import PackagedServer\nraise SystemExit")
     folder.write("package/models.py", "class PackagedServer: ...\n")
     found = folder.problem({"server.class": reference})
     assert found.startswith("server.class: ")
@@ -364,6 +366,24 @@ def test_a_server_class_may_be_in_a_package(folder: StudyFolder) -> None:
 
 def test_a_sampler_class_that_is_not_there_is_told(folder: StudyFolder) -> None:
     assert "server.py has no class Sampler" in folder.problem({"parameters.sampler": "server.py:Sampler"})
+
+
+@pytest.mark.parametrize(
+    ("path", "changes"),
+    [
+        ("training.callbacks[0].class", {"training.callbacks": [{"class": "parts.py:Noet"}]}),
+        ("buffer.policy", {"buffer.policy": "parts.py:Noet"}),
+        ("metrics.writers[1]", {"metrics.writers": ["csv", "parts.py:Noet"]}),
+        ("metrics.rank_writers[0]", {"metrics.rank_writers": [{"class": "parts.py:Noet"}]}),
+    ],
+)
+def test_a_class_that_is_not_there_is_told_alike_everywhere(
+    folder: StudyFolder, path: str, changes: dict[str, Any]
+) -> None:
+    folder.write("parts.py", "class Net: ...\nclass Note: ...\n")
+    assert folder.problem(changes) == f"{path}: parts.py has no class Noet. Write Note."
+    folder.write("parts.py", "\nclass Net(\n")
+    assert folder.problem(changes).startswith(f"{path}: parts.py, line 2: ")
 
 
 FROM_FILE = {"parameters": {"file": "design.csv"}, "study.simulations": 2, "buffer.watermark": 1}

@@ -161,7 +161,7 @@ def test_the_writers_of_a_rank_get_its_own_numbers_and_histograms(folder: StudyF
     ("writer", "problem"),
     [
         ("keeping.py:Deaf", "keeping.py:Deaf must define write and flush and close"),
-        ("keeping.py:Nobody", "metrics.writers must name a class, but keeping.py has no Nobody"),
+        ("keeping.py:Nobody", "metrics.writers[0]: keeping.py has no class Nobody."),
         ({"class": "keeping.py:Keeping", "args": {"file": 1}}, 'but the arguments of Keeping are "fails_in", "name"'),
         ({"class": "csv", "args": {"file": 1}}, "in metrics.writers has"),
     ],
