@@ -1,4 +1,4 @@
-"""What is told of a scheduler that does not answer, and when."""
+"""The news of a scheduler that does not answer, and when they are told."""
 
 import subprocess
 
@@ -38,7 +38,7 @@ def outage(clock: HandClock) -> Outage:
 
 
 def told(outage: Outage, clock: HandClock, seconds: int) -> list[str]:
-    """What is told while a question is asked once a second, in vain."""
+    """The news while a question is asked once a second and has no answer."""
     lines = []
     for _ in range(seconds):
         outage.unanswered(JOBS, AWAY)

@@ -61,7 +61,7 @@ class Outage:
             self._tell_at = -math.inf
 
     def news(self) -> str:
-        """What is to be told now, "" if nothing is."""
+        """The news to tell now; "" if there are none."""
         with self._lock:
             now = self._clock()
             lasted_s = now - self._since

@@ -10,7 +10,7 @@ MOST_TOLD = 5
 
 
 class WarningKind(StrEnum):
-    """What a warning says of its simulation; the words of the line that counts those beyond `MOST_TOLD`."""
+    """The kinds of warnings, in the words of the line that counts those beyond `MOST_TOLD`."""
 
     KEPT = "could not be withdrawn any more"
     REPEATED = "sent a time step more than once"

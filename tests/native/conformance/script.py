@@ -29,7 +29,7 @@ IN_PYTHON_ONLY = {"pass offset= to declare_field": "declare the field with its o
 
 
 def unexpected(told: bytes) -> str:
-    """What was written to standard error, but for that of a `stream_finish` that failed: its answer says the same."""
+    """Standard error without the message of a `stream_finish` that failed, which its answer repeats."""
     lines = told.decode().splitlines(keepends=True)
     return "".join(line for line in lines if ", stream_finish: " not in line)
 
