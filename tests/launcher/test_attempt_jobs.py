@@ -16,12 +16,9 @@ from stream_server.launcher.simulations.attempt_jobs import (
     FORGOTTEN_S,
     SUBMIT_PAUSE_S,
     AttemptJobs,
-    last_exception,
-    last_line,
-    missing_package,
-    python_of,
 )
 from stream_server.launcher.simulations.attempts import Attempts
+from stream_server.launcher.simulations.last_words import last_exception, last_line, missing_package, python_of
 
 RUNNING = JobStatus(state=JobState.RUNNING)
 UNKNOWN = JobStatus(state=JobState.UNKNOWN)

@@ -3,10 +3,6 @@
 import contextlib
 import logging
 import math
-import os
-import re
-import shutil
-import signal
 import subprocess
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -32,36 +28,14 @@ from stream_server.launcher.journal.history import History
 from stream_server.launcher.schedule.shared_jobs import ENDED_WITH_JOB, excuse_of_failed
 from stream_server.launcher.schedule.simulation import RESTARTED
 from stream_server.launcher.simulations.attempts import CONNECTION_FILE, Attempts
+from stream_server.launcher.simulations.last_words import explanation, last_mistake, python_of
 from stream_server.machine.log_end import log_end
 from stream_server.storage.disk import MAX_TEXT_BYTES, UnusableFile, read_file
 
 Attempt = tuple[int, int]
 ABORT = "Abort("
-MISSING_PACKAGE = re.compile(r"ModuleNotFoundError: No module named '([\w.]+)'")
-# The last place of a traceback, and the exception below it.
-EXCEPTION = re.compile(r'^  File ".*", line \d.*\n(?:[ \t].*\n)*(\w[\w.]*(?:: .*)?)$', re.MULTILINE)
-# What the native client writes of a mistake that the program has not looked at.
-MISTAKE = re.compile(r"^stream_client, rank \d+, \w+: (.*)$", re.MULTILINE)
-# What mpirun and the Fortran runtime write below the last words of a program that fails.
-MPIRUN = re.compile(
-    r"^(?:=+\n=   BAD TERMINATION|-+\n(?:Primary job |MPI_ABORT was invoked|\S*(?:mpirun|prterun)\S* ))", re.MULTILINE
-)
-SIGNALS = "|".join(re.escape(str(signal.strsignal(it))) for it in signal.Signals)
-BACKTRACE = re.compile(
-    r"#\d+ |\s+at |Error termination\. Backtrace:|Backtrace for this error:|STOP \d+$|Abort\(|"
-    r"srun: |slurmstepd: |\s*$|"
-    # The shell around it.
-    rf"\S+: line \d+: +\d+ (?:{SIGNALS})\b|(?:{SIGNALS})(?: \(core dumped\))?\s*$"
-)
-MAX_CHARS = 500
-# Exit codes of a program itself, and of signals that it brings on itself.
-OWN_CODES = {
-    *range(1, 129),
-    *(128 + it for it in (signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGSEGV, signal.SIGSYS)),
-}
-PYTHON = re.compile(r"python[\d.]*")
-# A job that was cancelled, and of which the backend knows nothing for so long, has ended.
 OUT_OF_TIME = "its worker had spent the time of its job on others"
+# A job that was cancelled, and of which the backend knows nothing for so long, has ended.
 FORGOTTEN_S = 60.0
 SUBMIT_PAUSE_S = 30.0
 NOT_SUBMITTED = "no job can be submitted"
@@ -258,8 +232,7 @@ class AttemptJobs:
 
     def mistake(self, end: AttemptEnd) -> str:
         """The words of the native client in its log about a mistake that the program passed over, "" if none."""
-        found = MISTAKE.findall(self._log_end(end))
-        return f": {found[-1]}" if found else ""
+        return last_mistake(self._log_end(end))
 
     def _log_end(self, end: AttemptEnd) -> str:
         # The log of a job that several share is that of the first of them.
@@ -268,16 +241,12 @@ class AttemptJobs:
 
     def _explanation(self, end: AttemptEnd) -> str:
         """The words of its log about what went wrong, "" if there are none."""
-        text = self._log_end(end) if end.exit_code else ""
-        package = missing_package(text) if end.exit_code == 1 else None
-        if package is None:
-            if exception := last_exception(text):
-                return f": {exception}"
-            # Of one that was ended from outside, the last line tells nothing.
-            line = last_line(text) if end.exit_code in OWN_CODES else ""
-            return f'; the last line of its output: "{line}"' if line not in end.reason else ""
-        python = python_of(self.attempts.command, self.attempts.environment, self.attempts.study_dir)
-        return f": {python} has no package {package}; install it there, or let simulation.command name another Python"
+        if not end.exit_code:
+            return ""
+        return explanation(self._log_end(end), end.exit_code, end.reason, self._python)
+
+    def _python(self) -> str:
+        return python_of(self.attempts.command, self.attempts.environment, self.attempts.study_dir)
 
     def _submit(self, job: _AttemptJob, now: float) -> None:
         """Submit a job if that is still to be done and the backend takes jobs."""
@@ -412,35 +381,6 @@ def judge(
         else:
             judged.append(_end(attempt, job, log, None, ENDED_WITH_JOB, excuse_of_failed(culprit)))
     return judged
-
-
-def missing_package(log: str) -> str | None:
-    """The package for lack of which a program of Python has ended, if its log says so at its end."""
-    found = MISSING_PACKAGE.findall(log)
-    return found[-1].partition(".")[0] if found else None
-
-
-def last_exception(log: str) -> str:
-    """The exception of the last traceback of Python in a log, with its message; "" if there is no traceback."""
-    found = EXCEPTION.findall(log)
-    return found[-1][:MAX_CHARS] if found else ""
-
-
-def last_line(log: str) -> str:
-    """The last line that a program itself has written into its log, "" if there is none."""
-    found = MPIRUN.search(log)
-    lines = log[: found.start() if found else None].splitlines()
-    return next((it.strip()[:MAX_CHARS] for it in reversed(lines) if not BACKTRACE.match(it)), "")
-
-
-def python_of(command: Sequence[str], environment: Mapping[str, str], study_dir: Path) -> str:
-    """The Python that a command line names, or else the program that started one."""
-    path = environment.get("PATH", os.defpath)
-    for word in command:
-        if PYTHON.fullmatch(Path(word).name):
-            return shutil.which(word, path=path) or word
-    program = str(study_dir / command[0]) if (study_dir / command[0]).is_file() else command[0]
-    return f"the Python of {program}"
 
 
 def _end(attempt: Attempt, job: JobEnd, log: Path, exit_code: int | None, reason: str, excuse: str = "") -> AttemptEnd:
