@@ -13,13 +13,13 @@ from stream_server.messages.client import Invalidate, Invalidated, Reason, Stop
 from stream_server.messages.simulation_phase import SimulationPhase
 from stream_server.server.intake.account import SimulationEnd
 from stream_server.server.intake.attempts import why_stale
-from stream_server.server.intake.mailbox import SimulationsFailed, SimulationWarning
+from stream_server.server.intake.mailbox import SimulationsFailed
 from stream_server.server.intake.parameters import Origin
 from stream_server.server.simulations.failures import FailedAttempt, FailedAttempts
 from stream_server.server.simulations.handshake import Action, Handshake, Reply, StudyFacts, brought, refuse
 from stream_server.server.simulations.simulation_state import SimulationState
 from stream_server.server.simulations.simulation_table import SimulationTable
-from stream_server.server.simulations.warnings import SimulationWarnings, WarningKind
+from stream_server.server.simulations.warnings import SimulationWarnings
 
 MOST_NAMED = 5
 # Their samples are trained on.
@@ -289,11 +289,13 @@ class Roster:
         self.table.count_settled(share.simulation)
         actions: list[Action] = [self._progress(share.simulation)]
         if entry.num_repeated and not was_repeated:
-            actions += self._warn_of_repetition(share.simulation, entry)
+            actions += self.warnings.repeated(share.simulation, entry.attempt)
         if len(entry.shares) == self.num_ranks and all(s.complete for s in entry.shares.values()):
             actions.append(launcher_link.Finished(simulation=share.simulation))
             actions += self._end(share.simulation, SimulationPhase.FINISHED, "")
-            actions += self._warn_of_early_end(share.simulation, entry)
+            steps, num_sent = self.facts.time_steps.num, entry.num_steps
+            if steps is not None and num_sent is not None and num_sent < steps and not entry.num_repeated:
+                actions += self.warnings.short(share.simulation, num_sent, steps)
         return actions
 
     def invalidate(self, peer: bytes, message: Invalidate) -> list[Action]:
@@ -392,30 +394,10 @@ class Roster:
                 self.table.enter(i, SimulationPhase.STOPPED, order.reason)
         return [order, *self.handshake.close(order.reason), notices.StopNotice(reason=order.reason)]
 
-    def _warn_of_repetition(self, simulation: int, entry: SimulationState) -> list[SimulationWarning]:
-        text = (
-            f"simulation {simulation}, attempt {entry.attempt} {WarningKind.REPEATED}: what came first is kept, "
-            "and the rest is dropped. Does the program count its time step on?"
-        )
-        return self.warnings.add(WarningKind.REPEATED, text)
-
-    def _warn_of_early_end(self, simulation: int, entry: SimulationState) -> list[SimulationWarning]:
-        steps, num_sent = self.facts.time_steps.num, entry.num_steps
-        if steps is None or num_sent is None or num_sent >= steps or entry.num_repeated:
-            return []
-        text = (
-            f"simulation {simulation} {WarningKind.SHORT}: it sent {num_sent} of the {steps} steps of study.time_steps"
-        )
-        return self.warnings.add(WarningKind.SHORT, text)
-
     def _keep(self, peer: bytes, message: Invalidate, entry: SimulationState) -> list[Action]:
         simulation = message.simulation
         why = why_stale(simulation, entry.attempt, current=entry.attempt, end_state=entry.phase.value)
-        reason = in_one_line(message.reason)
-        text = (
-            f"simulation {simulation} {WarningKind.KEPT}, and what it sent is trained on: {why}. Its reason: {reason}"
-        )
-        told = self.warnings.add(WarningKind.KEPT, text)
+        told = self.warnings.kept(simulation, why, in_one_line(message.reason))
         if entry.phase is SimulationPhase.STOPPED_EARLY:
             # Its client may not have heard of that yet, and is to take it for no error.
             return [Reply(peer=peer, message=Stop(text=entry.reason)), *told]

@@ -30,15 +30,23 @@ class SimulationWarnings:
         beyond = {kind: num - MOST_TOLD for kind, num in self._num_of.items() if num > MOST_TOLD}
         return [*self._texts, *(f"{num} more times a simulation {kind}" for kind, num in beyond.items())]
 
-    def add(self, kind: WarningKind, text: str) -> list[SimulationWarning]:
-        """Note a warning; gives what is to be told now. What was told before is not told again."""
-        if text in self._texts:
-            return []
-        self._num_of[kind] += 1
-        if self._num_of[kind] > MOST_TOLD:
-            return []
-        self._texts.append(text)
-        return [SimulationWarning(text=text)]
+    def kept(self, simulation: int, why: str, reason: str) -> list[SimulationWarning]:
+        """Note that one could not be withdrawn any more, for its own `reason`; gives what is to be told now."""
+        text = f"{WarningKind.KEPT}, and what it sent is trained on: {why}. Its reason: {reason}"
+        return self._add(WarningKind.KEPT, f"simulation {simulation} {text}")
+
+    def repeated(self, simulation: int, attempt: int) -> list[SimulationWarning]:
+        """Note that an attempt sent a time step more than once; gives what is to be told now."""
+        text = (
+            f"simulation {simulation}, attempt {attempt} {WarningKind.REPEATED}: what came first is kept, "
+            "and the rest is dropped. Does the program count its time step on?"
+        )
+        return self._add(WarningKind.REPEATED, text)
+
+    def short(self, simulation: int, num_sent: int, num_steps: int) -> list[SimulationWarning]:
+        """Note that one finished before all time steps of the study; gives what is to be told now."""
+        text = f"{WarningKind.SHORT}: it sent {num_sent} of the {num_steps} steps of study.time_steps"
+        return self._add(WarningKind.SHORT, f"simulation {simulation} {text}")
 
     def state_dict(self) -> dict[str, Any]:
         return {"texts": list(self._texts), "num_of": {kind.value: num for kind, num in self._num_of.items()}}
@@ -46,3 +54,13 @@ class SimulationWarnings:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._texts = list(state["texts"])
         self._num_of = {kind: state["num_of"].get(kind.value, 0) for kind in WarningKind}
+
+    def _add(self, kind: WarningKind, text: str) -> list[SimulationWarning]:
+        """What was told before is not told again."""
+        if text in self._texts:
+            return []
+        self._num_of[kind] += 1
+        if self._num_of[kind] > MOST_TOLD:
+            return []
+        self._texts.append(text)
+        return [SimulationWarning(text=text)]
