@@ -56,7 +56,7 @@ class SimulationWarnings:
         self._num_of = {kind: state["num_of"].get(kind.value, 0) for kind in WarningKind}
 
     def _add(self, kind: WarningKind, text: str) -> list[SimulationWarning]:
-        """What was told before is not told again."""
+        """Note a warning; one that is there already is not told again."""
         if text in self._texts:
             return []
         self._num_of[kind] += 1
