@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import Self
 
 from stream_server.errors import EXIT_FORCED
+from stream_server.machine import exit_watch
 
 FORCE_S = 3.0
 REPEAT_S = 0.5
@@ -47,7 +48,7 @@ class ForcedExit:
     """
 
     def __init__(
-        self, pass_on: Callable[[int], object] = lambda number: None, *, end: Callable[[int], object] = os._exit
+        self, pass_on: Callable[[int], object] = lambda number: None, *, end: Callable[[int], object] = exit_watch.leave
     ) -> None:
         self._pass_on = pass_on
         self._end = end

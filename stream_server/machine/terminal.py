@@ -5,6 +5,8 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from stream_server.machine import exit_watch
+
 PROC = Path("/proc")
 # Programs that pass on what their ranks write, under the first 15 characters of their names.
 FORWARDERS = frozenset(
@@ -50,7 +52,7 @@ def size_of(terminal: Path) -> tuple[int, int] | None:
 
 def _parents(proc: Path) -> Iterator[Path]:
     """The processes above this one, the nearest first."""
-    pid = os.getppid()
+    pid = exit_watch.starter()
     while pid > 1:
         yield proc / str(pid)
         pid = _parent(proc / str(pid))

@@ -34,7 +34,7 @@ class Victim:
 
     @property
     def pid(self) -> int:
-        return self.live.process.pid
+        return self.live.ranks[0].pid
 
     @cached_property
     def connection(self) -> ConnectionFile:

@@ -278,7 +278,7 @@ def test_a_server_that_wakes_up_after_another_has_taken_over_changes_nothing(
         "environment": failpoints(tmp_path / "met", point),
     }
     with start_study(NUMPY_STUDY, output_dir, **options) as old:
-        old.wait_until(lambda: psutil.Process(old.process.pid).status() == psutil.STATUS_STOPPED)
+        old.wait_until(lambda: [it.status() for it in old.ranks] == [psutil.STATUS_STOPPED])
         refused = run_here(NUMPY_STUDY, output_dir, settings=settings, arguments=options["arguments"])
         assert refused.exit_code == 2, refused.output
         # As when its node is lost to a network file system, which forgets the locks of the dead.
@@ -287,7 +287,7 @@ def test_a_server_that_wakes_up_after_another_has_taken_over_changes_nothing(
         new = run_here(NUMPY_STUDY, output_dir, settings=settings, arguments=options["arguments"])
         assert new.exit_code == 0, new.output
         after = written(output_dir / "checkpoints")
-        old.process.send_signal(signal.SIGCONT)
+        old.ranks[0].send_signal(signal.SIGCONT)
         woken = old.end()
     assert woken.exit_code == 7
     assert "a newer start of the server has taken over" in woken.output

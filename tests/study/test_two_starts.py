@@ -1,6 +1,5 @@
 """A study that is started while it runs: the second start leaves, and the first does not notice."""
 
-import os
 import signal
 import socket
 from collections.abc import Callable
@@ -51,8 +50,9 @@ def test_a_study_that_runs_by_hand_is_not_started_again(start: Start, tmp_path: 
     with start(**BY_HAND, settings=SETTINGS, environment=waits) as first:
         first.wait_until((tmp_path / "met" / point).exists)
         said = start_second(first, **PROGRAMS[second], settings=SETTINGS).output
-        assert holder("stream-server", first.process.pid) in said
-        os.kill(first.process.pid, signal.SIGCONT)
+        (rank,) = first.ranks
+        assert holder("stream-server", rank.pid) in said
+        rank.send_signal(signal.SIGCONT)
         done = first.end()
     assert_complete(done, num_simulations=2)
     assert done.report["restarts"] == 0
@@ -127,6 +127,6 @@ def test_two_studies_do_not_share_a_folder_of_checkpoints(start: Start, tmp_path
         first.wait_until(lambda: "waiting" in first.log(0))
         second = run_here(NUMPY_STUDY, tmp_path / "other", settings=settings)
         assert second.exit_code == 2, second.output
-        assert str(tmp_path / "checkpoints") + " " + holder("stream-server", first.process.pid) in second.output
+        assert str(tmp_path / "checkpoints") + " " + holder("stream-server", first.ranks[0].pid) in second.output
         go.touch()
         assert_complete(first.end(), num_simulations=2)

@@ -88,7 +88,10 @@ class LiveRun:
     @property
     def ranks(self) -> list[psutil.Process]:
         """The processes of the server, rank 0 first."""
-        ranks = self._pythons("stream-server")
+        found = self._pythons("stream-server")
+        # A rank is a child of the process that mpirun has started, and has the same command line.
+        parents = {it.ppid() for it in found}
+        ranks = [it for it in found if it.pid not in parents]
         return sorted(ranks, key=lambda it: int(it.environ().get("PMI_RANK") or it.environ().get("PMIX_RANK") or 0))
 
     @property

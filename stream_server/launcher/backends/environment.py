@@ -132,16 +132,18 @@ def server_environment(config: StudyConfig) -> dict[str, str]:
 
 
 def release_cores() -> None:
-    """Give this process the cores that the parent of its parent may use.
+    """Give this process the cores of the process that has started rank 0, its parent.
 
     Open MPI's mpirun binds each rank to a core, and what a rank starts inherits that: all simulations would share the
-    core of rank 0. The parent of rank 0 is part of mpirun and not bound.
+    core of rank 0. What has started rank 0 is part of mpirun and not bound; between the two is the parent that sees how
+    the rank ends.
     """
     try:
-        status = Path(f"/proc/{os.getppid()}/stat").read_text()
-        above = int(status.rpartition(")")[2].split()[1])
-        cores = os.sched_getaffinity(above)
-        if cores > os.sched_getaffinity(0):
-            os.sched_setaffinity(0, cores)
+        above = os.getppid()
+        for _ in range(2):
+            above = int(Path(f"/proc/{above}/stat").read_text().rpartition(")")[2].split()[1])
+            cores = os.sched_getaffinity(above)
+            if cores > os.sched_getaffinity(0):
+                os.sched_setaffinity(0, cores)
     except (AttributeError, OSError, ValueError):
         return

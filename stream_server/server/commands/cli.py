@@ -6,13 +6,16 @@ import math
 import sys
 import time
 import traceback
+from contextlib import suppress
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 
 import stream_server
 from stream_server import config as study_config
 from stream_server.config.problems import counted
-from stream_server.errors import EXIT_FORCED, ConfigError, StreamServerError
+from stream_server.errors import EXIT_FORCED, ConfigError, RankLost, StreamServerError
+from stream_server.machine import exit_watch
 from stream_server.machine.garbage import seldom_collecting
 from stream_server.machine.screen import outliving_a_full_disk, tell, until_the_reader_leaves
 from stream_server.server.run.start import RANK_0_REPORTS_S, Start
@@ -147,8 +150,18 @@ def main(argv: list[str] | None = None) -> int:
     if arguments.native_path:
         print(NATIVE_PATH.resolve())
         return 0
+    exit_code = _ended(arguments, is_watched=argv is None)
+    exit_watch.is_ours()
+    return exit_code
+
+
+def _ended(arguments: argparse.Namespace, *, is_watched: bool) -> int:
+    """Run what was asked for, and report an error; returns the exit status."""
     try:
-        return _run(arguments)
+        config = _load(arguments)
+        if is_watched and not arguments.check:
+            exit_watch.watch_exit(partial(_tell_loss, config))
+        return _run(arguments, config)
     except StreamServerError as error:
         from stream_server.server.ranks.communicator import environment_rank
 
@@ -158,7 +171,7 @@ def main(argv: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("stream-server: interrupted", file=sys.stderr)
         return EXIT_FORCED
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         from stream_server.server.study.failure import classified
 
         traceback.print_exc()
@@ -167,8 +180,24 @@ def main(argv: list[str] | None = None) -> int:
         return found.exit_code
 
 
-def _run(arguments: argparse.Namespace) -> int:
-    config = _load(arguments)
+def _tell_loss(config: study_config.StudyConfig, how: str, incarnation: int) -> int:
+    """Report that this rank is lost, in exit.json too if it was the newest server of the study."""
+    from stream_server.server.checkpoint.incarnations import read_incarnations
+    from stream_server.server.ranks.communicator import environment_rank
+    from stream_server.server.run.output import OutputFolder
+    from stream_server.server.study.failure import Failure
+
+    rank = environment_rank() or 0
+    text = f"the process of rank {rank} {how}"
+    tell(f"stream-server: {text}", sys.stderr)
+    checkpoints = config.checkpoint.dir or OutputFolder(config.output_dir).checkpoints
+    with suppress(StreamServerError, OSError):
+        if incarnation and read_incarnations(checkpoints).newest == incarnation:
+            Failure.of(RankLost(text), rank=rank, phase="own code").record(config.output_dir)
+    return RankLost.exit_code
+
+
+def _run(arguments: argparse.Namespace, config: study_config.StudyConfig) -> int:
     with seldom_collecting():
         if arguments.check:
             from stream_server.server.commands.check import describe, require_machine

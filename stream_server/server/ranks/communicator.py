@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stream_server.errors import ConfigError
-from stream_server.machine import shared_memory
+from stream_server.machine import exit_watch, shared_memory
 from stream_server.machine.cgroups import within_quota
 from stream_server.server.ranks import foreign_mpirun
 from stream_server.server.ranks.collectives import CollectiveCalls
@@ -121,7 +121,7 @@ class SoloRanks:
         pass
 
     def abort(self, exit_code: int) -> NoReturn:
-        os._exit(exit_code)
+        exit_watch.leave(exit_code)
 
 
 class MpiRanks:
@@ -199,6 +199,7 @@ class MpiRanks:
         self._meet("a barrier", self._others.Ibarrier())
 
     def abort(self, exit_code: int) -> NoReturn:
+        exit_watch.is_ours()
         self._mpi.COMM_WORLD.Abort(exit_code)
         os._exit(exit_code)
 
@@ -213,7 +214,7 @@ def _cores_of_the_job() -> set[int]:
     cores = os.sched_getaffinity(0)
     if "OMPI_COMM_WORLD_RANK" in os.environ:
         with contextlib.suppress(OSError):
-            cores |= os.sched_getaffinity(os.getppid())
+            cores |= os.sched_getaffinity(exit_watch.starter())
     return cores
 
 

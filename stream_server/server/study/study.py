@@ -14,7 +14,7 @@ from stream_server.errors import EXIT_FORCED, EXIT_SAVED, ConfigError, NoUsableC
 from stream_server.failpoints import failpoint
 from stream_server.launcher.backends.local import LocalBackend
 from stream_server.launcher.journal.journal import Journal
-from stream_server.machine import descriptors, network, run_folder
+from stream_server.machine import descriptors, exit_watch, network, run_folder
 from stream_server.machine.forced_exit import ForcedExit
 from stream_server.machine.garbage import seldom_collecting
 from stream_server.machine.screen import tell, tell_at_once
@@ -126,6 +126,7 @@ def _run(config: StudyConfig, ranks: Ranks, start: Start, stops: StopRequests, w
         by_rank_0(ranks, lambda: folder.prepare(config, resume=start.resume))
         continuation = find_continuation(config, ranks, folder)
         watchdog.is_outdated = continuation.is_outdated
+        exit_watch.note_incarnation(continuation.identity.incarnation)
         with Logs(folder.path, ranks.rank):
             collector = StudyCollector(config.study.name, continuation.identity.incarnation)
             by_rank_0(ranks, lambda: _open_metrics_page(config, folder, collector, locks))

@@ -19,6 +19,7 @@ from typing import Self
 
 import stream_server
 from stream_server.errors import RankLost
+from stream_server.machine import exit_watch
 from stream_server.server.ranks.collectives import CollectiveCalls
 from stream_server.server.ranks.communicator import Ranks, leave_mpi
 from stream_server.server.study.failure import Failure
@@ -72,15 +73,15 @@ class Watchdog:
     where all are, as far as their notes tell, and aborts the job. A rank alone goes on. Without `output_dir` no file
     is written.
 
-    `is_under_mpirun`: the parent of this process is part of an mpirun, without which ranks cannot even abort. When it
-    is gone, this rank ends at once.
+    `is_under_mpirun`: what has started this process is part of an mpirun, without which ranks cannot even abort. When
+    it is gone, this rank ends at once.
     """
 
     def __init__(
         self, collectives: CollectiveCalls, *, rank: int, stall_s: float, output_dir: Path | None, is_under_mpirun: bool
     ) -> None:
         self.num_ranks = 1
-        self.abort: Callable[[int], object] = os._exit
+        self.abort: Callable[[int], object] = exit_watch.leave
         self.is_outdated: Callable[[], bool] = lambda: False
         self._collectives = collectives
         self._rank = rank
@@ -89,7 +90,7 @@ class Watchdog:
         self._output_dir = output_dir
         self._is_under_mpirun = is_under_mpirun
         self._main = threading.get_ident()
-        self._parent = os.getppid()
+        self._parent = exit_watch.starter()
         self._thread = threading.Thread(target=self._run, name=f"watchdog-{rank}")
 
     def __enter__(self) -> Self:
@@ -127,7 +128,7 @@ class Watchdog:
     def _run(self) -> None:
         before = time.monotonic()
         while not select.select([self._is_over], [], [], self._tick_s)[0]:
-            if self._is_under_mpirun and os.getppid() != self._parent:
+            if self._is_under_mpirun and exit_watch.starter() != self._parent:
                 self._leave_orphaned()
             now = time.monotonic()
             # While this process was stopped, or its interpreter locked, the others may have been so, too.
@@ -164,7 +165,7 @@ class Watchdog:
 
     def _leave_orphaned(self) -> None:
         """End this rank: there is no MPI job any more."""
-        self.abort = os._exit
+        self.abort = exit_watch.leave
         text = "mpirun, or the process of it that started this rank, is gone"
         self._end_rank(f"{text}: rank {self._rank} leaves")
 

@@ -1,0 +1,39 @@
+"""A command that `watch_exit` watches; it ends in the way that the argument names."""
+
+import ctypes
+import os
+import signal
+import sys
+
+from stream_server.machine import exit_watch
+
+C = ctypes.CDLL(None)
+WAYS = {
+    "ours": lambda: exit_watch.is_ours(),
+    "ours_at_once": lambda: exit_watch.leave(3),
+    "os._exit": lambda: os._exit(0),
+    "exit": lambda: C.exit(0),
+    "exit_1": lambda: C.exit(1),
+    "sys.exit": lambda: sys.exit(0),
+    "killed": lambda: os.kill(os.getpid(), signal.SIGKILL),
+    "terminated": lambda: os.kill(os.getpid(), signal.SIGTERM),
+    "hears": lambda: hear(),
+}
+
+
+def hear() -> None:
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
+    print(os.getpid(), exit_watch.starter(), flush=True)
+    signal.sigwait({signal.SIGUSR1})
+    print("heard", flush=True)
+    exit_watch.leave(75)
+
+
+def tell_loss(how: str, incarnation: int) -> int:
+    print(f"{how} [{incarnation}]", flush=True)
+    return 7
+
+
+exit_watch.watch_exit(tell_loss)
+exit_watch.note_incarnation(5)
+WAYS[sys.argv[1]]()
