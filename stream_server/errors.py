@@ -122,7 +122,7 @@ class RankLost(StreamServerError):
 
 
 class PeerFailed(RankLost):
-    """Another rank failed and told all ranks in the control round; `exit_code` is the one they agreed on."""
+    """Another rank failed and told all ranks; `exit_code` is the one they agreed on, if that was in a control round."""
 
     def __init__(self, text: str, exit_code: int = 7) -> None:
         super().__init__(text)

@@ -1,6 +1,7 @@
 """Run under MPI: rank 1 fails, in the way that the second argument names; the first is the output folder."""
 
 import logging
+import signal
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -33,9 +34,11 @@ def train() -> None:
             raise UserCodeError("Net.training_step raised ValueError: no")
         if WAY == "inside_a_step":
             RANKS.all_reduce(np.ones(4))
+        if WAY == "beside_other_code":
+            signal.pause()
 
 
-def train_with_torch() -> None:
+def train_with_torch(stack: ExitStack) -> None:
     import torch
 
     from stream_server.server.training.torch.step import TorchStep
@@ -53,9 +56,9 @@ def train_with_torch() -> None:
 
     server = Net(settings())
     stream = ScriptedStream([batch_of(torch.ones(3, 2, dtype=torch.float64), 3)] * 3)
-    with TorchStep(server, RANKS, server.config) as step:
-        for index, union_batch in enumerate(in_lockstep_with(stream)):
-            step.run(union_batch, union_batch.own and union_batch.own.data, index)
+    step = stack.enter_context(TorchStep(server, RANKS, server.config))
+    for index, union_batch in enumerate(in_lockstep_with(stream)):
+        step.run(union_batch, union_batch.own and union_batch.own.data, index)
 
 
 def set_up_torch(stack: ExitStack) -> None:
@@ -82,7 +85,7 @@ def set_up_torch(stack: ExitStack) -> None:
 def fail(stack: ExitStack) -> None:
     match WAY:
         case "inside_a_torch_step":
-            train_with_torch()
+            train_with_torch(stack)
         case "after_the_model_is_made":
             set_up_torch(stack)
         case _:
@@ -100,3 +103,6 @@ with ExitStack() as stack:
 # As the ranks' parts of the closing account.
 RANKS.gather("")
 (OUTPUT_DIR / f"left-{RANKS.rank}").write_text(str(code))
+RANKS.barrier()
+if RANKS.is_cut_short:
+    RANKS.abort(code)

@@ -19,16 +19,21 @@ def test_ranks_that_hear_of_a_failure_leave_with_one_exit_code(implementation: s
     ("num_ranks", "implementation", "way"),
     [(4, "mpich", "inside_a_step"), (2, "openmpi", "inside_a_step"), (2, "mpich", "inside_a_torch_step")],
 )
-def test_ranks_that_wait_inside_the_step_are_aborted(
+def test_ranks_that_wait_inside_the_step_leave_it_and_meet_once_more(
     num_ranks: int, implementation: str, way: str, tmp_path: Path
 ) -> None:
     ran = run("failing", num_ranks, [str(tmp_path), way], implementation=implementation)
     assert ran.returncode != 0
+    assert [(tmp_path / f"left-{rank}").read_text() for rank in range(num_ranks)] == ["3"] * num_ranks
+    assert_failed_in_the_step(tmp_path)
+
+
+@pytest.mark.full
+def test_ranks_in_code_that_does_not_return_are_aborted(tmp_path: Path) -> None:
+    ran = run("failing", 2, [str(tmp_path), "beside_other_code"])
+    assert ran.returncode != 0
     assert not list(tmp_path.glob("left-*"))
-    failure = Failure.read(tmp_path)
-    assert failure is not None
-    assert (failure.rank, failure.phase, failure.exit_code) == (1, "step", 3)
-    assert "Net.training_step raised ValueError: no" in failure.traceback
+    assert_failed_in_the_step(tmp_path)
 
 
 @pytest.mark.full
@@ -43,3 +48,10 @@ def test_ranks_do_not_wait_for_ever_to_leave_mpi() -> None:
     assert ran.returncode != 0
     assert "Timeout (0:00:02)!" in ran.stderr
     assert "in leave_mpi" in ran.stderr
+
+
+def assert_failed_in_the_step(output_dir: Path) -> None:
+    failure = Failure.read(output_dir)
+    assert failure is not None
+    assert (failure.rank, failure.phase, failure.exit_code) == (1, "step", 3)
+    assert "Net.training_step raised ValueError: no" in failure.traceback

@@ -24,7 +24,7 @@ def one_rank(*, accepted: int = 10, **counts: int) -> RankAccount:
 
 
 def close(
-    *ranks: RankAccount | None,
+    *ranks: RankAccount,
     end: SimulationEnd | None = None,
     trained: int = 10,
     reason: str = "",
@@ -166,11 +166,6 @@ def test_held_out_samples_are_counted_apart() -> None:
     assert account.balanced
     assert (account.expected, account.accepted) == (0, 0)
     assert account.held_out == {"expected": 10, "accepted": 10, "rejected": 0, "never_produced": 0}
-
-
-def test_a_lost_rank_never_balances() -> None:
-    problems = close(one_rank(), None, complete=False).problems
-    assert problems == ["rank 1 was lost, and its account with it"]
 
 
 def test_a_simulation_that_still_runs_after_the_end_is_a_problem() -> None:

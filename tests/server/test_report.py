@@ -11,7 +11,15 @@ import pytest
 from rich.console import Console
 
 from stream_server.server.intake.account import Learned, RankAccount, Received, SimulationEnd
-from stream_server.server.run.report import Outcome, RankReport, StudyReport, build_report, versions, write_report
+from stream_server.server.run.report import (
+    NO_ACCOUNT,
+    Outcome,
+    RankReport,
+    StudyReport,
+    build_report,
+    versions,
+    write_report,
+)
 from stream_server.server.training.monitoring.summary import summary
 
 KEYS = [
@@ -127,10 +135,20 @@ def test_a_study_that_does_not_balance_never_ends_with_exit_code_0() -> None:
 
 def test_the_cause_of_a_failed_study_is_not_hidden_by_its_account() -> None:
     failed = Outcome(exit_code=3, reason="failed", message="HeatServer.training_step raised KeyError: 'lr'")
-    found = build_report(failed, study_report(), [rank_report(), None])
+    found = build_report(failed, study_report(), [rank_report(), rank_report(drawn=9)])
     assert (found["exit_code"], found["message"]) == (3, failed.message)
-    assert (found["balanced"], found["unbalanced"][0]) == (False, "rank 1 was lost, and its account with it")
-    assert (found["ranks"], found["batches_per_rank"]) == (2, [5, 4])
+    assert (found["balanced"], found["ranks"], found["batches_per_rank"]) == (False, 2, [5, 4])
+
+
+def test_of_ranks_that_did_not_come_together_there_is_no_account_rather_than_zeros() -> None:
+    failed = Outcome(exit_code=3, reason="failed", message="HeatServer.training_step raised KeyError: 'lr'")
+    found = build_report(failed, study_report(simulations={}, learned=Learned(trained=0)), [])
+    assert (found["exit_code"], found["message"], found["ranks"]) == (3, failed.message, 2)
+    assert (found["balanced"], found["unbalanced"]) == (False, [NO_ACCOUNT])
+    text = shown(found)
+    assert f"none: {NO_ACCOUNT}" in text
+    assert "requested" not in text
+    assert "expected" not in text
 
 
 def test_simulations_are_counted_by_how_they_ended() -> None:

@@ -31,6 +31,13 @@ def test_an_error_of_the_users_class_on_one_rank_ends_all_with_its_traceback(
     assert "server.py" in done.output
     assert done.report["exit_code"] == 3
     assert f"trouble in {method} of rank 1" in done.report["message"]
+    assert (done.report["balanced"], done.report["unbalanced"]) == (True, [])
+    if method == "prepare_training_attributes":
+        # Nothing was received yet.
+        assert " requested" not in done.output
+    else:
+        assert done.report["simulations"]["requested"] == 7
+        assert done.account["accepted"] == done.account["trained"] + done.account["untrained"] > 0
 
 
 def test_three_mistakes_in_study_json_are_reported_together(tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ class MeetingRanks(ABC):
     num_nodes = 1
     mpi_version = ""
     num_cores = 1
+    is_cut_short = False
 
     def __init__(self, job: Job, rank: int) -> None:
         self._meetings = job
@@ -50,6 +51,9 @@ class MeetingRanks(ABC):
     def gather(self, value: Any) -> list[Any] | None:
         gathered = [json.loads(text) for text in self._meet(self._meetings.others, json.dumps(value))]
         return gathered if self.rank == 0 else None
+
+    def abandon_calls(self) -> None:
+        assert not self.is_cut_short
 
     def barrier(self) -> None:
         self._meet(self._meetings.others, None)

@@ -42,4 +42,7 @@ def leave_because_of(error: Exception, ranks: Ranks, *, phase: str) -> int:
     told = ranks.gather("" if isinstance(error, PeerFailed) else text)
     if told is not None:
         tell(next(filter(None, told)), sys.stderr)
+    ranks.barrier()
+    if ranks.is_cut_short:
+        ranks.abort(agreed)
     return agreed

@@ -184,7 +184,7 @@ class Account:
 
 
 def close_account(
-    ranks: Sequence[RankAccount | None],
+    ranks: Sequence[RankAccount],
     simulations: Mapping[int, SimulationEnd],
     learned: Learned,
     *,
@@ -193,30 +193,25 @@ def close_account(
 ) -> Account:
     """Close the account from what each rank, the roster and the training say.
 
-    `ranks[r]` is None when rank r was lost. `complete` says that the study came to its normal end, after
-    which every simulation has ended and nothing is left untrained, unless the study chose `uneven: "stop"`.
-    `num_samples_of` says how many samples so many steps of a simulation make, if none of these is missing.
+    `complete` says that the study came to its normal end, after which every simulation has ended and nothing is left
+    untrained, unless the study chose `uneven: "stop"`. `num_samples_of` says how many samples so many steps of a
+    simulation make, if none of these is missing.
     """
-    known = [account for account in ranks if account is not None]
-    totals = [_sum_up(i, end, known) for i, end in simulations.items()]
+    totals = [_sum_up(i, end, ranks) for i, end in simulations.items()]
     training = [entry for entry in totals if not entry.end.held_out]
     held_out = [entry for entry in totals if entry.end.held_out]
     rejected: Counter[str] = Counter()
     refused: Counter[str] = Counter()
     for entry in training:
         rejected.update(entry.rejected)
-    for account in known:
+    for account in ranks:
         refused.update(account.refused)
-    dropped = sum(account.dropped for account in known)
-    untrained = sum(account.drawn + account.left for account in known) - learned.trained - learned.skipped - dropped
-    is_whole = len(known) == len(ranks)
-    if not is_whole:
-        # What was trained is known of all ranks together, what is left only of those that still speak.
-        untrained = max(0, untrained)
+    dropped = sum(account.dropped for account in ranks)
+    untrained = sum(account.drawn + account.left for account in ranks) - learned.trained - learned.skipped - dropped
     return Account(
         expected=sum(entry.expected for entry in training),
         accepted=sum(entry.accepted for entry in training),
-        duplicates=sum(account.duplicates for account in known),
+        duplicates=sum(account.duplicates for account in ranks),
         refused=dict(sorted(refused.items())),
         rejected=dict(sorted(rejected.items())),
         rejected_of={entry.simulation: num for entry in training if (num := entry.rejected.total())},
@@ -225,7 +220,7 @@ def close_account(
         skipped=learned.skipped,
         dropped=dropped,
         added=learned.added,
-        withdrawn=sum(account.withdrawn for account in known),
+        withdrawn=sum(account.withdrawn for account in ranks),
         untrained_reasons={learned.untrained_reason or UNKNOWN: untrained} if untrained else {},
         held_out={
             "expected": sum(entry.expected for entry in held_out),
@@ -235,10 +230,9 @@ def close_account(
         },
         windows=_count_windows(training, num_samples_of),
         problems=[
-            *(f"rank {rank} was lost, and its account with it" for rank, it in enumerate(ranks) if it is None),
-            *_problems_of_simulations(totals, known, complete),
+            *_problems_of_simulations(totals, ranks, complete),
             *_problems_of_ranks(ranks, simulations),
-            *(_problems_of_training(known, learned, untrained, complete) if is_whole else ()),
+            *_problems_of_training(ranks, learned, untrained, complete),
         ],
     )
 
@@ -322,10 +316,8 @@ def _problems_of_simulations(totals: Sequence[_Totals], ranks: Sequence[RankAcco
             yield f"{name} is {entry.end.state} although the study has ended"
 
 
-def _problems_of_ranks(ranks: Sequence[RankAccount | None], simulations: Mapping[int, SimulationEnd]) -> Iterator[str]:
+def _problems_of_ranks(ranks: Sequence[RankAccount], simulations: Mapping[int, SimulationEnd]) -> Iterator[str]:
     for rank, account in enumerate(ranks):
-        if account is None:
-            continue
         accepted = sum(
             intake.num_samples
             for i, intake in account.intake.items()

@@ -8,14 +8,15 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, NoReturn, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from stream_server.errors import ConfigError
+from stream_server.errors import ConfigError, PeerFailed
 from stream_server.machine import exit_watch, shared_memory
 from stream_server.machine.cgroups import within_quota
 from stream_server.server.ranks import foreign_mpirun
@@ -31,8 +32,9 @@ _RANK_VARIABLES = ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK")
 class Ranks(Protocol):
     """The ranks of the job, and this one among them.
 
-    Main thread only, except `abort`. Every method but `offer` and `abort` is collective: all ranks call it, in
-    the same order. Values travel as JSON; nothing is pickled.
+    Main thread only, except `abort`. Every method but `offer`, `abandon_calls` and `abort` is collective: all ranks
+    call it, in the same order. Values travel as JSON; nothing is pickled. A call raises `PeerFailed` when another rank
+    has offered a failure instead of coming to it; `sum` does not, for it meets what was offered.
     """
 
     rank: int
@@ -46,6 +48,11 @@ class Ranks(Protocol):
     mpi_version: str
     """Which MPI runs this job, such as "MPICH 5.0.2"; "" without one."""
 
+    @property
+    def is_cut_short(self) -> bool:
+        """This rank has left a call to which a failed one never comes. Then it cannot leave MPI but by `abort`."""
+        ...
+
     def sum(self, values: NDArray[np.int64]) -> NDArray[np.int64]:
         """Add up over the ranks; rounds are kept apart from all other collectives."""
         ...
@@ -53,8 +60,13 @@ class Ranks(Protocol):
     def offer(self, values: NDArray[np.int64], timeout_s: float) -> NDArray[np.int64] | None:
         """Take part in the next `sum` of the others, or give None if they do not come to it in time.
 
-        After None nothing else but `abort` may be called.
+        It tells them that this rank has failed, unless it `is_cut_short`, so that they leave any other call for the
+        `sum`. After None nothing else but `abort` may be called.
         """
+        ...
+
+    def abandon_calls(self) -> None:
+        """From now on calls meet only each other, and none that was under way on some rank."""
         ...
 
     def all_reduce(self, values: NDArray[Any]) -> NDArray[Any]:
@@ -92,6 +104,7 @@ class SoloRanks:
     node = 0
     num_nodes = 1
     mpi_version = ""
+    is_cut_short = False
 
     def __init__(self, collectives: CollectiveCalls | None = None) -> None:
         self.num_cores = within_quota(len(os.sched_getaffinity(0)))
@@ -103,6 +116,9 @@ class SoloRanks:
 
     def offer(self, values: NDArray[np.int64], timeout_s: float) -> NDArray[np.int64] | None:
         return values.copy()
+
+    def abandon_calls(self) -> None:
+        pass
 
     def all_reduce(self, values: NDArray[Any]) -> NDArray[Any]:
         self._collectives.end()
@@ -139,9 +155,11 @@ class MpiRanks:
         with self._collectives.call("MPI_Init"), _ended_by_signals():
             mpi.Init_thread(mpi.THREAD_MULTIPLE)
         _require(foreign_mpirun.alone(os.environ, mpi.COMM_WORLD.Get_size(), self.mpi_version))
-        # Two communicators: an error offered to the round must never match another collective of the peers.
-        self._rounds = mpi.COMM_WORLD.Dup()
-        self._others = mpi.COMM_WORLD.Dup()
+        # An error offered to the round must never match another collective of the peers, nor their last words one that
+        # was under way.
+        self._rounds, self._others, self._last = (mpi.COMM_WORLD.Dup() for _ in range(3))
+        self._left: Any = None
+        self._failures: list[Any] = []
         self.rank = self._rounds.Get_rank()
         self.size = self._rounds.Get_size()
         places = self.broadcast(self.gather([socket.gethostname(), sorted(_cores_of_the_job())]))
@@ -160,12 +178,21 @@ class MpiRanks:
 
     def sum(self, values: NDArray[np.int64]) -> NDArray[np.int64]:
         total = np.empty_like(values)
-        self._meet("the control round", self._rounds.Iallreduce(values, total))
+        self._meet("the control round", self._rounds.Iallreduce(values, total), needs_all=False)
         return total
 
     def offer(self, values: NDArray[np.int64], timeout_s: float) -> NDArray[np.int64] | None:
+        if not self.is_cut_short:
+            self._failures = [self._rounds.Isend(b"", rank) for rank in range(self.size) if rank != self.rank]
         total = np.empty_like(values)
         return total if _wait(self._rounds.Iallreduce(values, total), timeout_s) else None
+
+    @property
+    def is_cut_short(self) -> bool:
+        return self._left is not None
+
+    def abandon_calls(self) -> None:
+        self._others = self._last
 
     def all_reduce(self, values: NDArray[Any]) -> NDArray[Any]:
         values = np.ascontiguousarray(values)
@@ -203,10 +230,16 @@ class MpiRanks:
         self._mpi.COMM_WORLD.Abort(exit_code)
         os._exit(exit_code)
 
-    def _meet(self, name: str, request: Any) -> None:
+    def _meet(self, name: str, request: Any, *, needs_all: bool = True) -> None:
         self._collectives.begin(name)
-        _wait(request)
+        _wait(request, look=partial(self._look_for_failure, request) if needs_all else lambda: None)
         self._collectives.end()
+
+    def _look_for_failure(self, request: Any) -> None:
+        if self._others is not self._last and self._rounds.Iprobe():
+            # MPI may still write into its buffers.
+            self._left = request
+            raise PeerFailed("another rank failed; exit.json in the output folder says why")
 
 
 def _cores_of_the_job() -> set[int]:
@@ -218,10 +251,11 @@ def _cores_of_the_job() -> set[int]:
     return cores
 
 
-def _wait(request: Any, timeout_s: float = math.inf) -> bool:
+def _wait(request: Any, timeout_s: float = math.inf, look: Callable[[], None] = lambda: None) -> bool:
     """Wait for a request without burning a core; False: not done within `timeout_s`.
 
-    A blocking MPI call spins. Naps from the start would cost 0.2 to 4 ms a round, so the first 2 ms only yield.
+    A blocking MPI call spins. Naps from the start would cost 0.2 to 4 ms a round, so the first 2 ms only yield. After
+    each nap it takes a `look`.
     """
     start = time.monotonic()
     while not request.Test():
@@ -232,6 +266,7 @@ def _wait(request: Any, timeout_s: float = math.inf) -> bool:
             os.sched_yield()
         else:
             time.sleep(min(waited_s / 8, LONGEST_NAP_S))
+            look()
     return True
 
 

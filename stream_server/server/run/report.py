@@ -20,6 +20,7 @@ UNPROTECTED = (
     "network.security is none: anybody who reaches the ports of this study can read and change what is sent over TCP, "
     "and can send data of their own"
 )
+NO_ACCOUNT = "the ranks did not come together at the end, so what they received and trained is not known here"
 FORMAT = 1
 PACKAGES = ("stream-server", "numpy", "pyzmq", "mpi4py", "torch", "lightning-fabric")
 
@@ -97,20 +98,20 @@ class StudyReport:
 def build_report(
     outcome: Outcome,
     study: StudyReport,
-    ranks: Sequence[RankReport | None],
+    ranks: Sequence[RankReport],
     num_samples_of: Callable[[int], int] = int,
 ) -> dict[str, Any]:
-    """The whole of report.json; `ranks[r]` is None when rank r was lost.
+    """The whole of report.json. Without `ranks`, which did not come together at the end, it has no account.
 
     A study that would have ended well but whose account does not balance ends with the exit code of
     `NotBalanced`, and the message says what does not add up.
     """
-    known = [rank for rank in ranks if rank is not None]
     complete = outcome.reason == "finished" and outcome.exit_code == 0
-    accounts = [None if rank is None else rank.account for rank in ranks]
+    accounts = [rank.account for rank in ranks]
     account = close_account(
         accounts, study.simulations, study.learned, complete=complete, num_samples_of=num_samples_of
     )
+    problems = account.problems if ranks else [NO_ACCOUNT]
     outcome = _judge(outcome, account)
     return {
         "format": FORMAT,
@@ -118,18 +119,18 @@ def build_report(
         "exit_code": outcome.exit_code,
         "exit_reason": outcome.reason,
         "message": outcome.message,
-        "balanced": account.balanced,
-        "unbalanced": list(account.problems),
+        "balanced": not problems,
+        "unbalanced": list(problems),
         "warnings": [
             *([UNPROTECTED] if study.security == "none" else []),
             *study.cores.warnings,
             *_ended_early(outcome, study.simulations),
-            *(f"rank {number}: {it}" for number, rank in enumerate(ranks) if rank is not None for it in rank.warnings),
+            *(f"rank {number}: {it}" for number, rank in enumerate(ranks) for it in rank.warnings),
         ],
         "started": study.started,
         "wall_s": round(study.wall_s, 3),
         "restarts": study.restarts,
-        "ranks": len(ranks),
+        "ranks": len(ranks) or len(study.batches_per_rank),
         "versions": dict(study.versions),
         "cores": study.cores.to_report(),
         "simulations": {**_count(study.simulations, study.failures), "survived_restarts": study.num_survived},
@@ -152,8 +153,8 @@ def build_report(
             "samples_per_s": _per_second(study.draws, study.training_s),
             "batches_per_s": _per_second(study.batches, study.training_s),
         },
-        "phases_s": {name: round(s, 3) for name, s in mean_over_ranks([rank.phases_s for rank in known]).items()},
-        "memory_bytes": _sum([rank.memory_bytes for rank in known]),
+        "phases_s": {name: round(s, 3) for name, s in mean_over_ranks([rank.phases_s for rank in ranks]).items()},
+        "memory_bytes": _sum([rank.memory_bytes for rank in ranks]),
     }
 
 

@@ -75,6 +75,7 @@ class Closing:
         Returns:
             The exit code: that of `outcome`, unless the account of a study that ended well does not balance.
         """
+        self.ranks.abandon_calls()
         gathered = self.ranks.gather(mine.to_json())
         exit_code = 0
         if gathered is not None:
@@ -82,18 +83,16 @@ class Closing:
             exit_code = self._write(outcome, parts, results)
         return int(self.ranks.broadcast(exit_code))
 
-    def close_alone(self, failure: Failure, mine: RankReport, results: Results | None) -> None:
-        """Write what this rank knows into report.json, just before it aborts all ranks. Not collective."""
-        parts: list[RankReport | None] = [None] * self.ranks.size
-        parts[self.ranks.rank] = mine
-        self._write(self.outcome_of_failure(failure), parts, results)
+    def close_alone(self, failure: Failure) -> None:
+        """Write report.json without an account, just before this rank aborts all. Not collective."""
+        self._write(self.outcome_of_failure(failure), [], None)
 
     def outcome_of_failure(self, failure: Failure) -> Outcome:
         """The outcome of a study that failed."""
         message = f"rank {failure.rank}, {failure.phase}: {failure.message}"
         return Outcome(exit_code=failure.exit_code, reason=FAILED, message=message)
 
-    def _write(self, outcome: Outcome, parts: Sequence[RankReport | None], results: Results | None) -> int:
+    def _write(self, outcome: Outcome, parts: Sequence[RankReport], results: Results | None) -> int:
         if self.continuation.is_outdated():
             print("a newer start of the server has taken over: this one writes no report", file=sys.stderr, flush=True)
             return StaleIncarnation.exit_code

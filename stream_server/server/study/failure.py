@@ -161,11 +161,21 @@ def leave_together(
     take for the first failure.
 
     Returns:
-        The exit code that all ranks agreed on. None when the others did not come to a round in time, since they wait
-        for this rank in a collective call of the step: then there is nothing left to do but `ranks.abort`.
+        The exit code that all ranks agreed on. None when the others did not hear of it in time, since user code or
+        another library does not return: then there is nothing left to do but `ranks.abort`.
     """
+    agreed = _agreed_code(error, ranks, output_dir, phase=phase, batch=batch)
+    if agreed is not None:
+        # What is taken down now, and the account, need all ranks once more.
+        ranks.abandon_calls()
+    return agreed
+
+
+def _agreed_code(
+    error: BaseException, ranks: Ranks, output_dir: Path | None, *, phase: str, batch: int | None
+) -> int | None:
     if isinstance(error, PeerFailed):
-        return error.exit_code
+        return offer_failure(ranks, 0) if ranks.is_cut_short else error.exit_code
     failure = Failure.of(error, rank=ranks.rank, phase=phase, batch=batch)
     _log.info("rank %d failed in %s:\n%s", failure.rank, failure.phase, failure.traceback)
     if output_dir is not None:

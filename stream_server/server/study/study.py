@@ -81,7 +81,10 @@ def run_study(config: StudyConfig, start: Start) -> int:
         try:
             ranks = ranks_from_environment(collectives)
             watchdog.watch(ranks)
-            return _run(config, ranks, start, stops, watchdog)
+            exit_code = _run(config, ranks, start, stops, watchdog)
+            if ranks.is_cut_short:
+                ranks.abort(exit_code)
+            return exit_code
         except (ConfigError, NoUsableCheckpoint):
             stops.in_set_up = False
             if ranks is None and rank:
@@ -331,7 +334,7 @@ class StudyRank:
         if agreed is None or ranks.rank == 0:
             tell(f"rank {failure.rank} failed in {failure.phase}:\n{failure.traceback}", sys.stderr)
         if agreed is None:
-            self.closing.close_alone(failure, self._report(), self._results())
+            self.closing.close_alone(failure)
             ranks.abort(failure.exit_code)
         return self.closing.outcome_of_failure(failure)
 

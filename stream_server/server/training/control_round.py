@@ -23,7 +23,7 @@ from stream_server.server.ranks.communicator import Ranks
 IDLE_S = 1.0
 HELD_S = 0.05
 LONELY_S = 2.0
-OFFER_S = 2.0
+OFFER_S = 10.0
 NUM_SHARED = 8
 
 
@@ -317,11 +317,10 @@ def agree(ranks: Ranks, state: SaveState) -> SaveState:
 
 
 def offer_failure(ranks: Ranks, exit_code: int, timeout_s: float = OFFER_S) -> int | None:
-    """Tell the other ranks in their next round that this one failed.
+    """Tell the other ranks in their next round that this one failed; 0: only be told so in the round of another one.
 
     Returns:
-        The exit code that all ranks agreed on, or None when they did not come to a round in time, since they wait
-        for this rank in some other collective call.
+        The exit code that all ranks agreed on, or None when they did not come to a round in time.
     """
     total = ranks.offer(Statement(exit_code=exit_code).packed(ranks.rank, ranks.size), timeout_s)
     return None if total is None else Round.of(total, ranks.size).exit_code

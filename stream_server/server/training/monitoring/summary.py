@@ -89,10 +89,9 @@ def _result(report: Mapping[str, Any], *, hands_over: bool) -> str:
 
 def _summary_rows(report: Mapping[str, Any], *, is_online: bool) -> list[tuple[str, str]]:
     samples, rate = report["samples"], report["throughput"]
-    rows = [
-        ("simulations", _simulations(report)),
-        *_samples(samples),
-    ]
+    # Of a start that failed in its set-up, or whose ranks did not come together at the end, nothing is known.
+    is_known = report["simulations"]["requested"] or samples["accepted"]
+    rows = [("simulations", _simulations(report)), *_samples(samples)] if is_known else []
     if report["failures"]:
         rows.append(("failed", _some(_failures(report["failures"]))))
     if retried := _retried(report):
@@ -140,7 +139,7 @@ def _summary_rows(report: Mapping[str, Any], *, is_online: bool) -> list[tuple[s
     if report["warnings"]:
         rows.append(("warnings", _some(list(report["warnings"]))))
     if not report["balanced"]:
-        rows.append(("account", "NOT BALANCED: " + _some(list(report["unbalanced"]))))
+        rows.append(("account", ("NOT BALANCED: " if is_known else "none: ") + _some(list(report["unbalanced"]))))
     elif report["exit_code"] == 0:
         rows.append(("account", "balanced"))
     return rows
