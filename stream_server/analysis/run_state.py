@@ -154,7 +154,8 @@ def state_of(run: RunFolder) -> RunState:
             if checkpoint
             else "starts over, because there is no checkpoint"
         )
-        detail = f"{detail}; run again, it {then}"
+        retry = ", and --retry tries simulations again that were given up" if _has_given_up(report) else ""
+        detail = f"{detail}; run again, it {then}{retry}"
     return RunState(state=state, detail=detail, checkpoint=checkpoint, report=report)
 
 
@@ -251,6 +252,11 @@ def seconds_of(run: RunFolder, simulation: int, *, is_running: bool) -> float | 
     if span is None or span.started_s is None or span.ended_s is None:
         return None
     return max(0.0, (time.time() if is_running else span.ended_s) - span.started_s)
+
+
+def _has_given_up(report: Mapping[str, Any]) -> bool:
+    simulations = report.get("simulations")
+    return isinstance(simulations, Mapping) and bool(simulations.get(SimulationPhase.GIVEN_UP))
 
 
 def _had_a_server(run: RunFolder) -> bool:

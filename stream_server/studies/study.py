@@ -5,7 +5,7 @@ import os
 import shlex
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -91,7 +91,14 @@ class Study:
         require_machine(config)
         return Facts(config.study.name, facts)
 
-    def start(self, ranks: int | None = None, *, fresh: bool = False, time_limit: str | None = None) -> Run:
+    def start(
+        self,
+        ranks: int | None = None,
+        *,
+        fresh: bool = False,
+        retry: Sequence[int] | None = None,
+        time_limit: str | None = None,
+    ) -> Run:
         """Start it in the background, under a `stream-launcher` of its own, or go on with what was interrupted.
 
         It returns when the launcher has begun, which takes a second or two. The study goes on when this Python process
@@ -101,11 +108,14 @@ class Study:
         Args:
             ranks: of the server; `server.ranks` by default.
             fresh: rename the output folder of an earlier run and start over.
+            retry: go on, and try these simulations again that were given up; all of them if it is empty.
             time_limit: "HH:MM:SS", before which it saves a checkpoint and leaves.
 
         Raises:
             ConfigError: it runs already, the launcher refuses it, or `file` is not one that `start` may write.
         """
+        if fresh and retry is not None:
+            raise ConfigError("retry goes on with a study whose simulations were given up: drop it, or fresh")
         require(self.config)
         state = state_of(RunFolder(self.output_dir))
         if state.is_live and state.state != ORPHANED:
@@ -118,6 +128,7 @@ class Study:
             rename_earlier_run(self.config)
         overrides = [*self._overrides, *([] if ranks is None else [f"server.ranks={ranks}"])]
         options = [f"--set={it}" for it in overrides] + ([] if time_limit is None else [f"--time-limit={time_limit}"])
+        options += [] if retry is None else ["--retry", *map(str, retry)]
         process = self._launch(options)
         run = Run(self.output_dir, process)
         self._await_beginning(process)

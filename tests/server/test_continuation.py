@@ -83,6 +83,19 @@ def test_the_newest_checkpoint_is_continued(config: StudyConfig) -> None:
     assert (found.folder / "study.state").read_bytes() == stores.content(2)["study.state"]
 
 
+def test_what_is_to_be_tried_again_is_known_to_later_starts_until_a_checkpoint_has_it(config: StudyConfig) -> None:
+    def find_again(*retried: int) -> set[int]:
+        return set(find_continuation(config, SoloRanks(), output(config), lambda study_state: retried).retried)
+
+    find(config)
+    stores.save(output(config).checkpoints, 1, incarnation=2)
+    assert find_again(3, 5) == {3, 5}
+    assert find_again() == {3, 5}
+    assert find_again(7) == {3, 5, 7}
+    stores.save(output(config).checkpoints, 2, incarnation=5)
+    assert find_again() == set()
+
+
 def test_no_random_stream_begins_twice_where_states_are_not_taken_back(config: StudyConfig) -> None:
     find(config)
     stores.save(output(config).checkpoints, 1)

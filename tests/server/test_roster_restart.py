@@ -124,6 +124,22 @@ def test_what_was_given_up_or_withdrawn_stays_so(*, complete: bool) -> None:
     assert other.failures == [{"id": 1, "attempts": 3, "reason": "exit code 1", "log": "a.log"}]
 
 
+def test_a_given_up_simulation_that_is_retried_waits_and_what_it_lacks_is_to_come_again() -> None:
+    roster, other = (roster_of(4, num_steps=NUM_STEPS) for _ in range(2))
+    for simulation in (1, 2, 3):
+        roster.launched(begun(simulation))
+        roster.share(0, share(simulation, received=3))
+    give_up(roster, 1)
+    give_up(roster, 2)
+    invalidate(roster, 3)
+    other.load_state_dict(from_bytes(to_bytes(roster.state_dict())), {}, retried={1, 3})
+    assert states(other) == {0: "waiting", 1: "waiting", 2: "given_up", 3: "invalid"}
+    assert [it["id"] for it in other.failures] == [2]
+    assert other.retried == [{"id": 1, "attempts": 3, "reason": "exit code 1", "log": "a.log"}]
+    assert other.num_missing == roster.num_missing - (NUM_STEPS - 3)
+    assert [(it.simulation, it.attempt) for it in other.plan] == [(0, -1), (1, 0)]
+
+
 def test_failures_that_another_attempt_followed_are_remembered_over_a_restart() -> None:
     roster = roster_of(1)
     roster.launched(begun(0, 0))

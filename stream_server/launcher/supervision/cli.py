@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from stream_server.config import load
-from stream_server.errors import EXIT_FORCED, StreamServerError
+from stream_server.errors import EXIT_FORCED, ConfigError, StreamServerError
 from stream_server.launcher.backends.mpirun import require
 from stream_server.launcher.supervision.runs import rename_earlier_run, run_simulations, supervise_study
 from stream_server.launcher.supervision.server_job import ServerCommand
@@ -31,8 +31,9 @@ If this process itself is killed, server and simulations go on; the same command
 
 exit status:
   0 finished and balanced   2 command line or study.json   3 the user's class raised
-  4 too many simulations failed   5 the account does not balance, or the last checkpoint was not committed
-  6 no usable checkpoint   7 a rank, thread or node was lost, more often in a row than launcher.restarts allows
+  4 too many simulations failed: repair the cause, and run it again with --retry
+  5 the account does not balance, or the last checkpoint was not committed   6 no usable checkpoint
+  7 a rank, thread or node was lost, more often in a row than launcher.restarts allows
   8 the weights of the ranks have diverged   70 an unexpected error: please report it
   75 saved: run the same command again to go on
   130 ended by a second signal that came while it was busy
@@ -64,6 +65,13 @@ def parser() -> argparse.ArgumentParser:
         metavar="HH:MM:SS",
         help="save a checkpoint and leave with exit status 75 before this time is over",
     )
+    parser.add_argument(
+        "--retry",
+        type=int,
+        nargs="*",
+        metavar="ID",
+        help="go on, and try simulations again that were given up: these, or all of them",
+    )
     how = parser.add_mutually_exclusive_group()
     how.add_argument(
         "--resume", action="store_true", help="continue the run in the output folder; an error if there is none"
@@ -94,7 +102,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         config = load(arguments.config, arguments.set)
         require(config)
-        command = ServerCommand.of(config, arguments.config, arguments.set, resume=arguments.resume)
+        if arguments.retry is not None and arguments.fresh:
+            raise ConfigError("--retry goes on with a study whose simulations were given up: drop --fresh")
+        command = ServerCommand.of(
+            config, arguments.config, arguments.set, resume=arguments.resume, retry=arguments.retry
+        )
         if arguments.check:
             return command.check()
         keep_modules()

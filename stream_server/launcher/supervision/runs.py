@@ -10,6 +10,7 @@ from contextlib import closing
 from pathlib import Path
 
 from stream_server.config import StudyConfig
+from stream_server.errors import ConfigError
 from stream_server.launcher.backends.environment import release_cores, simulation_environment
 from stream_server.launcher.backends.mpirun import Mpirun
 from stream_server.launcher.backends.registry import check_backend, check_server_backend, load_backend
@@ -28,7 +29,7 @@ from stream_server.launcher.supervision.server_job import ServerCommand
 from stream_server.launcher.supervision.server_restart import Restarts
 from stream_server.launcher.supervision.servers import Servers
 from stream_server.launcher.supervision.supervisor import Supervisor
-from stream_server.launcher.supervision.takeover import begin, end_earlier_run
+from stream_server.launcher.supervision.takeover import begin, end_earlier_run, is_resumed
 from stream_server.machine import private_folder, run_folder
 from stream_server.machine.forced_exit import UrgentSignals
 from stream_server.machine.screen import PlainFormatter
@@ -59,6 +60,11 @@ def supervise_study(config: StudyConfig, command: ServerCommand, *, ends_at: flo
     with lock, Journal(config.output_dir) as journal, Signals(signal.SIGCHLD, *asking) as signals:
         _start_log(config)
         with closing(jobs.backend), servers:
+            if command.retry is not None and is_resumed(journal.history, servers.backend, link=None):
+                raise ConfigError(
+                    "--retry is for a study that has ended, but this one goes on: its launcher was killed. Run the "
+                    "command without --retry to take it over; once it has ended, --retry tries again"
+                )
             address = begin(journal, jobs, servers, link=None).link
             folder = private_folder.of(address)
             remote = _remote_access(config, command.ranks, folder, journal.history)

@@ -59,12 +59,21 @@ class ServerCommand:
     overrides: Sequence[str]
     resume: bool
     ranks: int
+    retry: Sequence[int] | None = None
     is_job: bool = False
     mpirun: Sequence[str] | None = None
     walltime_s: float = math.inf
 
     @classmethod
-    def of(cls, config: StudyConfig, file: Path, overrides: Sequence[str], *, resume: bool) -> Self:
+    def of(
+        cls,
+        config: StudyConfig,
+        file: Path,
+        overrides: Sequence[str],
+        *,
+        resume: bool,
+        retry: Sequence[int] | None = None,
+    ) -> Self:
         """The command for a study in a `file`, as the command line changes it.
 
         Raises:
@@ -75,6 +84,7 @@ class ServerCommand:
             config=file.absolute(),
             overrides=overrides,
             resume=resume,
+            retry=retry,
             ranks=ServerSize.of(config).num_ranks,
             is_job=config.server.backend != LOCAL,
             mpirun=config.server.job.mpirun,
@@ -94,7 +104,9 @@ class ServerCommand:
         limit = [] if time_limit_s == math.inf else ["--time-limit", clock(time_limit_s)]
         own = ["--followed"] if self.is_job else ["--link", link, "--alive", alive]
         hidden = [*own, *([] if place is None else ["--launcher-place", str(place)])]
-        return [*self._mpirun, *self._server, *(["--resume"] if self.resume else []), *limit, *hidden]
+        options = ["--resume"] if self.resume else []
+        options += [] if self.retry is None else ["--retry", *map(str, self.retry)]
+        return [*self._mpirun, *self._server, *options, *limit, *hidden]
 
     def check(self) -> int:
         """Let the server tell what the study would do; returns its exit code.

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
+from dataclasses import replace
 from pathlib import Path
 
 from stream_server.errors import EXIT_SAVED, RankLost, UserCodeError
@@ -132,6 +133,8 @@ class Supervisor:
                 self._ask_to_leave()
             case launcher_link.Plan() if running is not None:
                 running.was_planned = True
+                # It is on disk what this server was to try again.
+                self.command = replace(self.command, retry=None)
                 # What we said over another connection may have been lost.
                 running.was_asked_to_leave = False
                 self._ask_to_leave()

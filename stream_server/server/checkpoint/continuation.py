@@ -1,6 +1,6 @@
 """The continuation of a study: the incarnation of this start, and the checkpoint that it goes on from."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -23,11 +23,15 @@ from stream_server.storage.plain_state import read_state
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Continuation:
-    """The same on all ranks. `base` is the checkpoint that is continued; None: the study begins."""
+    """The same on all ranks. `base` is the checkpoint that is continued; None: the study begins.
+
+    `retried` are the simulations that are tried again, although they are given up in that checkpoint.
+    """
 
     identity: Identity
     checkpoints: CheckpointFolder
     base: Manifest | None
+    retried: frozenset[int] = frozenset()
 
     @property
     def base_number(self) -> int:
@@ -98,32 +102,44 @@ class Continuation:
         )
 
 
-def find_continuation(config: StudyConfig, ranks: Ranks, folder: OutputFolder) -> Continuation:
+def find_continuation(
+    config: StudyConfig,
+    ranks: Ranks,
+    folder: OutputFolder,
+    choose_retried: Callable[[Path | None], Sequence[int]] = lambda study_state: (),
+) -> Continuation:
     """Begin an incarnation that continues the newest whole checkpoint; from here on, older servers may save nothing.
 
-    Collective.
+    Collective. `choose_retried` is asked on rank 0 which of the simulations that are given up in the saved state, if
+    there is one, to try again.
 
     Raises:
         NoUsableCheckpoint: there are checkpoints, but none that can be continued.
-        ConfigError: the folder cannot be read or written.
+        ConfigError: the folder cannot be read or written, or `choose_retried` raised it.
     """
     checkpoints = CheckpointFolder(config.checkpoint.dir or folder.checkpoints, keep=config.checkpoint.keep)
     base = find_usable(checkpoints, ranks)
 
-    def begin() -> dict[str, Any]:
+    def begin() -> list[Any]:
         started = datetime.now(UTC).isoformat(timespec="seconds")
         number, batches = (0, 0) if base is None else (base.checkpoint, base.batches)
+        chosen = choose_retried(None if base is None else checkpoints.path(number) / STUDY)
         incarnation = begin_incarnation(
-            checkpoints.folder, base=number, batches=batches, ranks=ranks.size, started=started
+            checkpoints.folder, base=number, batches=batches, ranks=ranks.size, started=started, retried=chosen
         )
         checkpoints.sweep()
-        first = read_incarnations(checkpoints.folder).starts[0]
+        incarnations = read_incarnations(checkpoints.folder)
         is_secure = config.network.security == "curve"
-        return Identity.make(
-            folder.path, incarnation=incarnation.incarnation, started=first.started, secure=is_secure
-        ).to_json()
+        identity = Identity.make(
+            folder.path, incarnation=incarnation.incarnation, started=incarnations.starts[0].started, secure=is_secure
+        )
+        retried = () if base is None else sorted(incarnations.retried_since(base.incarnation))
+        return [identity.to_json(), *retried]
 
-    return Continuation(identity=Identity.from_json(by_rank_0(ranks, begin)), checkpoints=checkpoints, base=base)
+    identity, *retried = by_rank_0(ranks, begin)
+    return Continuation(
+        identity=Identity.from_json(identity), checkpoints=checkpoints, base=base, retried=frozenset(retried)
+    )
 
 
 def by_rank_0(ranks: Ranks, decide: Callable[[], Any]) -> Any:

@@ -1,7 +1,7 @@
 """The incarnations: all starts of the server on one output folder, of which only the newest may commit."""
 
 import fcntl
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -26,13 +26,17 @@ LOCK_FILE = "incarnations.lock"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Incarnation:
-    """A start of the server: the checkpoint that it continues (0: none) and its batches, and the number of ranks."""
+    """A start of the server: the checkpoint that it continues (0: none) and its batches, and the number of ranks.
+
+    `retried` are the simulations that it was to try again, although they are given up in that checkpoint.
+    """
 
     incarnation: int
     base: int
     batches: int
     ranks: int
     started: str
+    retried: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,6 +56,10 @@ class Incarnations:
         A server that was thought dead and woke up may commit checkpoints that its successor does not continue.
         """
         return 1 <= incarnation <= self.newest and all(later.base >= checkpoint for later in self.starts[incarnation:])
+
+    def retried_since(self, incarnation: int) -> set[int]:
+        """The simulations that later starts were to try again, of which a checkpoint of this one knows nothing."""
+        return {simulation for start in self.starts[incarnation:] for simulation in start.retried}
 
     def check(self, incarnation: int) -> None:
         """Make sure that this incarnation is the newest.
@@ -85,7 +93,9 @@ def read_incarnations(folder: Path) -> Incarnations:
     return _parsed(data)
 
 
-def begin_incarnation(folder: Path, *, base: int, batches: int, ranks: int, started: str) -> Incarnation:
+def begin_incarnation(
+    folder: Path, *, base: int, batches: int, ranks: int, started: str, retried: Sequence[int] = ()
+) -> Incarnation:
     """Begin the next incarnation, which continues checkpoint `base` of so many batches; older servers save no more.
 
     Raises:
@@ -97,7 +107,12 @@ def begin_incarnation(folder: Path, *, base: int, batches: int, ranks: int, star
     with _locked(folder):
         incarnations = read_incarnations(folder)
         incarnation = Incarnation(
-            incarnation=incarnations.newest + 1, base=base, batches=batches, ranks=ranks, started=started
+            incarnation=incarnations.newest + 1,
+            base=base,
+            batches=batches,
+            ranks=ranks,
+            started=started,
+            retried=tuple(retried),
         )
         remove_leftovers(folder / INCARNATIONS_FILE)
         failpoint("incarnations.before_append")

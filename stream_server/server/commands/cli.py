@@ -42,14 +42,16 @@ examples:
   cmake -S "$(stream-server --native-path)" -B build   build the client for C, C++ and Fortran (docs/guide/clients.md)
 
 exit status:
-  0 finished and balanced   2 command line or study.json   3 the user's class raised   4 too many simulations failed
+  0 finished and balanced   2 command line or study.json   3 the user's class raised
+  4 too many simulations failed: repair the cause, and run it again with --retry
   5 the account does not balance, or the last checkpoint is not committed   6 no checkpoint can be used
   7 a rank, thread or node was lost   8 the weights of the ranks have diverged
   70 an unexpected error: please report it   75 saved: run the same command again to go on
   130 ended by a second signal
 
-A run that did not finish is continued from its newest checkpoint. Ctrl-C, TERM and USR1 save one and leave; a second
-Ctrl-C or TERM ends it at once. `stream-launcher` restarts a server that dies, or whose ranks hang.
+A run that did not finish is continued from its newest checkpoint, without the simulations that were given up unless
+--retry says so. Ctrl-C, TERM and USR1 save one and leave; a second Ctrl-C or TERM ends it at once. `stream-launcher`
+restarts a server that dies, or whose ranks hang.
 
 The output folder (runs/NAME beside study.json) holds report.json, the logs of ranks and simulations, and the metrics
 (tensorboard --logdir runs/NAME/metrics/tensorboard). docs/reference/study.md explains every key of study.json.
@@ -78,6 +80,13 @@ def parser() -> argparse.ArgumentParser:
         "--fresh", action="store_true", help="rename the output folder of an earlier run and start over"
     )
     earlier.add_argument("--resume", action="store_true", help="continue an earlier run; an error if there is none")
+    parser.add_argument(
+        "--retry",
+        type=int,
+        nargs="*",
+        metavar="ID",
+        help="go on, and try simulations again that were given up: these, or all of them",
+    )
     parser.add_argument(
         "--replay", type=Path, metavar="DIR", help="train from the samples that a study recorded, without simulations"
     )
@@ -231,6 +240,7 @@ def _run(arguments: argparse.Namespace, config: study_config.StudyConfig) -> int
     start = Start(
         fresh=arguments.fresh,
         resume=arguments.resume,
+        retry=arguments.retry,
         replay=arguments.replay,
         time_limit_s=arguments.time_limit,
         link=arguments.link,
@@ -270,6 +280,8 @@ def _load(arguments: argparse.Namespace) -> study_config.StudyConfig:
         if arguments.config is None:
             raise ConfigError("--config study.json is missing; `stream-server --help` shows examples")
         config = study_config.load(arguments.config, [*arguments.set, *(_ranks_started() if arguments.check else [])])
+        if arguments.retry is not None and (arguments.fresh or arguments.replay):
+            raise ConfigError("--retry goes on with a study whose simulations were given up: drop --fresh and --replay")
         if arguments.replay is not None and config.offline.write_files:
             raise ConfigError("offline.write_files writes what simulations send, but with --replay none runs: drop one")
         if not (arguments.fast_dev_run or arguments.fake_data or arguments.evaluate or arguments.replay):

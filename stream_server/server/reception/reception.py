@@ -2,7 +2,7 @@
 
 import logging
 import socket
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -78,6 +78,7 @@ class Reception:
         start: Start,
         restored: RankRestore | None = None,
         roster_state: Mapping[str, Any] | None = None,
+        retried: Container[int] = (),
     ) -> None:
         self.config = config
         self.ranks = ranks
@@ -89,6 +90,7 @@ class Reception:
         self.start = start
         self.restored = restored
         self.roster_state = roster_state
+        self.retried = retried
         store = NoValidationStore if config.offline.write_files else ValidationStore
         self.validation_store = store(config.validation.simulations, ragged=ragged_fields(config))
         self._receiver: Receiver | None = None
@@ -318,7 +320,7 @@ class Reception:
         gathered = self.ranks.gather([sorted(it.items()) for it in restored.complete(self.ranks.rank)])
         if self.roster is not None and self.roster_state is not None and gathered is not None:
             finished = finished_simulations([dict(pairs) for of_rank in gathered for pairs in of_rank])
-            self.roster.load_state_dict(self.roster_state, finished)
+            self.roster.load_state_dict(self.roster_state, finished, self.retried)
         ended = self.ranks.broadcast(None if self.roster is None else self.roster.ended())
         for simulation in receiver.intake.restore_ended(finished=ended["finished"], invalid=ended["invalid"]):
             receiver.events.put(mailbox.SimulationFinished(simulation=simulation))

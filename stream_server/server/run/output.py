@@ -3,7 +3,7 @@
 import contextlib
 import json
 import shlex
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,17 @@ def shown(path: Path) -> str:
     with contextlib.suppress(OSError, ValueError):
         path = path.relative_to(Path.cwd())
     return shlex.quote(str(path))
+
+
+def require_given_up(wanted: Sequence[int], given_up: Collection[int]) -> None:
+    """Refuse `--retry` of other simulations than those that were given up.
+
+    Raises:
+        ConfigError: one of the `wanted` ones was not.
+    """
+    if wrong := [str(it) for it in wanted if it not in given_up]:
+        known = ", ".join(map(str, sorted(given_up))) or "none"
+        raise ConfigError(f"--retry {' '.join(wrong)}: expected simulations that were given up, which are: {known}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +147,21 @@ class OutputFolder:
             return report["exit_reason"] == "finished" or all(limits[it] == limits_before[it] for it in LIMITS)
         except (OSError, ValueError, KeyError, TypeError, RecursionError):
             return False
+
+    def has_given_up(self, config: StudyConfig, wanted: Sequence[int]) -> bool:
+        """Whether the study that is finished has given up simulations, which `--retry` tries again.
+
+        Raises:
+            ConfigError: one that is `wanted` was not, or the samples are in files, to which nothing can be added.
+        """
+        if config.offline.write_files:
+            raise ConfigError(
+                f"--retry: the samples are in {shown(self.samples)} already, and files that are there are not written "
+                "again. Raise study.simulations for others, or start over with --fresh"
+            )
+        given_up = [it["id"] for it in json.loads(read_text(self.report))["failures"]]
+        require_given_up(wanted, given_up)
+        return bool(given_up)
 
     def check(self, *, resume: bool) -> None:
         """See that a run may begin or go on here; nothing is changed.

@@ -2,6 +2,7 @@
 
 import math
 import socket
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
@@ -19,7 +20,8 @@ LARGEST_MARGIN_S = 120.0
 class Start:
     """The options of the command line beside the study itself.
 
-    `fresh` starts over, `resume` insists on an earlier run. `replay` is a record to train from instead of simulations.
+    `fresh` starts over, `resume` insists on an earlier run. `retry` tries these simulations again that were given up,
+    or all of them if it is empty. `replay` is a record to train from instead of simulations.
     After `time_limit_s` the job ends whatever we do. `link` and `alive` are the addresses of a launcher that has
     started us, which asks for `launcher_keys` where we come from another node: rank 0 starts one of its own otherwise.
     `is_followed`: that launcher starts another server when this one has saved and left by itself.
@@ -27,6 +29,7 @@ class Start:
 
     fresh: bool = False
     resume: bool = False
+    retry: Sequence[int] | None = None
     replay: Path | None = None
     time_limit_s: float | None = None
     link: str | None = None

@@ -38,6 +38,11 @@ class FailedAttempts:
         """No other attempt follows."""
         self.given_up.append(FailedAttempt(id=simulation, attempts=num_attempts, reason=reason, log=log))
 
+    def take_back(self, simulation: int) -> None:
+        """A simulation that was given up gets another attempt after all."""
+        self.retried |= {it["id"]: it for it in self.given_up if it["id"] == simulation}
+        self.given_up = [it for it in self.given_up if it["id"] != simulation]
+
     def try_again(self, simulation: int) -> None:
         """Another attempt begins."""
         if simulation in self._newest:

@@ -3,7 +3,7 @@
 Rank 0 only; pure: events in, actions out.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
@@ -142,28 +142,33 @@ class Roster:
             **self._failed_attempts.state_dict(),
         }
 
-    def load_state_dict(self, state: Mapping[str, Any], finished: Mapping[int, int | None]) -> None:
+    def load_state_dict(
+        self, state: Mapping[str, Any], finished: Mapping[int, int | None], retried: Container[int] = ()
+    ) -> None:
         """Continue a study, before anything has begun.
 
-        What was given up or withdrawn stays so. Of all others, `finished` are those whose shares are complete in the
-        ledgers of all ranks, with their number of steps: they alone are finished, whatever rank 0 knew when its part
-        was saved, and the rest is still to come. The study may have become larger, or smaller by simulations that never
-        began.
+        What was given up or withdrawn stays so, but for the given-up ones that are `retried`. Of all others, `finished`
+        are those whose shares are complete in the ledgers of all ranks, with their number of steps: they alone are
+        finished, whatever rank 0 knew when its part was saved, and the rest is still to come. The study may have become
+        larger, or smaller by simulations that never began.
         """
         num_planned, num_planned_before = len(self.entries), state["num_planned"]
 
         def continued(simulation: int, entry: SimulationState) -> bool:
+            if simulation in retried and entry.phase is SimulationPhase.GIVEN_UP:
+                entry.phase = SimulationPhase.WAITING
+                self._failed_attempts.take_back(simulation)
             entry.restore(finished.get(simulation), is_finished=simulation in finished)
             if entry.parameters is None and simulation < len(self._parameters):
                 # Suggested after this checkpoint, or not yet.
                 entry.parameters = _copy(self._parameters[simulation])
             return simulation < num_planned or simulation >= num_planned_before or entry.begun
 
+        self._failed_attempts.load_state_dict(state)
         following = self.table.load(state["simulations"], continued)
         self._spare = iter(range(following, len(self._parameters)))
         for i in islice(self._spare, max(0, num_planned - num_planned_before)):
             self.table.add(i, SimulationState(parameters=_copy(self._parameters[i])))
-        self._failed_attempts.load_state_dict(state)
         self.warnings.load_state_dict(state["warnings"])
         self.num_survived = state["num_survived"]
         num_redrawn = len(self.entries) - num_planned

@@ -83,3 +83,9 @@ def saved_simulations(state: Mapping[str, Any]) -> Iterator[tuple[int, Simulatio
                 num_settled=num_settled,
             ),
         )
+
+
+def given_up_in(state: Mapping[str, Any]) -> list[int]:
+    """The simulations that were given up in what `Roster.state_dict` gave; a replay has no roster."""
+    entries = saved_simulations(state["simulations"]) if state else ()
+    return [simulation for simulation, entry in entries if entry.phase is SimulationPhase.GIVEN_UP]

@@ -219,6 +219,7 @@ class StudySetUp(Composition):
             buffer=self.buffer,
             restored=self.restored,
             roster_state=None if self.saved is None else self.saved["roster"],
+            retried=self.continuation.retried,
             start=start,
         )
 

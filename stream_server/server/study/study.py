@@ -4,7 +4,9 @@ import logging
 import resource
 import sys
 import time
+from collections.abc import Sequence
 from contextlib import ExitStack, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -30,10 +32,11 @@ from stream_server.server.reception.heartbeat import Heartbeat
 from stream_server.server.replay.export import export_record
 from stream_server.server.replay.simulation_file import load_h5py
 from stream_server.server.run.logs import Logs
-from stream_server.server.run.output import OutputFolder
+from stream_server.server.run.output import OutputFolder, require_given_up
 from stream_server.server.run.plan import make_plan, memory_problem, memory_warning
 from stream_server.server.run.report import Outcome, RankReport
 from stream_server.server.run.start import RANK_0_REPORTS_S, Start
+from stream_server.server.simulations.saved_roster import given_up_in
 from stream_server.server.study.closing import FAILED, Closing, Results, outcome_of
 from stream_server.server.study.failure import Failure, leave_together
 from stream_server.server.study.prometheus import StudyCollector, serve_metrics
@@ -42,6 +45,7 @@ from stream_server.server.study.watchdog import Watchdog
 from stream_server.server.training.monitoring.display import DisplayedStatus
 from stream_server.server.user.framework import framework_of
 from stream_server.storage.disk import remove_tree
+from stream_server.storage.plain_state import read_state
 
 PROGRAM = "stream-server"
 
@@ -119,7 +123,7 @@ def _run(config: StudyConfig, ranks: Ranks, start: Start, stops: StopRequests, w
     _require_memory(config, ranks)
     _require_network(config, ranks)
     folder = OutputFolder(config.output_dir)
-    if not start.fresh and by_rank_0(ranks, lambda: folder.is_finished(config.resolved())):
+    if not start.fresh and by_rank_0(ranks, lambda: _is_over(config, folder, start)):
         if ranks.rank == 0:
             print(f"{config.study.name} is finished: {folder.report} says how. --fresh starts it over.")
         return 0
@@ -127,7 +131,7 @@ def _run(config: StudyConfig, ranks: Ranks, start: Start, stops: StopRequests, w
     with ExitStack() as locks:
         by_rank_0(ranks, lambda: _take_folder(config, folder, start, locks))
         by_rank_0(ranks, lambda: folder.prepare(config, resume=start.resume))
-        continuation = find_continuation(config, ranks, folder)
+        continuation = find_continuation(config, ranks, folder, partial(_chosen_to_retry, start.retry))
         watchdog.is_outdated = continuation.is_outdated
         exit_watch.note_incarnation(continuation.identity.incarnation)
         with Logs(folder.path, ranks.rank):
@@ -142,6 +146,21 @@ def _run(config: StudyConfig, ranks: Ranks, start: Start, stops: StopRequests, w
                 Failure.of(error, rank=ranks.rank, phase="set-up").record(folder.path)
                 raise
             return study.run()
+
+
+def _is_over(config: StudyConfig, folder: OutputFolder, start: Start) -> bool:
+    """Whether the study is finished, and nothing of it is to be tried again. Rank 0."""
+    is_finished = folder.is_finished(config.resolved())
+    return is_finished and (start.retry is None or not folder.has_given_up(config, start.retry))
+
+
+def _chosen_to_retry(wanted: Sequence[int] | None, study_state: Path | None) -> Sequence[int]:
+    """The simulations to try again of those that are given up in a checkpoint: all if none is named. Rank 0."""
+    if wanted is None:
+        return ()
+    given_up = given_up_in({} if study_state is None else read_state(study_state)["roster"] or {})
+    require_given_up(wanted, given_up)
+    return wanted or given_up
 
 
 def _open_metrics_page(config: StudyConfig, folder: OutputFolder, collector: StudyCollector, stack: ExitStack) -> None:

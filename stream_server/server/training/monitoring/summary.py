@@ -27,6 +27,7 @@ RESULTS = {
     "max_s": "finished at training.max_s",
     "saved": "saved: run the same command again to go on",
 }
+RETRY = "once the cause is repaired, the same command with --retry tries those again that were given up"
 HANDED_OVER = "saved: stream-launcher goes on in the next job"
 
 
@@ -93,7 +94,8 @@ def _summary_rows(report: Mapping[str, Any], *, is_online: bool) -> list[tuple[s
     is_known = report["simulations"]["requested"] or samples["accepted"]
     rows = [("simulations", _simulations(report)), *_samples(samples)] if is_known else []
     if report["failures"]:
-        rows.append(("failed", _some(_failures(report["failures"]))))
+        retry = f"\n{RETRY}" if report["simulations"][SimulationPhase.GIVEN_UP] else ""
+        rows.append(("failed", _some(_failures(report["failures"])) + retry))
     if retried := _retried(report):
         rows.append(("tried again", _some(_failures(retried))))
     if report["failed_later"]:
