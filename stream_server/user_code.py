@@ -15,14 +15,18 @@ from typing import Any
 
 from stream_server.errors import ConfigError, StreamServerError, UserCodeError
 
+# Whose classes this process has loaded: files of two studies often have the same names.
+_study_dirs: set[str] = set()
+
 
 def load_class(name: str, folder: Path, *, kind: str) -> Any:
     """Import the class, or other callable, named by `FILE.py:Class` or `package.module:Class`.
 
     Args:
         name: a relative FILE starts at `folder`.
-        folder: folder of the study; it becomes the first entry of the import path, so that the files of a study can
-            import each other. A file is run once, however many of its classes are named.
+        folder: folder of the study; it becomes the last entry of the import path, in the place of that of another
+            study, so that the files of a study can import each other, and none is taken for a module of Python or of
+            an installed package. A file is run once, however many of its classes are named.
         kind: key of study.json that holds the name, such as `server.class`; errors begin with it.
 
     Raises:
@@ -32,8 +36,8 @@ def load_class(name: str, folder: Path, *, kind: str) -> Any:
     where, _, attribute = name.rpartition(":")
     if not where or not attribute:
         raise ConfigError(f'{kind} must be "FILE.py:Class" or "package.module:Class", but is "{name}"')
-    if sys.path[:1] != [str(folder)]:
-        sys.path.insert(0, str(folder))
+    _study_dirs.add(str(folder))
+    sys.path[:] = [*(it for it in sys.path if it not in _study_dirs), str(folder)]
     module = _load_file(folder / where, kind) if where.endswith(".py") else _import_module(where, kind)
     found = getattr(module, attribute, None)
     if not callable(found):
@@ -85,7 +89,7 @@ def call_user(name: str, method: Any, *arguments: Any) -> Any:
     except StreamServerError:
         raise
     except (Exception, SystemExit) as error:
-        raise UserCodeError(f"{name} raised {type(error).__name__}: {error}") from error
+        raise UserCodeError(f"{name} raised {type(error).__name__}: {error}{_advice(error)}") from error
 
 
 def _import_module(name: str, kind: str) -> ModuleType:
@@ -124,10 +128,25 @@ def _load_file(file: Path, kind: str) -> ModuleType:
 
 
 def _import_error(where: str, error: BaseException) -> UserCodeError:
-    advice = ""
-    if isinstance(error, ModuleNotFoundError) and error.name is not None:
-        advice = f": {sys.executable} has no package {error.name.partition('.')[0]}, install it there"
-    return UserCodeError(f"importing {where} raised {type(error).__name__}{_place(where, error)}: {error}{advice}")
+    name = type(error).__name__
+    return UserCodeError(f"importing {where} raised {name}{_place(where, error)}: {error}{_advice(error)}")
+
+
+def _advice(error: BaseException) -> str:
+    """What to do about a module that is missing, or is another one than the file of the study with its name."""
+    match error:
+        case ImportError(name=str(name)) | AttributeError(obj=ModuleType(__name__=str(name))):
+            top = name.partition(".")[0]
+        case _:
+            return ""
+    taken, study = sys.modules.get(top), Path(sys.path[-1])
+    file = getattr(taken, "__file__", None) or "a part of Python"
+    own = next((it for it in (study / f"{top}.py", study / top) if it.exists()), None)
+    if taken is not None and own is not None and not file.startswith(f"{study}/"):
+        return f": {top} is {file}, which comes before {own}: rename yours"
+    if isinstance(error, ModuleNotFoundError):
+        return f": {sys.executable} has no package {top}, install it there"
+    return ""
 
 
 def _place(where: str, error: BaseException) -> str:

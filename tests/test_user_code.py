@@ -1,5 +1,7 @@
 """Classes that a study names are found, and a mistake in the name or the file is told with its key."""
 
+import colorsys
+import importlib
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -7,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from stream_server.errors import ConfigError, UserCodeError
-from stream_server.user_code import load_class
+from stream_server.user_code import call_user, load_class
 
 
 @pytest.fixture(autouse=True)
@@ -44,7 +46,37 @@ def test_files_of_the_same_name_in_two_folders_are_two(tmp_path: Path) -> None:
     for name in "ab":
         (tmp_path / name).mkdir()
         (tmp_path / name / "model.py").write_text(f"def name(): return {name!r}\n")
+        (tmp_path / name / "helper.py").write_text(f"own = {name!r}\n")
     assert [load("model.py:name", tmp_path / name)() for name in "ab"] == ["a", "b"]  # type: ignore[operator]
+    assert importlib.import_module("helper").own == "b"
+
+
+def test_the_files_of_a_study_import_each_other_and_none_is_taken_for_a_module_of_python(tmp_path: Path) -> None:
+    (tmp_path / "colorsys.py").write_text("1 / 0")
+    (tmp_path / "layers.py").write_text("Layer = dict\n")
+    (tmp_path / "nets.py").write_text("from colorsys import rgb_to_hsv\nfrom layers import Layer\n")
+    # As if the path had come from whoever started this: a notebook in the folder of its study, for instance.
+    sys.path.insert(0, str(tmp_path))
+    sys.modules.pop("colorsys")
+    assert load("nets.py:Layer", tmp_path) is dict
+
+
+@pytest.mark.parametrize("own", ["colorsys.py", "colorsys"])
+@pytest.mark.parametrize(
+    "code", ["from colorsys import mixed", "import colorsys.hues", "import colorsys; colorsys.mixed"]
+)
+def test_whoever_means_a_file_of_the_study_that_is_named_as_a_module_of_python_is_told_to_rename_it(
+    tmp_path: Path, own: str, code: str
+) -> None:
+    (tmp_path / own).mkdir()
+    (tmp_path / "nets.py").write_text(f"{code}\n")
+    with pytest.raises(UserCodeError) as raised:
+        load("nets.py:Net", tmp_path)
+    advice = f": colorsys is {colorsys.__file__}, which comes before {tmp_path}/{own}: rename yours"
+    assert str(raised.value).endswith(advice)
+    with pytest.raises(UserCodeError) as raised:
+        call_user("Net.forward", exec, code)
+    assert str(raised.value).endswith(advice)
 
 
 @pytest.mark.parametrize(

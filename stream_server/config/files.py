@@ -4,6 +4,7 @@ import importlib.util
 import os
 import re
 import symtable
+import sys
 from collections.abc import Iterator
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
@@ -82,6 +83,9 @@ def _class_problem(path: str, reference: str, study_dir: Path) -> Iterator[Probl
     where, _, name = reference.rpartition(":")
     if where.endswith(".py"):
         file = study_dir / where
+        if file.stem in sys.stdlib_module_names:
+            yield Problem(path, f"{file.name} has the name of a module of Python", "Rename the file")
+            return
         if not os.path.isfile(file):
             yield Problem(path, f"there is no file {file}", _near_class(file, name, study_dir))
             return
@@ -127,7 +131,7 @@ def _find_module(name: str, study_dir: Path) -> ModuleSpec | None:
     """Find a module without importing the packages above it, which might take seconds or fail."""
     top, *below = name.split(".")
     try:
-        spec = PathFinder.find_spec(top, [str(study_dir)]) or importlib.util.find_spec(top)
+        spec = importlib.util.find_spec(top) or PathFinder.find_spec(top, [str(study_dir)])
     except (ImportError, ValueError):
         return None
     full_name = top

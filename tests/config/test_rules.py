@@ -342,12 +342,15 @@ def test_the_server_class_is_looked_for_without_running_its_file(folder: StudyFo
         ("package.models:Other", "models.py has no class Other. Write PackagedServer."),
         ("package:PackgedServer", "__init__.py has no class PackgedServer. Write PackagedServer."),
         ("package:Other", "__init__.py has no class Other. Name a class of this module."),
+        ("token.py:Token", "token.py has the name of a module of Python. Rename the file."),
+        ("token:Token", "token.py has no class Token."),
     ],
 )
 def test_a_server_class_that_is_not_there_is_told(folder: StudyFolder, reference: str, problem: str) -> None:
     folder.write("broken.py", "\nclass HeatServer(\n")
     folder.write("package/__init__.py", "from package.models import PackagedServer\nraise SystemExit")
     folder.write("package/models.py", "class PackagedServer: ...\n")
+    folder.write("token.py", "class Token: ...\n")
     found = folder.problem({"server.class": reference})
     assert found.startswith("server.class: ")
     assert problem in found
