@@ -24,6 +24,7 @@ import stream_server
 from stream_server.launcher.backends.environment import scrubbed
 from stream_server.machine import private_folder
 from stream_server.machine.cgroups import within_quota
+from stream_server.machine.interpreter import python_command
 from stream_server.server.run.plan import MemoryLimit, free_on_node, limit_of_node
 
 COMMAND = "stream-server"
@@ -89,7 +90,7 @@ class TorchFacts:
 
     @classmethod
     def gather(cls) -> Self:
-        done = run([sys.executable, "-c", TORCH], TORCH_LIMIT_S)
+        done = run(python_command("-c", TORCH), TORCH_LIMIT_S)
         told = done.answers[0] if done.answers else {}
         return cls(
             version=told.get("version", ""),
@@ -118,7 +119,7 @@ class MpiFacts:
 
     @classmethod
     def gather(cls) -> Self:
-        program = [sys.executable, "-m", "stream_server.doctor.rank"]
+        program = python_command("-m", "stream_server.doctor.rank")
         alone = run([*program, "--name"], MPI_LIMIT_S)
         told = alone.answers[0] if alone.answers else {"problem": alone.last_line}
         mpirun, mpi = shutil.which("mpirun"), told.get("mpi", "")

@@ -1,7 +1,7 @@
 """One rank of the job by which `stream-study doctor` sees whether mpirun and the MPI here belong together.
 
-mpirun -n 2 python -m stream_server.doctor.rank          a line with the size of the world, or with what is wrong
-python -m stream_server.doctor.rank --name               the MPI that is loaded, without starting it
+mpirun -n 2 python -P -m stream_server.doctor.rank       a line with the size of the world, or with what is wrong
+python -P -m stream_server.doctor.rank --name            the MPI that is loaded, without starting it
 """
 
 import json

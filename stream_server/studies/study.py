@@ -4,7 +4,6 @@ import json
 import os
 import shlex
 import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -16,6 +15,7 @@ from stream_server.errors import ConfigError
 from stream_server.launcher.backends.mpirun import require
 from stream_server.launcher.supervision.runs import rename_earlier_run
 from stream_server.machine import run_folder
+from stream_server.machine.interpreter import python_command, python_environment
 from stream_server.machine.study_lock import RUN_LOCK, holder_of
 from stream_server.storage.disk import for_result, read_text
 from stream_server.storage.ownership import private_files
@@ -183,7 +183,8 @@ class Study:
         with output:
             # A session of its own: neither Ctrl-C nor the end of a terminal or of a kernel reaches it.
             process = subprocess.Popen(
-                [sys.executable, "-m", LAUNCHER, "--config", str(self.file), *options],
+                python_command("-m", LAUNCHER, "--config", str(self.file), *options),
+                env=python_environment(os.environ),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,

@@ -52,7 +52,7 @@ def launcher_of(live: LiveRun) -> psutil.Process:
     found = []
     for it in live.processes():
         with suppress(psutil.Error):
-            if "stream-launcher" in " ".join(it.cmdline()[:2]):
+            if "stream-launcher" in " ".join(it.cmdline()[:3]):
                 found.append((it.create_time(), it.pid, it))
     return min(found)[-1]
 

@@ -12,7 +12,9 @@ from rich.console import Console
 from stream_server.doctor import examination, facts, findings
 from stream_server.doctor.examination import as_table, conclusion
 from stream_server.doctor.findings import CPU_TORCH, Finding, Severity
+from stream_server.machine.interpreter import python_command
 from stream_server.server.run.plan import MemoryLimit
+from tests.support.decoys import STANDARD, installed, write_decoys
 from tests.support.launch import OPENMPI_PREFIX, alone
 
 GOOD, NOTE, REPAIR = Severity
@@ -166,10 +168,14 @@ def with_first_on_the_path(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Fin
 
 
 @pytest.mark.slow
-def test_a_machine_on_which_the_tests_run_is_ready() -> None:
-    command = [sys.executable, "-m", "stream_server.commands.cli", "doctor"]
+def test_a_machine_on_which_the_tests_run_is_ready_whatever_files_are_where_one_stands(tmp_path: Path) -> None:
+    here, notes = tmp_path / "here", tmp_path / "notes"
+    here.mkdir()
+    write_decoys(here, STANDARD | installed(), notes)
+    command = python_command("-m", "stream_server.commands.cli", "doctor")
     environment = alone([]).environment | {"COLUMNS": "300"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=150)
+    done = subprocess.run(command, cwd=here, env=environment, capture_output=True, text=True, timeout=150)
+    assert not notes.exists()
     assert done.returncode == 0, done.stdout + done.stderr
     assert "2 ranks found each other" in done.stdout
     assert done.stdout.splitlines()[-1] == "ready: stream-study new heat my-study"

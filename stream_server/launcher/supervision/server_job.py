@@ -26,6 +26,7 @@ from stream_server.launcher.supervision.liveness import Liveness
 from stream_server.launcher.supervision.server_restart import EndReports, ServerEnd
 from stream_server.launcher.supervision.submitted_server import SubmittedServer
 from stream_server.machine import processes, shared_memory
+from stream_server.machine.interpreter import python_command
 from stream_server.machine.processes import Leader, Process
 
 MARK = "STREAM_SERVER_JOB"
@@ -127,7 +128,7 @@ class ServerCommand:
     def _server(self) -> list[str]:
         overrides = [f"--set={override}" for override in self.overrides]
         # With our own interpreter: that of the script's first line may belong to another environment, with another MPI.
-        return [sys.executable, program("stream-server"), "--config", str(self.config), *overrides]
+        return python_command(program("stream-server"), "--config", str(self.config), *overrides)
 
 
 class ServerJob:

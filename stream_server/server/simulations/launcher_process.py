@@ -4,12 +4,12 @@ import contextlib
 import os
 import signal
 import subprocess
-import sys
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 from stream_server.launcher.backends.environment import scrubbed
+from stream_server.machine.interpreter import python_command
 from stream_server.machine.log_end import log_end
 from stream_server.machine.processes import end_all
 from stream_server.messages.connection import ENVIRONMENT_VARIABLE
@@ -29,7 +29,7 @@ class LauncherProcess:
 
     def __init__(self, study: Path, address: str, *, log: Path, simulations: Path) -> None:
         self._command = [
-            *(sys.executable, "-m", "stream_server.launcher.supervision.cli", "--simulations-only"),
+            *python_command("-m", "stream_server.launcher.supervision.cli", "--simulations-only"),
             *("--config", str(study), "--link", address),
         ]
         self._log = log

@@ -7,7 +7,6 @@ import signal
 import socket
 import struct
 import subprocess
-import sys
 import time
 from collections.abc import Mapping
 from contextlib import suppress
@@ -19,7 +18,9 @@ from typing import Any
 
 from stream_server.errors import ConfigError, UserCodeError
 from stream_server.launcher.backends.environment import scrubbed
+from stream_server.machine.interpreter import python_command
 
+WORKER = "stream_server.server.steering.generator_worker"
 LEAVE_S = 5.0
 LATE = "it did not answer within parameters.sampler.timeout_s"
 
@@ -110,7 +111,7 @@ class GeneratorProcess:
             self.log.parent.mkdir(parents=True, exist_ok=True)
             with self.log.open("ab") as log:
                 self._process = subprocess.Popen(
-                    [sys.executable, "-m", "stream_server.server.steering.generator_worker", str(theirs.fileno())],
+                    python_command("-m", WORKER, str(theirs.fileno())),
                     stdin=subprocess.PIPE,
                     stdout=log,
                     stderr=log,

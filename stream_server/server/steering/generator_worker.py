@@ -1,6 +1,6 @@
 """The process in which a user's class suggests parameters: it answers one request after another, while rank 0 lives.
 
-python -m stream_server.server.steering.generator_worker DESCRIPTOR
+python -P -m stream_server.server.steering.generator_worker DESCRIPTOR
 """
 
 import json
