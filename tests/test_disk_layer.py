@@ -1,11 +1,16 @@
 """Files that must survive a crash are written through storage/disk.py, under which a test can put another disk."""
 
 import ast
+import errno
+import logging
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from stream_server.storage import disk
+from tests.support.lesser_disks import without_locks, without_sync_of_folders
 
 PACKAGE = Path(__file__).parent.parent / "stream_server"
 FILES = sorted(
@@ -129,3 +134,42 @@ def test_the_layer_needs_the_standard_library_alone(name: str) -> None:
     names = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
     others = (froms | names) - {"stream_server.storage.ownership"}
     assert {(each or "").partition(".")[0] for each in others} <= sys.stdlib_module_names
+
+
+@pytest.mark.parametrize("error", [errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP])
+def test_where_folders_cannot_be_synced_this_is_said_once_and_all_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, error: int
+) -> None:
+    without_sync_of_folders(monkeypatch, error)
+    monkeypatch.setattr(disk, "_warned_of", set[int]())
+    with caplog.at_level(logging.WARNING):
+        disk.replace_file(tmp_path / "file", b"content")
+        disk.rename_file(tmp_path / "file", tmp_path / "renamed")
+    assert (tmp_path / "renamed").read_bytes() == b"content"
+    [told] = caplog.messages
+    assert told.startswith(f"{tmp_path} is on a file system that does not sync folders")
+    assert "a power failure may take away its newest files" in told
+
+
+@pytest.mark.parametrize("error", [errno.EIO, errno.ENOSPC])
+def test_a_folder_that_was_not_synced_because_the_disk_fails_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: int
+) -> None:
+    without_sync_of_folders(monkeypatch, error)
+    with pytest.raises(OSError, match=r"error|space"):
+        disk.replace_file(tmp_path / "file", b"content")
+
+
+@pytest.mark.parametrize("error", [errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP])
+def test_a_file_system_without_locks_is_told_from_a_lock_that_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: int
+) -> None:
+    with (tmp_path / "file").open("w") as file:
+        assert disk.lock(file.fileno())
+        without_locks(monkeypatch, error)
+        with pytest.raises(disk.NoLocks):
+            disk.lock(file.fileno())
+        without_locks(monkeypatch, errno.EIO)
+        with pytest.raises(OSError, match="Input/output error") as caught:
+            disk.lock(file.fileno())
+        assert not isinstance(caught.value, disk.NoLocks)

@@ -5,6 +5,8 @@ Reading goes past it. Syncing a file puts its content on disk; its name is there
 """
 
 import errno
+import fcntl
+import logging
 import os
 import stat
 from contextlib import suppress
@@ -19,6 +21,19 @@ BY_UMASK = 0o644
 MAX_TEXT_BYTES = 64 << 20
 # The same of a text that has a line for each simulation, attempt or batch.
 MAX_TABLE_BYTES = 1 << 30
+# A read asks for the memory of all that it may give.
+_CHUNK_BYTES = 1 << 20
+# Lustre without its mount option flock has no locks, nor has NFS while its lock service is away.
+_WITHOUT_LOCKS = frozenset({errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP})
+# CIFS and some file systems of FUSE sync files, and no folders.
+_WITHOUT_SYNC = frozenset({errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP})
+
+log = logging.getLogger(__name__)
+_warned_of = set[int]()
+
+
+class NoLocks(OSError):
+    """The file system has no locks."""
 
 
 class UnusableFile(OSError):
@@ -62,10 +77,14 @@ def read_open(file: BinaryIO, path: Path | str, *, max_bytes: int | None) -> byt
     """
     if max_bytes is None:
         return file.read()
-    content = file.read(max_bytes + 1) if os.fstat(file.fileno()).st_size <= max_bytes else None
-    if content is None or len(content) > max_bytes:
+    content, is_whole = bytearray(), False
+    while not is_whole and max(len(content), os.fstat(file.fileno()).st_size) <= max_bytes:
+        chunk = file.read(_CHUNK_BYTES)
+        content += chunk
+        is_whole = not chunk
+    if not is_whole:
         raise UnusableFile(errno.EFBIG, f"It has more than {max_bytes:,} bytes", str(path))
-    return content
+    return bytes(content)
 
 
 def read_text(path: Path, *, max_bytes: int = MAX_TEXT_BYTES, errors: str = "strict") -> str:
@@ -157,6 +176,23 @@ def close(descriptor: int) -> None:
     os.close(descriptor)
 
 
+def lock(descriptor: int, *, shared: bool = False) -> bool:
+    """Lock an open file until it is closed, which the end of the process does, too; False if another process has it.
+
+    Raises:
+        NoLocks: its file system has none.
+    """
+    try:
+        fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError as error:
+        if error.errno not in _WITHOUT_LOCKS:
+            raise
+        raise NoLocks(error.errno, error.strerror) from error
+    return True
+
+
 def write_all(descriptor: int, data: memoryview) -> None:
     """Write all of it: one call may take only a part."""
     while data:
@@ -196,12 +232,27 @@ def sync(descriptor: int) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Put on disk which entries a folder has."""
+    """Put on disk which entries a folder has; where its file system cannot do that, this is logged once."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in _WITHOUT_SYNC:
+            raise
+        _warn_unsynced(folder, os.fstat(descriptor).st_dev, error)
     finally:
         os.close(descriptor)
+
+
+def _warn_unsynced(folder: Path, device: int, error: OSError) -> None:
+    if device not in _warned_of:
+        _warned_of.add(device)
+        log.warning(
+            "%s is on a file system that does not sync folders (%s): a power failure may take away its newest files, "
+            "checkpoints among them; the end of a process loses nothing",
+            folder,
+            error.strerror,
+        )
 
 
 def make_folder(folder: Path) -> None:

@@ -4,6 +4,8 @@ import fcntl
 import json
 import os
 import resource
+import subprocess
+import sys
 from pathlib import Path
 from typing import get_args
 
@@ -12,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stream_server.errors import ConfigError
+from stream_server.launcher.journal import journal as journals
 from stream_server.launcher.journal import records
 from stream_server.launcher.journal.history import History, OpenAttempt, entries_of
 from stream_server.launcher.journal.journal import Journal
@@ -31,7 +34,9 @@ from stream_server.launcher.journal.records import (
     ServerStarting,
 )
 from stream_server.launcher.schedule.actions import Fail, Give, GiveUp
+from stream_server.machine import processes
 from stream_server.messages.launcher_link import Committed, FinishSimulations
+from tests.support.lesser_disks import without_locks
 
 BEGIN = LauncherStarted(pid=1, boot="b", link="", supervises=True, resumed=False)
 RESUME = LauncherStarted(pid=2, boot="b", link="", supervises=True, resumed=True)
@@ -159,6 +164,28 @@ def test_a_full_disk_tears_no_record_and_what_was_only_noted_follows_later(tmp_p
         journal.note(PlanTaken(incarnation=3))
         kinds = list(records.decode(journal.file.read_bytes()))
         assert kinds == [BEGIN, PlanTaken(incarnation=2), FirstStep(), PlanTaken(incarnation=3)]
+
+
+def test_without_locks_the_launcher_of_a_rank_0_that_was_killed_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    without_locks(monkeypatch)
+    monkeypatch.setattr(journals, "LEAVE_S", 0.3)
+    link = "ipc:///tmp/x/link"
+    with subprocess.Popen([sys.executable, "-c", "input()", link], stdin=subprocess.PIPE) as launcher:
+        boot = processes.this_boot()
+        began = LauncherStarted(pid=launcher.pid, boot=boot, link=link, supervises=False, resumed=False)
+        with Journal(tmp_path) as journal:
+            journal.write(began)
+        with pytest.raises(ConfigError, match="another launcher runs the study"), Journal(tmp_path):
+            pass
+        with pytest.raises(ConfigError, match="another launcher runs the study"):
+            Journal.check_free(tmp_path)
+        launcher.kill()
+        launcher.wait()
+        Journal.check_free(tmp_path)
+        with Journal(tmp_path) as journal:
+            assert journal.history.launcher == began
 
 
 def attempt(simulation: int, number: int) -> AttemptStarting:

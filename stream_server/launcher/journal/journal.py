@@ -1,7 +1,6 @@
 """The journal of a study's launchers: what one that was killed leaves to the next."""
 
 import contextlib
-import fcntl
 import logging
 import os
 import time
@@ -14,8 +13,9 @@ from stream_server.failpoints import failpoint
 from stream_server.launcher.journal import records
 from stream_server.launcher.journal.history import History
 from stream_server.launcher.journal.records import DamagedJournal, JournalRecord, OtherJournalFormat
+from stream_server.machine import processes
 from stream_server.storage import disk
-from stream_server.storage.lines import LineFile
+from stream_server.storage.lines import LineFile, whole_lines
 
 JOURNAL_FILE = "journal.jsonl"
 LEAVE_S = 20.0
@@ -134,9 +134,21 @@ class Journal:
 
 def _lock(descriptor: int, output_dir: Path) -> None:
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+        is_free = disk.lock(descriptor)
+    except disk.NoLocks:
+        is_free = not _is_written(descriptor)
+    if not is_free:
         raise ConfigError(
-            f"another launcher runs the study in {output_dir} (it holds {JOURNAL_FILE} locked): "
+            f"another launcher runs the study in {output_dir} (it writes {JOURNAL_FILE}): "
             "wait for its end or end it, or write another study.output_dir"
-        ) from None
+        )
+
+
+def _is_written(descriptor: int) -> bool:
+    """Whether the launcher of a rank 0 that was killed still runs here; one that supervises has its `StudyLock`."""
+    try:
+        history = History.of(records.decode(whole_lines(disk.read_descriptor(descriptor))))
+    except DamagedJournal:
+        return False
+    last = history.launcher
+    return last is not None and last.boot == processes.this_boot() and last.link in processes.command_line(last.pid)

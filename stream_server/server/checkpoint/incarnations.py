@@ -1,8 +1,7 @@
 """The incarnations: all starts of the server on one output folder, of which only the newest may commit."""
 
-import fcntl
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -10,7 +9,9 @@ from stream_server.errors import DamagedCheckpoint, OtherFormat, StaleIncarnatio
 from stream_server.failpoints import failpoint
 from stream_server.storage.checksums import checksummed_json, parse_checksummed_json
 from stream_server.storage.disk import (
+    NoLocks,
     close,
+    lock,
     make_folder,
     open_private_to_append,
     read_file,
@@ -144,9 +145,10 @@ def _parsed(data: bytes) -> Incarnations:
 def _locked(folder: Path) -> Iterator[None]:
     file = open_private_to_append(folder / LOCK_FILE)
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        # Without locks, what stands in server.lock keeps other starts out of this folder.
+        with suppress(NoLocks):
+            if not lock(file):
+                raise StaleIncarnation(f"another server is being started on {folder} at this moment")
         yield
-    except BlockingIOError as error:
-        raise StaleIncarnation(f"another server is being started on {folder} at this moment") from error
     finally:
         close(file)

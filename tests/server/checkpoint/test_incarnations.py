@@ -21,6 +21,7 @@ from stream_server.server.checkpoint.incarnations import (
 )
 from stream_server.storage.checksums import checksummed_json, parse_checksummed_json
 from tests.support.checkpoint_stores import start
+from tests.support.lesser_disks import without_locks
 
 
 def incarnations(*bases: int) -> Incarnations:
@@ -147,6 +148,12 @@ def test_two_servers_cannot_begin_at_the_same_time(tmp_path: Path) -> None:
         with pytest.raises(StaleIncarnation, match="another server is being started on"):
             start(tmp_path)
     assert start(tmp_path).incarnation == 2
+
+
+def test_without_locks_a_start_begins_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`StudyLock` keeps a second one out."""
+    without_locks(monkeypatch)
+    assert [start(tmp_path).incarnation for _ in range(2)] == [1, 2]
 
 
 def test_what_a_start_left_when_it_was_killed_is_removed(tmp_path: Path) -> None:
