@@ -4,7 +4,8 @@ import os
 import secrets
 import shutil
 import stat
-import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from stream_server.storage.ownership import OTHERS, is_ours
@@ -15,10 +16,28 @@ MAX_BYTES = 60
 
 
 def new_name() -> Path:
-    """A short path that nobody has ever used."""
-    temporary = tempfile.gettempdir()
-    short = temporary if len(os.fsencode(temporary)) < MAX_BYTES else "/tmp"  # noqa: S108 (the name is random)
-    return Path(short) / f"{PREFIX}{secrets.token_hex(8)}"
+    """A short path that nobody has ever used, in a temporary folder in which this user may write, if there is one."""
+    wanted = (os.path.abspath(it) for it in map(os.environ.get, ("TMPDIR", "TEMP", "TMP")) if it)
+    places = [*wanted, "/tmp", f"/run/user/{os.geteuid()}", "/var/tmp"]  # noqa: S108 (the name is random)
+    # A simulation may run in a locale that has other bytes for other letters.
+    short = (it for it in places if len(it) < MAX_BYTES and it.isascii())
+    place = next((it for it in short if os.access(it, os.W_OK | os.X_OK)), "/tmp")  # noqa: S108
+    return Path(place) / f"{PREFIX}{secrets.token_hex(8)}"
+
+
+@contextmanager
+def temporary() -> Iterator[Path]:
+    """A new private folder, which is removed at the end of the block.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+    folder = new_name()
+    make(folder, again=False)
+    try:
+        yield folder
+    finally:
+        remove(folder)
 
 
 def make(folder: Path, *, again: bool) -> None:

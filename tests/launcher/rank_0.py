@@ -12,7 +12,7 @@ from typing import Any, Self, TypeVar
 import zmq
 
 from stream_server.launcher.supervision.cli import main
-from stream_server.machine import processes
+from stream_server.machine import private_folder, processes
 from stream_server.messages import launcher_link
 from tests.launcher.plans import SERVER, STUDY, plan
 from tests.support.forked_program import ForkedProgram
@@ -41,7 +41,7 @@ class Rank0:
         (folder / "study.json").write_text(json.dumps(study))
 
     def __enter__(self) -> Self:
-        self.private = tempfile.TemporaryDirectory()
+        self.private = tempfile.TemporaryDirectory(prefix=private_folder.PREFIX)
         address = f"ipc://{self.private.name}/link"
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.DEALER)

@@ -1,7 +1,6 @@
 """Builds the parts of a reception from study.json and the identity of the run."""
 
 import os
-import tempfile
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from pathlib import Path
@@ -36,12 +35,13 @@ def make_ipc_folder(ranks: Ranks, stack: ExitStack) -> Path:
     """
     given = os.environ.get(IPC_FOLDER)
     if ranks.local_rank != 0:
-        mine: AbstractContextManager[str | None] = nullcontext(None)
+        mine: AbstractContextManager[Path | None] = nullcontext()
     elif given is not None and private_folder.is_private(Path(given)):
-        mine = nullcontext(given)
+        mine = nullcontext(Path(given))
     else:
-        mine = tempfile.TemporaryDirectory(prefix="stream-")
-    folders = ranks.broadcast(ranks.gather([ranks.node, stack.enter_context(mine)]))
+        mine = private_folder.temporary()
+    folder = stack.enter_context(mine)
+    folders = ranks.broadcast(ranks.gather([ranks.node, folder and str(folder)]))
     return Path(next(folder for node, folder in folders if node == ranks.node and folder is not None))
 
 
