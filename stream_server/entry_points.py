@@ -37,5 +37,5 @@ def _begin() -> None:
     into the working folder first. What little is imported until here costs some hundredths of a second.
     """
     environment = python_environment(os.environ)
-    if not sys.flags.safe_path or environment != os.environ:
+    if not (sys.flags.safe_path and sys.flags.utf8_mode) or environment != os.environ:
         os.execve(sys.executable, python_command(*sys.orig_argv[1:]), environment)  # noqa: S606

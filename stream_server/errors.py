@@ -12,7 +12,7 @@ StreamServerError
 ├── DamagedCheckpoint       what was read is not what was saved                           exit 6
 │   └── OtherFormat         a checkpoint of another release
 ├── NoUsableCheckpoint      there are checkpoints, but none that can be continued         exit 6
-├── RankLost                a rank, a thread or a node was lost                           exit 7
+├── RankLost                a rank, thread or node was lost, or refused what it needs      exit 7
 ├── StaleIncarnation        a newer start of the server has taken over                    exit 7
 ├── RanksDiverged           ranks that must hold the same weights do not                  exit 8
 ├── InternalError           an unexpected exception in code of this package               exit 70
@@ -29,6 +29,8 @@ A study that is finished, or was stopped early, exits with 0; the other codes ar
 any kind stands for is decided in `server/study/failure.py`, the code of a stop in `server/study/closing.py`, and what
 follows from the code of a server in `launcher/supervision/server_restart.py`.
 """
+
+from typing import Self
 
 EXIT_SAVED = 75
 """A study that is saved and not over: the same command continues it."""
@@ -116,7 +118,7 @@ class StaleIncarnation(StreamServerError):
 
 
 class RankLost(StreamServerError):
-    """Another rank or thread failed; its own log and exit.json hold the cause."""
+    """Another rank or thread failed, whose log and exit.json hold the cause, or the machine refused something."""
 
     exit_code = 7
 
@@ -139,6 +141,11 @@ class InternalError(StreamServerError):
     """Code of this package raised an unexpected exception, which is the cause."""
 
     exit_code = 70
+
+    @classmethod
+    def of(cls, error: BaseException) -> Self:
+        """The error that tells of an exception, and asks for a report."""
+        return cls(f"{type(error).__name__}: {error}. Nobody foresaw this error: please report it with its traceback")
 
 
 class MalformedMessage(StreamServerError):

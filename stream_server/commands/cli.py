@@ -12,6 +12,8 @@ from stream_server.analysis import operating
 from stream_server.analysis.reading import find_run
 from stream_server.errors import ConfigError, NotRunning, StreamServerError
 from stream_server.extras import extra_packages
+from stream_server.machine import program
+from stream_server.machine.refusals import refusal
 from stream_server.machine.screen import tell, until_the_reader_leaves
 from stream_server.storage.disk import UnusableFile
 from stream_server.storage.ownership import private_files
@@ -116,6 +118,8 @@ def parser() -> argparse.ArgumentParser:
 
 def main(argv: list[str] | None = None) -> int:
     """Run the command; returns its exit status."""
+    if argv is None:
+        program.begin()
     arguments = parser().parse_args(argv)
     status = 0
     try:
@@ -130,6 +134,11 @@ def main(argv: list[str] | None = None) -> int:
     except PermissionError as error:
         print(f"stream-study: {error}: a run is its owner's alone, unless study.share_with says more", file=sys.stderr)
         return NotRunning.exit_code
+    except Exception as error:
+        if not (words := refusal(error)):
+            raise
+        tell(f"stream-study: {words}", sys.stderr)
+        return ConfigError.exit_code
     return status
 
 

@@ -39,12 +39,12 @@ def load_plain(
         ConfigError: see `load`.
     """
     problems = override(raw, overrides)
-    unusable = list(unusable_values(raw))
-    if unusable:
-        raise config_error(source, [*problems, *unusable])
     study_dir = raw.get("study_dir", ".")
     if isinstance(study_dir, str):
         raw["study_dir"] = os.path.abspath(folder / study_dir)
+    unusable = list(unusable_values(raw))
+    if unusable:
+        raise config_error(source, [*problems, *unusable])
     try:
         config = StudyConfig.model_validate(raw)
     except ValidationError as error:

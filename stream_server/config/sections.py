@@ -23,7 +23,9 @@ class StudySettings(Section):
     """`study`: the ensemble and the samples it produces."""
 
     name: StudyName = Field(
-        default_factory=lambda: study_dir().name or "study", description="Name of the study; the name of its folder."
+        default_factory=lambda: study_dir().name or "study",
+        validate_default=True,
+        description="Name of the study; the name of its folder.",
     )
     output_dir: FilePath = Field(
         default_factory=lambda keys: Path("runs", keys.get("name", "study")),

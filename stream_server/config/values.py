@@ -39,7 +39,7 @@ SIZE_FACTORS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12} | {
 }
 WALLTIME = re.compile(r"[0-9]+:[0-5][0-9]:[0-5][0-9]")
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-CLASS_REFERENCE = re.compile(r".+:[A-Za-z_][A-Za-z0-9_]*")
+CLASS_REFERENCE = re.compile(r".+:[A-Za-z_][A-Za-z0-9_]*", re.DOTALL)
 
 _study_dir: ContextVar[Path] = ContextVar("_study_dir")
 
@@ -162,7 +162,7 @@ def _check_name(value: str) -> str:
 
 def _check_study_name(value: str) -> str:
     if not value.strip() or value in {".", ".."} or any(character in value for character in "/\\\0\n"):
-        raise wrong(f"{shown(value)} cannot name a folder", 'Write a name without "/", such as "heat"')
+        raise wrong(f"{shown(value)} cannot name a folder", 'Write a study.name without "/", such as "heat"')
     return value
 
 

@@ -1,7 +1,8 @@
-"""How a Python process of ours is started: with an import path on which the working folder is not.
+"""How a Python process of ours is started: without the working folder on its import path, and in UTF-8 mode.
 
 `python -m` and `python -c` take modules from there before those of the standard library: a file `copy.py` of a
-stranger, in a folder that he may write to, or one of the user's that means something else.
+stranger, in a folder that he may write to, or one of the user's that means something else. Names of files and texts are
+UTF-8 in any locale, which cannot be switched on later.
 """
 
 import os
@@ -12,8 +13,8 @@ VARIABLE = "PYTHONPATH"
 
 
 def python_command(*words: str) -> list[str]:
-    """The command line of this interpreter with these words; what multiprocessing starts there has its option, too."""
-    return [sys.executable, "-P", *words]
+    """The command line of this interpreter with these words; what multiprocessing starts there has its options, too."""
+    return [sys.executable, "-P", "-X", "utf8", *words]
 
 
 def python_environment(environment: Mapping[str, str]) -> dict[str, str]:

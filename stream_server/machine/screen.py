@@ -9,7 +9,10 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
+
+from stream_server.errors import ConfigError
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
@@ -71,6 +74,27 @@ class PlainFormatter(logging.Formatter):
         return escaped(super().format(record))
 
 
+class LogFile(logging.FileHandler):
+    """A log in UTF-8 that loses lines while the disk is full, and says so once, on the screen."""
+
+    has_lost_lines = False
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path, encoding="utf-8", errors="backslashreplace")
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 (a name of logging)
+        error = sys.exc_info()[1]
+        if not isinstance(error, OSError):
+            super().handleError(record)
+        elif not self.has_lost_lines:
+            self.has_lost_lines = True
+            print(f"WARNING: {self.baseFilename} loses lines: {error}", file=sys.stderr)
+
+    def close(self) -> None:
+        with suppress(OSError):
+            super().close()
+
+
 class Screen(io.FileIO):
     """A file that loses what the disk does not take, and goes on with the next that it does."""
 
@@ -87,7 +111,7 @@ class Screen(io.FileIO):
 def outliving_a_full_disk() -> Iterator[None]:
     """Within the block no line that cannot be printed ends anything."""
     before = sys.stdout, sys.stderr
-    sys.stdout, sys.stderr = map(_on_screen, before)
+    sys.stdout, sys.stderr = map(on_screen, before)
     try:
         yield
     finally:
@@ -98,18 +122,37 @@ def outliving_a_full_disk() -> Iterator[None]:
 
 @contextmanager
 def until_the_reader_leaves() -> Iterator[None]:
-    """End the block quietly if the reader of its output, such as `head`, has read enough."""
+    """End the block quietly if the reader of its output, such as `head`, has read enough.
+
+    Raises:
+        ConfigError: its output goes to a disk that does not take it.
+    """
     try:
         yield
+    except OSError as error:
+        _finish_output()
+        if not isinstance(error, BrokenPipeError):
+            raise
+    else:
+        if (lost := _finish_output()) and not isinstance(lost, BrokenPipeError):
+            raise ConfigError(f"the output cannot be written: {lost}. Make room for it, or write it elsewhere")
+
+
+def _finish_output() -> OSError | None:
+    """Write what was printed; why that cannot be, if it cannot."""
+    try:
         sys.stdout.flush()
-    except BrokenPipeError:
+    except OSError as error:
         # What is still in the buffer is written when the interpreter ends, and must go somewhere.
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, sys.stdout.fileno())
         os.close(nowhere)
+        return error
+    return None
 
 
-def _on_screen(stream: TextIO) -> TextIO:
+def on_screen(stream: TextIO) -> TextIO:
+    """The same stream, which loses what the disk that it leads to does not take."""
     try:
         descriptor = stream.fileno()
     except (OSError, ValueError, AttributeError):

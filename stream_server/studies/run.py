@@ -172,7 +172,7 @@ class Run:
         if path is None or not path.exists():
             what = "log" if simulation is None else f"output of simulation {simulation}"
             raise NotRunning(f"there is no {what} in {self.path}")
-        with open(path, errors="replace", opener=ordinary) as file:
+        with open(path, encoding="utf-8", errors="replace", opener=ordinary) as file:
             return "".join(deque(file, num_lines)).rstrip("\n")
 
     def __repr__(self) -> str:

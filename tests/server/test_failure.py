@@ -140,12 +140,30 @@ def test_what_the_users_policy_raises_names_the_method_that_was_called(method: s
     assert failure.message.startswith(f"Raising.{method} raised {told}")
 
 
-@pytest.mark.parametrize("error", [KeyError("k"), MemoryError(), OSError(28, "No space left"), RuntimeError("dtype")])
+@pytest.mark.parametrize("error", [KeyError("k"), ValueError(), OSError(22, "Invalid argument"), RuntimeError("dtype")])
 def test_any_other_exception_is_70_and_asks_for_a_report(error: Exception) -> None:
     failure = Failure.of(error, rank=1, phase="training", batch=3)
     assert failure.exit_code == 70
     assert f"{type(error).__name__}: {error}" in failure.message
     assert "please report it with its traceback" in failure.message
+    assert type(error).__name__ in failure.traceback
+
+
+REFUSED = {
+    "No space left": OSError(28, "No space left"),
+    "ulimit -u": BlockingIOError(11, "Resource temporarily unavailable"),
+    "start new thread. Have the limits": RuntimeError("can't start new thread"),
+    "the system has no memory for it": MemoryError(),
+    "ulimit -n": OSError(24, "Too many open files"),
+}
+
+
+@pytest.mark.parametrize(("words", "error"), REFUSED.items())
+def test_what_the_machine_refuses_is_7_and_says_what_to_do(words: str, error: Exception) -> None:
+    failure = Failure.of(error, rank=1, phase="training", batch=3)
+    assert failure.exit_code == RankLost.exit_code
+    assert words in failure.message
+    assert "report" not in failure.message
     assert type(error).__name__ in failure.traceback
 
 
@@ -155,7 +173,7 @@ def test_an_exception_in_our_code_is_not_the_users_although_his_is_further_out()
     assert "plain_state.py" in failure.traceback
 
 
-@pytest.mark.parametrize("error", [KeyError("k"), OSError(5, "Input/output error")])
+@pytest.mark.parametrize("error", [KeyError("k"), OSError(22, "Invalid argument")])
 def test_an_exception_of_the_receiver_is_told_as_what_it_is(error: Exception) -> None:
     producer = ProducerFailed("the receiver failed")
     producer.__cause__ = error

@@ -5,16 +5,18 @@ import math
 import re
 import sys
 import time
+import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
 from stream_server.config import load
-from stream_server.errors import EXIT_FORCED, ConfigError, StreamServerError
+from stream_server.errors import EXIT_FORCED, ConfigError, InternalError, StreamServerError
 from stream_server.launcher.backends.mpirun import require
 from stream_server.launcher.supervision.runs import rename_earlier_run, run_simulations, supervise_study
 from stream_server.launcher.supervision.server_job import ServerCommand
-from stream_server.machine import descriptors
+from stream_server.machine import descriptors, program
 from stream_server.machine.garbage import keep_modules
+from stream_server.machine.refusals import refusal, require_threads
 from stream_server.machine.screen import outliving_a_full_disk, tell
 from stream_server.storage.ownership import private_files
 
@@ -38,6 +40,8 @@ exit status:
   75 saved: run the same command again to go on
   130 ended by a second signal that came while it was busy
 """
+# Those of ZeroMQ and of a backend, and a few for what they start.
+NUM_THREADS = 8
 TIME_LIMIT = re.compile(r"(\d+):([0-5]\d):([0-5]\d)")
 
 
@@ -97,6 +101,8 @@ def time_limit(text: str) -> float:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; returns its exit status."""
+    if argv is None:
+        program.begin()
     began = time.monotonic()
     arguments = parser().parse_args(argv)
     try:
@@ -112,6 +118,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         keep_modules()
         with outliving_a_full_disk(), private_files(group_reads=config.study.share_with is not None):
             descriptors.require(2 * config.launcher.max_running + command.ranks, "jobs and ranks")
+            require_threads(NUM_THREADS)
             if arguments.simulations_only:
                 return run_simulations(config, arguments.link)
             if arguments.fresh and (renamed := rename_earlier_run(config)):
@@ -123,6 +130,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("stream-launcher: interrupted", file=sys.stderr)
         return EXIT_FORCED
+    except Exception as error:
+        if words := refusal(error):
+            tell(f"stream-launcher: {words}", sys.stderr)
+            return ConfigError.exit_code
+        traceback.print_exc()
+        tell(f"stream-launcher: {InternalError.of(error)}", sys.stderr)
+        return InternalError.exit_code
 
 
 if __name__ == "__main__":

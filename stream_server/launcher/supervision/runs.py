@@ -2,7 +2,6 @@
 
 import logging
 import os
-import shutil
 import signal
 import sys
 import time
@@ -32,7 +31,7 @@ from stream_server.launcher.supervision.supervisor import Supervisor
 from stream_server.launcher.supervision.takeover import begin, end_earlier_run, is_resumed
 from stream_server.machine import private_folder, run_folder
 from stream_server.machine.forced_exit import UrgentSignals
-from stream_server.machine.screen import PlainFormatter
+from stream_server.machine.screen import LogFile, PlainFormatter
 from stream_server.machine.signals import Signals
 from stream_server.machine.study_lock import LOCKS, RUN_LOCK, StudyLock
 
@@ -116,9 +115,7 @@ def run_simulations(config: StudyConfig, address: str) -> int:
         journal.note(LauncherLeft(exit_code=0))
     if launcher.orphaned:
         # A rank 0 that was killed could not remove the folder of its sockets.
-        folder = private_folder.of(address)
-        if private_folder.is_private(folder):
-            shutil.rmtree(folder, ignore_errors=True)
+        private_folder.remove(private_folder.of(address))
     return 0
 
 
@@ -240,6 +237,6 @@ def _start_log(config: StudyConfig) -> None:
     """Write the log of this process."""
     file = config.output_dir / "logs" / "launcher.log"
     file.parent.mkdir(parents=True, exist_ok=True)
-    handler = logging.FileHandler(file)
+    handler = LogFile(file)
     handler.setFormatter(PlainFormatter(LOG_FORMAT))
     logging.basicConfig(handlers=[handler], level=logging.INFO, force=True)

@@ -10,6 +10,7 @@ from stream_server import errors
 from stream_server.buffers import policy_class
 from stream_server.config import StudyConfig
 from stream_server.errors import ConfigError, DamagedCheckpoint, StreamServerError
+from stream_server.machine.refusals import refusal
 from stream_server.server.checkpoint.folder import STUDY, CheckpointFolder, Manifest
 from stream_server.server.checkpoint.incarnations import begin_incarnation, read_incarnations
 from stream_server.server.checkpoint.restore import RankRestore, is_of_replay, restore_rank
@@ -155,7 +156,7 @@ def by_rank_0(ranks: Ranks, decide: Callable[[], Any]) -> Any:
         except StreamServerError as error:
             said = {"error": type(error).__name__, "text": str(error)}
         except OSError as error:
-            said = {"error": "ConfigError", "text": str(error)}
+            said = {"error": "ConfigError", "text": refusal(error) or str(error)}
     said = ranks.broadcast(said)
     if "error" in said:
         raise getattr(errors, said["error"])(said["text"])

@@ -15,12 +15,15 @@ import stream_server
 from stream_server import config as study_config
 from stream_server.config.problems import counted
 from stream_server.errors import EXIT_FORCED, ConfigError, RankLost, StreamServerError
-from stream_server.machine import exit_watch
+from stream_server.machine import exit_watch, program
 from stream_server.machine.garbage import seldom_collecting
+from stream_server.machine.refusals import refusal, require_threads
 from stream_server.machine.screen import outliving_a_full_disk, tell, until_the_reader_leaves
 from stream_server.server.run.start import RANK_0_REPORTS_S, Start
 
 FAKE_DATA_S = 10.0
+# Of a rank: those of ZeroMQ, of the watchdog and the like. Those of libraries that compute are not among them.
+NUM_THREADS = 16
 NATIVE_PATH = Path(stream_server.__file__).parent / "native"
 
 DESCRIPTION = """\
@@ -146,6 +149,8 @@ def _time(text: str) -> float:
 
 def main(argv: list[str] | None = None) -> int:
     """Run the command; returns its exit status."""
+    if argv is None:
+        program.begin()
     made = parser()
     arguments, unknown = made.parse_known_args(argv)
     if unknown:
@@ -181,6 +186,9 @@ def _ended(arguments: argparse.Namespace, *, is_watched: bool) -> int:
         print("stream-server: interrupted", file=sys.stderr)
         return EXIT_FORCED
     except (Exception, SystemExit) as error:
+        if words := refusal(error):
+            tell(f"stream-server: {words}", sys.stderr)
+            return ConfigError.exit_code
         from stream_server.server.study.failure import classified
 
         traceback.print_exc()
@@ -231,6 +239,7 @@ def _run(arguments: argparse.Namespace, config: study_config.StudyConfig) -> int
             from stream_server.server.commands.evaluate import evaluate
 
             return evaluate(config, arguments.evaluate)
+        require_threads(NUM_THREADS)
         with outliving_a_full_disk():
             _say_that_it_starts(config)
         from stream_server.messages.launcher_place import LauncherPlace

@@ -2,12 +2,11 @@
 
 import logging
 import sys
-from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Self, TextIO
 
-from stream_server.machine.screen import PlainFormatter
+from stream_server.machine.screen import LogFile, PlainFormatter
 
 FILE_FORMAT = "%(asctime)s %(levelname)-7s %(threadName)s %(name)s: %(message)s"
 SCREEN_FORMAT = "%(levelname)s: %(message)s"
@@ -29,7 +28,7 @@ class Logs:
 
     def __enter__(self) -> Self:
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        file = LogFile(self.path, encoding="utf-8")
+        file = LogFile(self.path)
         file.setFormatter(PlainFormatter(FILE_FORMAT))
         self._handlers = [file]
         if self._show:
@@ -53,24 +52,6 @@ class Logs:
         for handler in self._handlers:
             root.removeHandler(handler)
             handler.close()
-
-
-class LogFile(logging.FileHandler):
-    """A log that loses lines while the disk is full, and says so once, on the screen."""
-
-    has_lost_lines = False
-
-    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 (a name of logging)
-        error = sys.exc_info()[1]
-        if not isinstance(error, OSError):
-            super().handleError(record)
-        elif not self.has_lost_lines:
-            self.has_lost_lines = True
-            print(f"WARNING: {self.baseFilename} loses lines: {error}", file=sys.stderr)
-
-    def close(self) -> None:
-        with suppress(OSError):
-            super().close()
 
 
 class ScreenHandler(logging.StreamHandler[TextIO]):

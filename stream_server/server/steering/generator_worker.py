@@ -18,6 +18,7 @@ from typing import Any
 
 from stream_server.config.parameters import Bounds
 from stream_server.errors import ConfigError, StreamServerError
+from stream_server.machine import program
 from stream_server.server.simulations.generator import PointGenerator
 
 LEAVE_S = 5.0
@@ -113,4 +114,5 @@ def _end_session() -> None:
 
 
 if __name__ == "__main__":
+    program.begin()
     main()

@@ -19,6 +19,7 @@ from stream_server.errors import (
     StreamServerError,
     UserCodeError,
 )
+from stream_server.machine.refusals import refusal
 from stream_server.server.ranks.communicator import Ranks
 from stream_server.server.training.control_round import offer_failure
 from stream_server.storage.disk import read_text
@@ -91,8 +92,9 @@ class Failure:
 def classified(error: BaseException) -> StreamServerError:
     """The error of our tree that stands for `error`, which is its cause unless it belongs to the tree itself.
 
-    Any other exception is a UserCodeError if the user's code raised it, and an InternalError otherwise. A connection
-    that broke because another rank died is a RankLost, also where the user's code was waiting for that rank.
+    Any other exception is a UserCodeError if the user's code raised it, a RankLost if the machine refused something,
+    and an InternalError otherwise. A connection that broke because another rank died is a RankLost, also where the
+    user's code was waiting for that rank.
     """
     found: StreamServerError
     if any(mark in str(it) for it in _chain(error) for mark in _LOST_PEER):
@@ -102,10 +104,10 @@ def classified(error: BaseException) -> StreamServerError:
         return error
     elif method := _method_of_user(error):
         found = UserCodeError(f"{method} raised {type(error).__name__}: {error}")
+    elif words := refusal(error):
+        found = RankLost(words)
     else:
-        found = InternalError(
-            f"{type(error).__name__}: {error}. Nobody foresaw this error: please report it with its traceback"
-        )
+        found = InternalError.of(error)
     found.__cause__ = error
     return found
 
