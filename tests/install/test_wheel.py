@@ -17,13 +17,13 @@ from pathlib import Path
 import pytest
 
 from tests.support.launch import alone
+from tests.support.runs import LEFT_BY_WORK
 
 pytestmark = pytest.mark.slow
 
 REPOSITORY = Path(__file__).parents[2]
 CONFIGS = REPOSITORY / "configs"
 TEMPLATES = Path("stream_server/templates")
-LEFT_BY_WORK = shutil.ignore_patterns("__pycache__", "runs", "build")
 DEADLINE_S = 120
 
 SMALL = {
@@ -47,6 +47,16 @@ def run(command: Sequence[str], folder: Path, environment: dict[str, str] | None
     )
     assert done.returncode == 0, f"{command}\n{done.stdout}"
     return done.stdout
+
+
+def files_below(folder: Path) -> set[Path]:
+    """The files of a folder of the repository, without those that work has left there."""
+    found = set()
+    for place, folders, files in os.walk(REPOSITORY / folder):
+        left = LEFT_BY_WORK(place, folders)
+        folders[:] = [name for name in folders if name not in left]
+        found |= {Path(place, name).relative_to(REPOSITORY) for name in files}
+    return found
 
 
 @pytest.fixture(scope="module")
@@ -94,17 +104,14 @@ def environment(wheel: Path) -> dict[str, str]:
 
 
 def test_the_wheel_has_every_file_of_the_library(packed: set[str]) -> None:
-    native = REPOSITORY / "stream_server" / "native"
-    files = {Path(folder, name) for folder, _, names in os.walk(native) for name in names}
-    assert {file for file in files if file.relative_to(REPOSITORY).as_posix() not in packed} == set()
+    assert {file.as_posix() for file in files_below(Path("stream_server/native"))} - packed == set()
 
 
 def test_the_wheel_has_the_examples_and_the_blank_study_and_nothing_that_a_study_left(packed: set[str]) -> None:
     files = [*CONFIGS.glob("*.json"), *(file for file in CONFIGS.glob("*/*") if file.is_file())]
     examples = {TEMPLATES / "examples" / file.relative_to(CONFIGS) for file in files}
-    blank = {file.relative_to(REPOSITORY) for file in (REPOSITORY / TEMPLATES / "blank").rglob("*") if file.is_file()}
     modules = {file.relative_to(REPOSITORY) for file in (REPOSITORY / TEMPLATES).glob("*.py")}
-    expected = {file.as_posix() for file in examples | blank | modules if "__pycache__" not in file.parts}
+    expected = {file.as_posix() for file in examples | files_below(TEMPLATES / "blank") | modules}
     assert {name for name in packed if name.startswith(TEMPLATES.as_posix())} == expected
 
 
