@@ -20,8 +20,8 @@ from rich.console import Console
 from rich.text import Text
 
 import tests.support.in_terminal
-from tests.support.runs import LEFT_BY_WORK
 from tests.dashboard.browser import Browser, chromium
+from tests.support.runs import LEFT_BY_WORK
 
 REPOSITORY = Path(__file__).parents[2]
 PICTURES = REPOSITORY / "docs" / "guide" / "pictures"
