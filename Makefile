@@ -111,16 +111,17 @@ clean:
 	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -prune -exec rm -rf {} +
 
-.venv-bench/ready: pyproject.toml constraints.txt
+# Whatever is installed later, an environment keeps its Python.
+$(VENV)/bin/pip .venv-bench/bin/pip:
 	$(needs_python)
-	$(PYTHON) -m venv .venv-bench
+	$(PYTHON) -m venv --clear $(@:/bin/pip=)
+
+.venv-bench/ready: pyproject.toml constraints.txt | .venv-bench/bin/pip
 	.venv-bench/bin/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt --editable '.[bench]' mpich
 	touch $@
 
 # One MPI per environment: the wheels of MPICH and Open MPI both provide bin/mpirun and lib/libmpi.
-$(VENV)/ready: pyproject.toml constraints.txt
-	$(needs_python)
-	$(PYTHON) -m venv $(VENV)
+$(VENV)/ready: pyproject.toml constraints.txt | $(VENV)/bin/pip
 	@echo "installing torch, MPICH and what else a study needs in $(VENV): 300 MB are downloaded, or 3 GB where torch comes with CUDA"
 	@$(if $(TORCH_INDEX),$(PIP) --retries 1 --no-deps --index-url $(TORCH_INDEX) torch 2> /dev/null \
 		|| echo "$(TORCH_INDEX) has no torch for this Python or cannot be reached: pip takes torch from where it finds it")

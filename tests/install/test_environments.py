@@ -4,6 +4,7 @@ import importlib.metadata
 import os
 import re
 import subprocess
+import sys
 import tomllib
 import warnings
 from collections.abc import Iterator
@@ -20,6 +21,10 @@ from tests.install.pins import CONSTRAINTS, Pin, pins, promised
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 OPENMPI = ROOT / ".venv-openmpi"
+
+
+# An environment that is not there.
+NEW = "VENV=.venv-that-is-not-there"
 
 
 def make(*arguments: str, path: str = "") -> subprocess.CompletedProcess[str]:
@@ -61,7 +66,7 @@ def test_help_and_the_beginning_of_the_readme_show_the_two_commands_first() -> N
 
 
 def test_the_environment_of_the_demo_has_nothing_that_only_the_tests_need() -> None:
-    (install,) = re.findall(r"pip .*install.* --editable (.*)", make("--dry-run", "--always-make", "demo").stdout)
+    (install,) = re.findall(r"pip .*install.* --editable (.*)", make("--dry-run", NEW, "demo").stdout)
     lean = closure([*map(Requirement, PROJECT["dependencies"]), Requirement("mpich")])
     assert install == ". mpich"
     optional = {
@@ -75,9 +80,21 @@ def test_the_environment_of_the_demo_has_nothing_that_only_the_tests_need() -> N
 
 
 def test_the_tests_add_to_the_environment_of_the_demo() -> None:
-    told = make("--dry-run", "--always-make", "quick").stdout
+    told = make("--dry-run", NEW, "quick").stdout
     assert re.findall(r"pip .*install.* --editable (.*)", told) == [". mpich", "'.[dev]'"]
-    assert len(re.findall(r"-m venv", told)) == 1
+    assert told.count("-m venv") == 1
+
+
+def test_an_environment_keeps_its_python_when_what_it_has_changes(tmp_path: Path) -> None:
+    for name in "Makefile", "pyproject.toml", "constraints.txt":
+        (tmp_path / name).symlink_to(ROOT / name)
+    arguments = ["--dry-run", "--directory", str(tmp_path), "demo", f"PYTHON={sys.executable}"]
+    assert f"{sys.executable} -m venv --clear .venv\n" in make(*arguments).stdout
+    (tmp_path / ".venv" / "bin").mkdir(parents=True)
+    (tmp_path / ".venv" / "bin" / "pip").touch()
+    told = make(*arguments).stdout
+    assert "--editable . mpich" in told
+    assert "-m venv" not in told
 
 
 def test_without_a_suitable_python_make_says_what_to_do(tmp_path: Path) -> None:
@@ -85,7 +102,7 @@ def test_without_a_suitable_python_make_says_what_to_do(tmp_path: Path) -> None:
         (tmp_path / name).write_text("#!/bin/sh\nexit 1\n")
         (tmp_path / name).chmod(0o755)
     for arguments, found in ([], "none on the PATH"), (["PYTHON=python3"], "python3"):
-        done = make("--always-make", "demo", *arguments, path=str(tmp_path))
+        done = make(NEW, "demo", *arguments, path=str(tmp_path))
         assert done.returncode == 2
         assert "needs Python 3.11 or newer with its modules venv and ensurepip" in done.stderr
         assert f"found {found}." in done.stderr
@@ -97,8 +114,8 @@ def test_the_first_python_on_the_path_that_suits_is_taken(tmp_path: Path) -> Non
     for name, status in ("python3", 1), ("python3.14", 1), ("python3.13", 0):
         (tmp_path / name).write_text(f"#!/bin/sh\nexit {status}\n")
         (tmp_path / name).chmod(0o755)
-    done = make("--dry-run", "--always-make", "demo", path=str(tmp_path))
-    assert "\npython3.13 -m venv .venv\n" in done.stdout
+    done = make("--dry-run", NEW, "demo", path=str(tmp_path))
+    assert "\npython3.13 -m venv --clear .venv-that-is-not-there\n" in done.stdout
 
 
 def test_every_pin_holds_for_every_python_that_is_promised() -> None:
