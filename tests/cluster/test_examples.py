@@ -11,7 +11,7 @@ import pytest
 
 from tests.cluster.test_studies import jobs_of
 from tests.support.cluster import LOGIN, PROJECT, Cluster
-from tests.support.runs import assert_complete, start_study
+from tests.support.runs import LEFT_BY_WORK, assert_complete, start_study
 from tests.support.timing import until
 
 pytestmark = pytest.mark.slow
@@ -59,7 +59,7 @@ class HeatServer(StreamServer):
 def submitted(cluster: Cluster, folder: Path, script: str) -> Iterator[Path]:
     """A copy of the example, of which a script was submitted as its README says; gives its output folder."""
     study = folder / "heat"
-    shutil.copytree(PROJECT / "configs" / "heat", study, ignore=shutil.ignore_patterns("runs", "__pycache__"))
+    shutil.copytree(PROJECT / "configs" / "heat", study, ignore=LEFT_BY_WORK)
     (study / "server.py").write_text(MEAN_FIELD)
     settings = [word for key, value in SMALL.items() for word in ("--set", f"{key}={json.dumps(value)}")]
     command = [*cluster.on(LOGIN, study), f"PYTHONPATH={PROJECT}", "OMP_NUM_THREADS=1", "sbatch", "--parsable"]
@@ -103,7 +103,7 @@ def test_the_example_of_a_job_for_each_simulation_ends_balanced_though_one_is_ca
 @pytest.mark.full
 def test_the_example_of_a_server_that_is_a_job_ends_balanced(cluster: Cluster, folder: Path) -> None:
     study = folder / "heat"
-    shutil.copytree(PROJECT / "configs" / "heat", study, ignore=shutil.ignore_patterns("runs", "__pycache__"))
+    shutil.copytree(PROJECT / "configs" / "heat", study, ignore=LEFT_BY_WORK)
     config, within = study / "server-job.json", cluster.on(LOGIN, study)
     with start_study(
         *(config, study / "run"), program="stream-launcher", mpi=None, settings=SMALL, within=within

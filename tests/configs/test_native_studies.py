@@ -17,7 +17,7 @@ import pytest
 from stream_server.server.replay.record_format import SAMPLES, EntryKind
 from stream_server.server.replay.record_reader import RankRecord
 from tests.support.launch import alone
-from tests.support.runs import Run, run_study
+from tests.support.runs import LEFT_BY_WORK, Run, run_study
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 EXAMPLES = {"c": "heat.c", "fortran": "heat.f90", "cpp": "heat.cpp", "mpi4py": "heat.py"}
@@ -48,7 +48,7 @@ def examples(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of the examples, in which they are built."""
     folder = tmp_path_factory.mktemp("examples")
     for name in ("heat-numpy", *(f"heat-{language}" for language in EXAMPLES)):
-        shutil.copytree(CONFIGS / name, folder / name, ignore=shutil.ignore_patterns("build", "runs", "__pycache__"))
+        shutil.copytree(CONFIGS / name, folder / name, ignore=LEFT_BY_WORK)
     return folder
 
 
@@ -167,7 +167,7 @@ def test_a_code_in_each_language_trains_a_server_of_two_ranks(study: Callable[[s
 def test_a_code_of_another_mpi_trains_a_server(build: Callable[[str], Path], tmp_path: Path) -> None:
     folder = tmp_path / "heat-c"
     shutil.copytree(build("c"), folder)
-    shutil.copytree(CONFIGS / "heat-numpy", tmp_path / "heat-numpy")
+    shutil.copytree(CONFIGS / "heat-numpy", tmp_path / "heat-numpy", ignore=LEFT_BY_WORK)
     (folder / "build" / "heat").unlink()
     run(folder, ["make"])
     # MPICH's ranks do not make way: more of them than cores take seconds for a step.
@@ -197,7 +197,7 @@ def test_the_diff_is_all_that_instrumentation_took(build: Callable[[str], Path],
     """Taken back, it leaves a program without our library that computes the same."""
     instrumented = build(language)
     plain = tmp_path / "plain"
-    shutil.copytree(instrumented, plain, ignore=shutil.ignore_patterns("build", "runs"))
+    shutil.copytree(instrumented, plain, ignore=LEFT_BY_WORK)
     run(plain, ["patch", "--reverse", "--fuzz=0", "--input=instrument.diff"])
     assert "stream" not in (plain / EXAMPLES[language]).read_text()
     for argv in how_to_build(language):

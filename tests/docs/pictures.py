@@ -21,6 +21,7 @@ from rich.text import Text
 
 import tests.support.in_terminal
 from tests.dashboard.browser import Browser, chromium
+from tests.support.runs import LEFT_BY_WORK
 
 REPOSITORY = Path(__file__).parents[2]
 PICTURES = REPOSITORY / "docs" / "guide" / "pictures"
@@ -43,7 +44,7 @@ def main() -> None:
     """Run the studies and take the pictures."""
     with tempfile.TemporaryDirectory(prefix="heat-") as place:
         folder = Path(place) / "my-heat"
-        shutil.copytree(REPOSITORY / "configs" / "heat", folder, ignore=shutil.ignore_patterns("runs"))
+        shutil.copytree(REPOSITORY / "configs" / "heat", folder, ignore=LEFT_BY_WORK)
         with running(folder, "heat", "study.simulations=40", "training.draws_per_sample=10") as study:
             (PICTURES / "console.svg").write_text(console_svg(output_of(study)))
         with running(folder, "more-draws", "training.draws_per_sample=40"), page_of(folder / "runs") as browser:

@@ -22,7 +22,7 @@ from stream_server.templates.new_study import (
     next_command,
 )
 from tests.support.launch import alone
-from tests.support.runs import run_here
+from tests.support.runs import LEFT_BY_WORK, run_here
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 NAMES = [folder.name for folder in sorted(CONFIGS.iterdir()) if (folder / "study.json").exists()]
@@ -67,7 +67,7 @@ def test_files_that_an_example_takes_from_others_never_replace_its_own(name: str
 
 
 def test_what_an_example_was_built_or_has_left_is_not_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    shutil.copytree(CONFIGS, tmp_path / "configs")
+    shutil.copytree(CONFIGS, tmp_path / "configs", ignore=LEFT_BY_WORK)
     (tmp_path / "configs" / "heat" / "runs" / "heat").mkdir(parents=True)
     monkeypatch.setattr(new_study, "EXAMPLES", tmp_path / "configs")
     copy_example("heat", tmp_path / "my-study")

@@ -17,14 +17,16 @@ from pathlib import Path
 import pytest
 
 from tests.support.launch import alone
+from tests.support.runs import LEFT_BY_WORK, NUMPY_STUDY, run_here
 
 pytestmark = pytest.mark.slow
 
 REPOSITORY = Path(__file__).parents[2]
 CONFIGS = REPOSITORY / "configs"
 TEMPLATES = Path("stream_server/templates")
-LEFT_BY_WORK = shutil.ignore_patterns("__pycache__", "runs", "build")
 DEADLINE_S = 120
+IMPORTED_S = 0.2
+CLIENT_BYTES = 30_000_000
 
 SMALL = {
     "study.simulations": 4,
@@ -47,6 +49,16 @@ def run(command: Sequence[str], folder: Path, environment: dict[str, str] | None
     )
     assert done.returncode == 0, f"{command}\n{done.stdout}"
     return done.stdout
+
+
+def files_below(folder: Path) -> set[Path]:
+    """The files of a folder of the repository, without those that work has left there."""
+    found = set()
+    for place, folders, files in os.walk(REPOSITORY / folder):
+        left = LEFT_BY_WORK(place, folders)
+        folders[:] = [name for name in folders if name not in left]
+        found |= {Path(place, name).relative_to(REPOSITORY) for name in files}
+    return found
 
 
 @pytest.fixture(scope="module")
@@ -93,18 +105,30 @@ def environment(wheel: Path) -> dict[str, str]:
     return variables | {"PATH": os.pathsep.join((str(place / "bin"), variables["PATH"]))}
 
 
+@pytest.fixture(scope="module")
+def client_python(wheel: Path) -> Path:
+    """The Python of an environment that `pip install --no-deps WHEEL numpy pyzmq` would make."""
+    place = wheel.parent / "client"
+    run([sys.executable, "-m", "venv", "--without-pip", str(place)], wheel.parent)
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--python", str(place)]
+    run([*pip, "install", "--no-deps", "--no-index", str(wheel)], wheel.parent)
+    own = Path(sysconfig.get_path("purelib", vars={"base": str(place), "platbase": str(place)}))
+    for name in ("numpy", "numpy.libs", "zmq", "pyzmq.libs"):
+        shared = Path(sysconfig.get_path("platlib"), name)
+        if shared.exists():
+            (own / name).symlink_to(shared)
+    return place / "bin" / "python"
+
+
 def test_the_wheel_has_every_file_of_the_library(packed: set[str]) -> None:
-    native = REPOSITORY / "stream_server" / "native"
-    files = {Path(folder, name) for folder, _, names in os.walk(native) for name in names}
-    assert {file for file in files if file.relative_to(REPOSITORY).as_posix() not in packed} == set()
+    assert {file.as_posix() for file in files_below(Path("stream_server/native"))} - packed == set()
 
 
 def test_the_wheel_has_the_examples_and_the_blank_study_and_nothing_that_a_study_left(packed: set[str]) -> None:
     files = [*CONFIGS.glob("*.json"), *(file for file in CONFIGS.glob("*/*") if file.is_file())]
     examples = {TEMPLATES / "examples" / file.relative_to(CONFIGS) for file in files}
-    blank = {file.relative_to(REPOSITORY) for file in (REPOSITORY / TEMPLATES / "blank").rglob("*") if file.is_file()}
     modules = {file.relative_to(REPOSITORY) for file in (REPOSITORY / TEMPLATES).glob("*.py")}
-    expected = {file.as_posix() for file in examples | blank | modules if "__pycache__" not in file.parts}
+    expected = {file.as_posix() for file in examples | files_below(TEMPLATES / "blank") | modules}
     assert {name for name in packed if name.startswith(TEMPLATES.as_posix())} == expected
 
 
@@ -126,3 +150,37 @@ def test_a_study_is_made_and_run_from_the_wheel(environment: dict[str, str], tmp
     assert report["balanced"] is True
     assert report["ranks"] == 2
     assert report["samples"]["trained"] == 400
+
+
+IMPORT = """
+import json, sys, time
+began = time.thread_time()
+import stream_server.client_api
+took = time.thread_time() - began
+print(json.dumps([took, sorted({name.partition(".")[0] for name in sys.modules} - set(sys.stdlib_module_names))]))
+"""
+
+
+def test_the_client_is_imported_in_a_fifth_of_a_second_where_nothing_but_numpy_and_pyzmq_is_there(
+    client_python: Path, tmp_path: Path
+) -> None:
+    for _ in range(10):
+        took, packages = json.loads(run([str(client_python), "-c", IMPORT], tmp_path))
+        if took <= IMPORTED_S:
+            break
+    assert took <= IMPORTED_S
+    assert {name for name in packages if not name.startswith(("_", "cython"))} == {"numpy", "stream_server", "zmq"}
+
+
+def test_the_client_alone_takes_little_room_beside_numpy(client_python: Path) -> None:
+    (site_packages,) = client_python.parents[1].glob("lib/python*/site-packages")
+    places = [it.resolve() for it in site_packages.iterdir() if not it.name.startswith("numpy")]
+    files = {file for place in places for file in (place.rglob("*") if place.is_dir() else [place]) if file.is_file()}
+    assert sum(file.stat().st_size for file in files) <= CLIENT_BYTES
+
+
+def test_a_study_is_fed_by_simulations_that_have_the_client_alone(client_python: Path, tmp_path: Path) -> None:
+    settings = {"study.simulations": 2, "simulation.command": [str(client_python), "ripple.py"]}
+    done = run_here(NUMPY_STUDY, tmp_path / "run", settings=settings)
+    assert done.exit_code == 0, done.output
+    assert done.account["trained"] == 40

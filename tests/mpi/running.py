@@ -7,6 +7,9 @@ from collections.abc import Sequence
 from tests.support.launch import alone, mpirun
 from tests.support.timing import completed
 
+# The beginnings of what torch says of the version of Python, and of its own use of what it has deprecated.
+OF_TORCH = ("`torch.jit.script", "Guards may run slower on Python")
+
 
 def run(
     program: str,
@@ -15,13 +18,12 @@ def run(
     *,
     implementation: str = "mpich",
     deadline_s: float = 100.0,
-    ignored: Sequence[str] = (),
 ) -> subprocess.CompletedProcess[str]:
     """Run `tests/mpi/PROGRAM.py` on ranks, or without MPI when there is one.
 
-    Warnings are errors, but for those that begin like one of `ignored`.
+    Warnings are errors, but for those `OF_TORCH`.
     """
-    allowed = [option for beginning in ignored for option in ("-W", f"ignore:{beginning}")]
+    allowed = [option for beginning in OF_TORCH for option in ("-W", f"ignore:{beginning}")]
     argv = ["-W", "error", *allowed, "-m", f"tests.mpi.{program}", *arguments]
     launch = alone(argv) if num_ranks == 1 else mpirun(implementation, num_ranks, argv)
     # torch leaves an empty cache folder among the temporary files.

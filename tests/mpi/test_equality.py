@@ -47,8 +47,7 @@ JOBS: dict[str, Job] = {
 def together() -> dict[str, list[Job]]:
     """The result of each rank at the end of each job."""
     arguments = [json.dumps(job) for job in JOBS.values()]
-    # torch warns of its own use of what it has deprecated.
-    ran = run("equality", NUM_RANKS, arguments, deadline_s=90, ignored=["`torch.jit.script"])
+    ran = run("equality", NUM_RANKS, arguments, deadline_s=90)
     assert (ran.returncode, ran.stderr) == (0, "")
     return dict(zip(JOBS, map(json.loads, ran.stdout.splitlines()), strict=True))
 

@@ -5,6 +5,7 @@ import gc
 import io
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -27,6 +28,8 @@ from tests.support.launch import Launch, alone, mpirun
 from tests.support.timing import Deadline, until
 
 NUMPY_STUDY = Path(__file__).parent.parent / "study" / "numpy_study" / "study.json"
+# What building and running a study leave in its folder, for copies of it.
+LEFT_BY_WORK = shutil.ignore_patterns("__pycache__", "build", "runs")
 MARK = "STREAM_SERVER_TEST_RUN"
 GRACE_S = 20.0
 LOOK_S = 0.5
