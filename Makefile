@@ -1,6 +1,6 @@
 # `make demo` needs Python 3.11 or newer and the network (or a local package index); the lean environment that it makes has
 # the package and an MPI. `make test` adds its own packages to it, and needs compilers, MPIs and strace, which it installs
-# on Debian if it may (tests/setup.sh).
+# on Debian if it may (tests/needs.py).
 
 # The first Python on the PATH that can make an environment with pip.
 suits = import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))
@@ -103,8 +103,8 @@ failpoints: $(VENV)/tests-ready
 docs: $(VENV)/tests-ready
 	NO_MKDOCS_2_WARNING=1 $(RUN) mkdocs build --strict
 
-tools:
-	@tests/setup.sh
+tools: $(VENV)/tests-ready
+	@$(RUN) python -m tests.needs
 
 clean:
 	rm -rf .venv .venv-* runs configs/*/runs configs/*/build build dist site *.egg-info

@@ -48,6 +48,7 @@ class Part:
         self.torch_first = torch_first
         self.counts: Counter[str] = Counter()
         self.failed: dict[str, str] = {}
+        self.left_out: dict[str, str] = {}
         self.seconds: dict[str, float] = {}
         self.cpu_s: dict[str, float] = {}
         self.num_collected = 0
@@ -145,6 +146,8 @@ class Part:
             self.counts[report["outcome"]] += 1
             self.seconds[report["ended"]] = report["seconds"]
             self.cpu_s[report["ended"]] = report["cpu_s"]
+            if report["outcome"] == "skipped":
+                self.left_out[report["ended"]] = report["reason"]
             if report["outcome"] == "failed":
                 self.failed[report["ended"]] = report["reason"]
                 self.say(f"FAILED {report['ended']}")

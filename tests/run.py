@@ -22,6 +22,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
+from tests.needs import what_brings
 from tests.part import Part, described
 from tests.support.timing import Deadline
 
@@ -95,6 +96,16 @@ def summary(parts: Sequence[Part]) -> bool:
     return bool(tests) and not num_missing and not any(part.has_failed for part in parts)
 
 
+def left_out(parts: Sequence[Part]) -> str:
+    """Which rooms miss how many tests, why, and what brings them; "" if nothing was left out."""
+    reasons = {test: reason for part in parts for test, reason in part.left_out.items()}
+    rooms = Counter((test.partition("::")[0].rpartition("/")[0], reason) for test, reason in reasons.items())
+    lines = [f"{num:7}  {room}: {reason}" for (room, reason), num in sorted(rooms.items())]
+    if command := what_brings(reasons.values()):
+        lines.append(f"This brings them: {command}")
+    return "\n".join([f"left out: {len(reasons)} tests", *lines]) if reasons else ""
+
+
 def _cpu_of_folders(parts: Sequence[Part]) -> Counter[str]:
     folders = Counter[str]()
     for part in parts:
@@ -154,6 +165,10 @@ def main() -> int:
             "cpu_s": {test: s for part in parts for test, s in part.cpu_s.items()},
         }
         options.times.write_text(json.dumps(times, indent=1))
+    if without := left_out(parts):
+        # What is missing in CI must be installed there.
+        is_well &= not os.environ.get("CI")
+        print(without)
     total = sum((part.counts for part in parts), Counter[str]())
     used = os.times()
     took = f"{time.monotonic() - started:.0f} s ({used.children_user + used.children_system:.0f} s of CPU)"

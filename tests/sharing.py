@@ -173,8 +173,12 @@ def _cpu_s() -> float:
 
 def _first_line(report: pytest.TestReport) -> str:
     """The beginning of what went wrong."""
-    crash = getattr(report.longrepr, "reprcrash", None)
-    lines = (crash.message if crash else report.longreprtext).strip().splitlines()
+    if isinstance(report.longrepr, tuple):
+        text = report.longrepr[2].removeprefix("Skipped: ")
+    else:
+        crash = getattr(report.longrepr, "reprcrash", None)
+        text = crash.message if crash else report.longreprtext
+    lines = text.strip().splitlines()
     return lines[0][:MAX_REASON] if lines else ""
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.needs import what_brings
 from tests.sharing import FIRST, IMPORTS_TORCH_LATER
 
 pytestmark = pytest.mark.slow
@@ -123,3 +124,54 @@ def test_a_file_that_cannot_be_collected_fails_the_run(tmp_path: Path, text: str
 
 def test_a_run_without_a_test_fails(tmp_path: Path) -> None:
     assert run(tmp_path, a="").returncode == 1
+
+
+NEEDING = """\
+from tests import needs
+needs.PACKAGES["flute"] = ("no-such-command",)
+needs.NEEDS["music"] = needs.Need(packages=("flute",))
+needs.NEEDS["office"] = needs.Need(forbids=lambda: "the key of the office")
+def test_it_plays(): needs.need("music")
+def test_it_plays_on(): needs.need("music")
+def test_it_sits_in_the_office(): needs.need("music", "office")
+"""
+
+
+def test_what_a_machine_lacks_is_left_out_and_told_by_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CI", raising=False)
+    (tmp_path / "hall").mkdir()
+    (tmp_path / "hall" / "test_b.py").write_text(NEEDING)
+    ran = run(tmp_path, a=PASSING)
+    assert ran.returncode == 0, ran.stdout
+    told = "left out: 3 tests\n      2  hall: needs flute\n      1  hall: needs flute, the key of the office\n"
+    assert f"{told}This brings them: sudo make test\npassed: 1 passed, 0 failed, 3 skipped in " in ran.stdout
+
+
+def test_in_ci_nothing_may_be_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CI", "1")
+    ran = run(tmp_path, a=NEEDING)
+    assert ran.returncode == 1
+    assert "FAILED: 0 passed, 0 failed, 3 skipped" in ran.stdout
+
+
+@pytest.mark.parametrize(
+    ("reasons", "command"),
+    [
+        ([], ""),
+        (["needs cmake, gfortran", "needs strace"], "sudo apt-get install cmake gfortran strace"),
+        (["needs cmake", "needs root's rights"], "sudo make test"),
+        (["there is a GPU"], ""),
+    ],
+)
+def test_one_command_brings_what_tests_were_left_out_for(reasons: list[str], command: str) -> None:
+    assert what_brings(reasons) == command
+
+
+def test_a_user_who_may_not_install_tools_is_told_what_tests_lack(tmp_path: Path) -> None:
+    identity = "import os, sys; os.geteuid = lambda: 1000; from tests import needs; "
+    for before, exit_code in (("os.environ.pop('CI', None); ", 0), ("os.environ['CI'] = '1'; ", 1)):
+        lines = f"{identity}needs.SBIN = (); os.environ['PATH'] = {str(tmp_path)!r}; {before}sys.exit(needs.main())"
+        told = subprocess.run([sys.executable, "-c", lines], cwd=ROOT, capture_output=True, text=True)
+        assert told.returncode == exit_code, told.stderr
+        assert "To run them, too: sudo apt-get install build-essential " in told.stderr
+        assert {"gfortran", "cmake", "valgrind", "libmpich-dev", "libopenmpi-dev"} < set(told.stderr.split())

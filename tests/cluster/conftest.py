@@ -5,14 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.cluster import Cluster, missing
+from tests.support.cluster import Cluster
 
 
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[Cluster]:
     """A cluster with two nodes. Tests that lose hosts or the controller, or start them, make one of their own."""
-    if lacks := missing():
-        pytest.skip(f"a cluster needs root, Slurm, munge and iproute2: {lacks}")
     with Cluster() as cluster:
         yield cluster
 

@@ -11,14 +11,11 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.allocations import LIMIT_S, LOOK_S, Job, submitted
-from tests.support.cluster import LOGIN, PROJECT, Cluster, missing
+from tests.support.cluster import LOGIN, PROJECT, Cluster
 from tests.support.runs import NUMPY_STUDY, assert_complete
 from tests.support.timing import until
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(bool(missing()), reason=f"a cluster needs root, Slurm, munge and iproute2: {missing()}"),
-]
+pytestmark = pytest.mark.slow
 SAVED_S = 25.0
 NUM = 32
 

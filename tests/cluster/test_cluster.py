@@ -10,13 +10,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.support.cluster import PROJECT, Cluster, missing
+from tests.support.cluster import PROJECT, Cluster
 from tests.support.timing import until
 
 pytestmark = pytest.mark.slow
-needs_cluster = pytest.mark.skipif(
-    bool(missing()), reason=f"a cluster needs root, Slurm, munge and iproute2: {missing()}"
-)
 
 
 def test_hosts_have_their_own_names_processes_and_temporary_files(cluster: Cluster) -> None:
@@ -27,7 +24,6 @@ def test_hosts_have_their_own_names_processes_and_temporary_files(cluster: Clust
     assert len(cluster.run("n2", "ps", "-e", "-o", "comm=").split()) < 10
 
 
-@needs_cluster
 def test_nodes_and_the_controller_come_back() -> None:
     with Cluster() as cluster:
         cluster.stop_controller()
@@ -55,7 +51,6 @@ with Cluster(1) as cluster:
 """
 
 
-@needs_cluster
 def test_nothing_of_a_cluster_outlives_a_process_that_is_killed() -> None:
     before = _links()
     with subprocess.Popen(

@@ -14,14 +14,11 @@ import pytest
 from stream_server.messages.connection import ConnectionFile
 from tests.cluster.allocations import Job, submitted
 from tests.resources.clocks import built, jumping
-from tests.support.cluster import LOGIN, NETWORK, PROJECT, Cluster, missing
+from tests.support.cluster import LOGIN, NETWORK, PROJECT, Cluster
 from tests.support.launch import OPENMPI_PREFIX
 from tests.support.runs import NUMPY_STUDY, assert_complete
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(bool(missing()), reason=f"a cluster needs root, Slurm, munge and iproute2: {missing()}"),
-]
+pytestmark = pytest.mark.slow
 # Longer than a cable is pulled: the controller takes no node for lost.
 LOST_AFTER_S = 150
 SUBNET = f"{NETWORK}.0/24"

@@ -10,13 +10,10 @@ from typing import Any
 import pytest
 
 from tests.cluster.test_studies import jobs_of, launcher_of, on_login
-from tests.support.cluster import LOGIN, NETWORK, Cluster, missing
+from tests.support.cluster import LOGIN, NETWORK, Cluster
 from tests.support.runs import NUMPY_STUDY, LiveRun, Run, assert_complete, assert_tried_once
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(bool(missing()), reason=f"a cluster needs root, Slurm, munge and iproute2: {missing()}"),
-]
+pytestmark = pytest.mark.slow
 SUBNET = f"{NETWORK}.0/24"
 NUM = 6
 SETTINGS: Mapping[str, Any] = {

@@ -15,7 +15,6 @@ from stream_server.launcher.backends.backend import JobState, SavedJob
 from stream_server.launcher.backends.registry import load_backend
 from stream_server.launcher.backends.slurm import SlurmBackend
 from tests.cluster.jobs import STUBBORN, WAITING, backend_of, ended, exit_code, job, output, python, state, use
-from tests.cluster.test_cluster import needs_cluster
 from tests.support.cluster import PROJECT, Cluster
 from tests.support.studies import StudyFolder
 from tests.support.timing import until
@@ -317,7 +316,7 @@ def test_a_submission_whose_answer_is_lost_is_found_in_the_queue_and_not_repeate
     cluster: Cluster, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _pretend(LOST, cluster, folder, monkeypatch)
-    with backend_of(folder, missing_s=20) as backend:
+    with backend_of(folder_s=20) as backend:
         spec = python(folder, "0", WAITING)
         handle = backend.submit(spec)
         until(lambda: state(backend, handle) is JobState.RUNNING)
@@ -326,7 +325,6 @@ def test_a_submission_whose_answer_is_lost_is_found_in_the_queue_and_not_repeate
     assert _all(cluster).count(handle) == 1
 
 
-@needs_cluster
 def test_jobs_go_on_while_the_controller_is_away_and_those_that_ended_meanwhile_are_known(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -334,7 +332,7 @@ def test_jobs_go_on_while_the_controller_is_away_and_those_that_ended_meanwhile_
         use(cluster, monkeypatch)
         folder = cluster.shared / "study"
         folder.mkdir()
-        with backend_of(folder, missing_s=2) as backend:
+        with backend_of(folder_s=2) as backend:
             runs = python(folder, "0", WAITING)
             handle = backend.submit(runs)
             output(runs.folder)

@@ -10,6 +10,7 @@ import pytest
 from tests.cluster.test_studies import in_allocation, jobs_of, on_login, study
 from tests.native.conformance.build import LIBRARIES, NATIVE
 from tests.native.native_client import PROGRAMS
+from tests.needs import need
 from tests.support.cluster import LOGIN, Cluster
 from tests.support.runs import LiveRun, Run, assert_complete
 
@@ -49,6 +50,7 @@ def mpi_worker(study: Path) -> dict[str, Any]:
 @pytest.fixture
 def fortran_worker(study: Path) -> dict[str, Any]:
     """A worker of two ranks in Fortran, with Debian's MPICH."""
+    need("compilers")
     sources = [*map(str, sorted((NATIVE / "src").glob("*.c"))), str(NATIVE / "fortran" / "stream_client.f90")]
     folder = study.parent
     includes = [f"-I{NATIVE / 'include'}"]

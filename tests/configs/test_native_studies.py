@@ -16,6 +16,7 @@ import pytest
 
 from stream_server.server.replay.record_format import SAMPLES, EntryKind
 from stream_server.server.replay.record_reader import RankRecord
+from tests.needs import need
 from tests.support.launch import alone
 from tests.support.runs import LEFT_BY_WORK, Run, run_study
 
@@ -46,6 +47,7 @@ Fields = dict[tuple[int, int], npt.NDArray[Any]]
 @pytest.fixture(scope="module")
 def examples(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of the examples, in which they are built."""
+    need("compilers")
     folder = tmp_path_factory.mktemp("examples")
     for name in ("heat-numpy", *(f"heat-{language}" for language in EXAMPLES)):
         shutil.copytree(CONFIGS / name, folder / name, ignore=LEFT_BY_WORK)

@@ -10,6 +10,7 @@ from typing import Any
 from selenium import webdriver
 from selenium.webdriver.chrome.service import Service
 
+from tests.needs import need
 from tests.support.timing import until
 
 CHROMIUM = "/usr/bin/chromium"
@@ -121,6 +122,7 @@ class Browser:
 @contextmanager
 def chromium(profile: Path) -> Iterator[Browser]:
     """A browser with a profile of its own."""
+    need("a browser")
     options = webdriver.ChromeOptions()
     options.binary_location = CHROMIUM
     for option in (*OPTIONS, f"--user-data-dir={profile}"):

@@ -22,6 +22,7 @@ from stream_server.launcher.supervision.cli import parser as launcher_parser
 from stream_server.server.commands.cli import main as server_main
 from stream_server.server.commands.cli import parser as server_parser
 from tests.docs.blocks import ROOT, Block, blocks, command_lines, every_block, files_by_section, inline_commands
+from tests.needs import need
 
 INCLUDE = ROOT / "stream_server" / "native" / "include"
 MODULE = ROOT / "stream_server" / "native" / "fortran" / "stream_client.f90"
@@ -202,6 +203,7 @@ def test_the_study_of_a_tutorial_trains_on_synthetic_samples(
 
 def compiled(words: list[str], source: Path) -> None:
     """Have a compiler read a source, strictly."""
+    need("compilers")
     done = subprocess.run([*words, str(source)], capture_output=True, text=True, timeout=120, cwd=source.parent)
     assert done.returncode == 0, done.stderr
 

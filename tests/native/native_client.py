@@ -12,6 +12,7 @@ from tests.native.building import run
 from tests.native.conformance import build
 from tests.native.conformance.script import DEADLINE_S, Driver, unexpected
 from tests.native.conformance.values import values
+from tests.needs import need
 from tests.support.fake_server import FakeServer
 
 PROGRAMS = Path(__file__).parent / "programs"
@@ -113,6 +114,7 @@ def built(library: Path, folder: Path, source: str, *options: str) -> Path:
 @pytest.fixture(scope="session")
 def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A quick client, under ASan and UBSan; import it into the module of the tests, as the next two."""
+    need("compilers")
     return build.client_archive(tmp_path_factory.mktemp("native-client") / "quick", *build.SANITIZERS, *QUICK)
 
 

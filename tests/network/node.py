@@ -5,11 +5,13 @@ import subprocess
 from types import TracebackType
 from typing import Self
 
+from tests.needs import need
+
 HOLD = "hostname {name} && ip link set lo up && echo ready && exec cat"
 
 
 class Node:
-    """There while the block lasts. Needs root; see `allowed`.
+    """There while the block lasts.
 
     `here` is the address of this end of the cable. What runs on the node finds all files that are here, too.
     """
@@ -21,6 +23,7 @@ class Node:
         self.here, self._there = f"{network}.1", f"{network}.2"
 
     def __enter__(self) -> Self:
+        need("another node")
         self._holder = subprocess.Popen(
             ["unshare", "--net", "--uts", "sh", "-c", HOLD.format(name=f"node-{os.getpid()}")],
             stdin=subprocess.PIPE,
@@ -65,15 +68,6 @@ class Node:
 
     def _leave(self) -> None:
         self._holder.communicate()
-
-
-def allowed() -> str:
-    """Why there can be no other node here; "" if there can."""
-    try:
-        with Node():
-            return ""
-    except OSError as error:
-        return str(error)
 
 
 def _run(*words: str) -> None:

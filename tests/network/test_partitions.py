@@ -1,4 +1,4 @@
-"""Simulations on another node, and the cable to it is cut. Collected only where root may make namespaces."""
+"""Simulations on another node, and the cable to it is cut."""
 
 import signal
 import subprocess

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from tests.needs import need
 from tests.resources.disk_parts import Found
 from tests.support.small_disk import mounted
 
@@ -33,6 +34,7 @@ def study(num_bytes: int, settings: Mapping[str, Any] = SETTINGS) -> tuple[str, 
 
 
 def _run(disk: Path, num_bytes: int, module: str, *arguments: str) -> dict[str, Any]:
+    need("a small disk")
     command = mounted(disk, num_bytes, [sys.executable, "-m", module, str(disk), *arguments])
     done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S)
     assert done.returncode == 0, done.stderr

@@ -1,6 +1,5 @@
 """A folder that every user of the machine can reach, and another user."""
 
-import os
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -8,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.needs import need
 from tests.security.stranger import Stranger
 
 
@@ -22,11 +22,6 @@ def shared(request: pytest.FixtureRequest) -> Iterator[Path]:
 
 @pytest.fixture
 def stranger() -> Stranger:
-    """Another user; without the means to be one the test fails, and says what is missing."""
-    if os.geteuid() != 0:
-        pytest.fail(
-            "a second user is needed: run the tests as root, or as root of a user namespace, "
-            "`unshare --user --map-root-user --map-auto python -m pytest tests/security`",
-            pytrace=False,
-        )
+    """Another user."""
+    need("a second user")
     return Stranger()

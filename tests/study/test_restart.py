@@ -13,7 +13,7 @@ import pytest
 
 from stream_server.machine.study_lock import LOCKS
 from tests.chaos.evidence import damage
-from tests.server.checkpoint.test_full_disk import can_mount
+from tests.needs import need
 from tests.study.conftest import KILLED
 from tests.support.killing import checkpoints, contents, copy_of, flip_a_byte, killed_at, run_through
 from tests.support.runs import NUMPY_STUDY, LiveRun, Run, assert_complete, failpoints, run_here, run_study, start_study
@@ -229,8 +229,7 @@ def test_a_full_disk_stops_no_training_and_destroys_no_good_checkpoint(
 ) -> None:
     disk, kept = tmp_path / "disk", tmp_path / "kept"
     disk.mkdir()
-    if not can_mount(disk):
-        pytest.skip("needs unshare(1) and the right to mount a tmpfs in a namespace")
+    need("a small disk")
     settings = SAVES | {
         "server.class": "ballast_server.py:BallastServer",
         "checkpoint.dir": str(disk / "checkpoints"),

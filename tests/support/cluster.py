@@ -19,13 +19,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from tests.needs import need
 from tests.support.timing import until
 
 PROJECT = Path(__file__).parent.parent.parent
 LOGIN = "login"
 NETWORK = "10.99.0"
 COMMANDS = ("sbatch", "scancel", "scontrol", "sinfo", "squeue", "srun")
-NEEDED = (*COMMANDS, "slurmctld", "slurmd", "munged", "ip", "nsenter", "unshare", "setpriv")
 # What hosts must see although it may lie in /tmp.
 SHOWN = (PROJECT, Path(sys.prefix), Path(sys.base_prefix))
 
@@ -79,13 +79,6 @@ PartitionName=spare PriorityTier=1 PreemptMode=REQUEUE
 """
 
 
-def missing() -> str:
-    """What a cluster lacks here, "" if nothing."""
-    if os.geteuid() != 0:
-        return "only root can make the hosts of a cluster"
-    return ", ".join(name for name in NEEDED if shutil.which(name) is None)
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Host:
     """A host: the process that holds its namespaces up, and the first process in them."""
@@ -110,6 +103,7 @@ class Cluster:
         self._others: list[subprocess.Popen[bytes]] = []
 
     def __enter__(self) -> Self:
+        need("a cluster")
         self.folder = Path(tempfile.mkdtemp(prefix="cluster-", dir="/var/tmp"))
         self.folder.chmod(0o755)
         self.shared = self._folder("shared")

@@ -2,7 +2,6 @@
 
 import itertools
 import os
-import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,14 +14,6 @@ def mounted(folder: Path, num_bytes: int, command: Sequence[str]) -> list[str]:
     """The command, with an empty disk of its own at `folder`, in a namespace that ends with it."""
     script = f'mount -t tmpfs -o size={num_bytes} none "$0" && exec "$@"'
     return ["unshare", "--map-root-user", "--mount", "sh", "-c", script, str(folder), *command]
-
-
-def can_mount(folder: Path) -> bool:
-    """Whether a disk can be mounted here: root may, and everybody where the kernel allows namespaces."""
-    try:
-        return subprocess.run(mounted(folder, PAGE, ["true"]), capture_output=True).returncode == 0
-    except FileNotFoundError:
-        return False
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Self
 
+from tests.needs import need
 from tests.sweep.calls.faults import CALLS, Fault, known
 from tests.sweep.calls.ran import GO, RAISED, READY, WARNED, Ran
 from tests.sweep.calls.trace import Trace
@@ -75,8 +76,9 @@ def _all_that_is_said(told: socket.socket, process: int) -> list[str]:
 
 def _strace(process: int, options: Sequence[str], log: Path) -> subprocess.Popen[str]:
     """A strace that has a grip on the process, and shows paths with descriptors."""
+    need("strace")
     path = shutil.which("strace")
-    assert path is not None, "strace is missing: tests/setup.sh installs it"
+    assert path is not None
     command = [path, "-f", "-y", "-p", str(process), "-o", str(log), f"--trace={known(CALLS)}", *options]
     strace = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     assert strace.stderr is not None
