@@ -42,11 +42,11 @@ def victim(shared: Path) -> Iterator[Path]:
 
 
 @pytest.fixture(params=[0o1777, 0o2775], ids=["sticky", "of the group"])
-def project(request: pytest.FixtureRequest, shared: Path) -> Path:
+def project(request: pytest.FixtureRequest, shared: Path, stranger: Stranger) -> Path:
     """A folder that the stranger may write into, too: like /tmp, or that of a project whose group he is in."""
     folder = shared / "project"
     folder.mkdir()
-    os.chown(folder, -1, Stranger.uid)
+    stranger.is_in_the_group_of(folder)
     folder.chmod(request.param)
     return folder
 
