@@ -155,7 +155,7 @@ READERS = ["Python", "C"]
         (0o644, "curve", "is open to others (mode 0644): a connection file must be yours alone, as chmod 600 makes it"),
         (0o660, "ipc", "is open to others (mode 0660): a connection file must be yours alone, as chmod 600 makes it"),
         (0o644, "ipc", ""),
-        (None, "ipc", f"belongs to user {Stranger.uid}: a connection file must be your own"),
+        (None, "ipc", "belongs to user {uid}: a connection file must be your own"),
     ],
     ids=["readable key", "writable", "readable without key", "of somebody else"],
 )
@@ -175,6 +175,6 @@ def test_a_connection_file_that_others_may_have_written_or_whose_key_they_may_re
                 said = "ok"
             except ConfigError as error:
                 said = str(error)
-        assert said.endswith(f"{server.path} {problem}" if problem else "ok")
+        assert said.endswith(f"{server.path} {problem.format(uid=stranger.uid)}" if problem else "ok")
         if language == "C" and not problem:
             assert client.ask("finish") == "ok"
