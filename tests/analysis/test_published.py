@@ -54,6 +54,7 @@ def test_the_error_is_the_mean_over_all_held_out_samples(tmp_path: Path) -> None
     assert found == pytest.approx(float(np.mean(np.square(fields, dtype=np.float64))), rel=1e-5)
 
 
+@pytest.mark.full
 def test_tables_and_pictures_are_written(tmp_path: Path) -> None:
     study = HeatStudy(num_simulations=1, num_nodes=4, capacity=50, step_s=0.01)
     run = study.from_files(epochs=1, seed=0)

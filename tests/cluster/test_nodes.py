@@ -130,6 +130,7 @@ def test_a_server_and_simulations_that_are_cut_off_lose_nothing(
     assert done.report["restarts"] >= 1
 
 
+@pytest.mark.full
 def test_a_study_goes_on_in_another_allocation_when_a_node_of_its_server_is_lost(
     nodes: Cluster, spread: Callable[..., Job]
 ) -> None:

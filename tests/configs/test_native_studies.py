@@ -176,7 +176,9 @@ def test_a_code_of_another_mpi_trains_a_server(build: Callable[[str], Path], tmp
     assert_trained(run_small(folder, tmp_path / "run", {"simulation.ranks": 2}))
 
 
-@pytest.mark.parametrize("language", EXAMPLES)
+@pytest.mark.parametrize(
+    "language", ["c", "fortran", *(pytest.param(it, marks=pytest.mark.full) for it in ("cpp", "mpi4py"))]
+)
 def test_all_codes_send_the_same_fields(study: Callable[[str], Run], language: str) -> None:
     fields, parameters = recorded(study(language))
     assert len(fields) == (NUM_SIMULATIONS + NUM_HELD_OUT) * NUM_STEPS

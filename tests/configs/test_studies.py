@@ -82,7 +82,9 @@ TRAJECTORIES = {
 }
 
 
-@pytest.mark.parametrize("study", ["ks", "gray-scott", "advection"])
+@pytest.mark.parametrize(
+    "study", ["ks", *(pytest.param(it, marks=pytest.mark.full) for it in ("gray-scott", "advection"))]
+)
 def test_a_study_of_trajectories_forecasts_them_better_and_better(study: str, tmp_path: Path) -> None:
     settings = TRAJECTORIES[study] | {
         "study.simulations": NUM_TRAJECTORIES,

@@ -179,6 +179,7 @@ def test_runs_are_compared_and_a_damaged_one_says_so(browser: Browser, folder: P
     browser.choose("compared", [])
 
 
+@pytest.mark.full
 def test_two_thousand_simulations_are_shown_and_followed(browser: Browser, folder: Path) -> None:
     run = make_run(folder / "many", num_simulations=NUM_MANY, num_running=8)
     with StudyLock(run / RUN_LOCK, "stream-launcher"):

@@ -23,6 +23,7 @@ def test_a_framework_that_is_not_there_is_refused(name: str) -> None:
         Server()
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_a_study_trains_by_a_framework_of_ones_own_and_goes_on_after_a_kill(tmp_path: Path) -> None:
     study = shutil.copytree(NUMPY_STUDY.parent, tmp_path / "study") / "study.json"

@@ -89,6 +89,7 @@ def test_package_library_and_pkg_config_have_one_version(installation: Installat
     assert told.strip() == version("stream-server")
 
 
+@pytest.mark.full
 def test_the_library_exports_its_interface_and_nothing_else(installation: Installation) -> None:
     for library, prefix in (("stream_client", "stream_"), ("melissa_api", "melissa_")):
         symbols = run(["nm", "-D", "--defined-only", str(installation.lib / f"lib{library}.so")], cwd=NATIVE)

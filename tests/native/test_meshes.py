@@ -24,6 +24,7 @@ def trained_in(run: Run) -> Counter[tuple[int, int]]:
     return Counter(tuple(map(int, line)) for file in files for line in np.loadtxt(file, int, ndmin=2).tolist())
 
 
+@pytest.mark.full
 @pytest.mark.slow
 @pytest.mark.parametrize("client_ranks", [1, pytest.param(3, marks=pytest.mark.full)])
 def test_each_simulation_of_a_study_that_is_killed_has_its_own_mesh_and_a_replay_too(

@@ -451,6 +451,7 @@ def test_whatever_servers_come_and_go_the_last_one_has_every_step(
         assert all(num <= server.num_ranks_of(index) for index, num in server.num_sent.items())
 
 
+@pytest.mark.full
 def test_a_study_whose_server_is_killed_three_times_loses_nothing_of_a_c_simulation(
     library: Path, tmp_path: Path
 ) -> None:

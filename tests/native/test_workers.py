@@ -47,6 +47,7 @@ def test_a_worker_goes_on_with_the_next_simulation_when_one_is_stopped_early(lib
     assert {path.read_text() for path in ends} == {"0\n"}
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_a_worker_that_attaches_beside_another_program_makes_windows_in_blocks(library: Path, tmp_path: Path) -> None:
     """Nobody launches: the worker takes what the other one leaves; the steps between two blocks go to both ranks."""

@@ -22,7 +22,11 @@ def test_no_client_makes_the_memory_of_a_server_grow_beyond_its_plan(siege: sieg
 
 
 @pytest.mark.parametrize(
-    ("study", "capacity"), [(STUDY, "6GiB"), (NUMPY_STUDY, 80_000_000)], ids=["its samples", "their places"]
+    ("study", "capacity"),
+    [
+        pytest.param(STUDY, "6GiB", id="its samples", marks=pytest.mark.full),
+        pytest.param(NUMPY_STUDY, 80_000_000, id="their places"),
+    ],
 )
 def test_a_rank_that_is_refused_the_memory_of_its_buffer_says_so_at_its_start(
     tmp_path: Path, study: Path, capacity: str | int

@@ -31,6 +31,7 @@ def test_parameters_can_be_spread_evenly(run: Callable[..., Run], sampler: str, 
     assert len({row["offset"] for row in parameters(done)}) == 4
 
 
+@pytest.mark.full
 def test_parameters_come_from_a_file_and_go_into_templates_and_time_steps_have_a_first_a_last_and_a_distance(
     run: Callable[..., Run],
 ) -> None:

@@ -66,6 +66,7 @@ def num_running(run: Run) -> int:
         return 0
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_a_study_outlives_the_process_that_started_it_is_stopped_and_goes_on_but_not_as_another_one(
     folder: Path,

@@ -96,6 +96,7 @@ def assert_rolled_out(run: Run, errors: list[list[float]]) -> None:
     assert found["mse"]["u"] == pytest.approx(np.mean(errors, axis=0), rel=1e-3)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("num_ranks", RANKS)
 def test_a_graph_network_forecasts_on_the_mesh_of_each_simulation(
     num_ranks: int, tmp_path: Path, recorded: Callable[..., Iterator[Recording]]

@@ -41,6 +41,7 @@ def counted(run: Run) -> dict[tuple[int, int], bool]:
     return {attempt: not it["excuse"] for attempt, it in ends.items() if "exit code 0" not in it["reason"]}
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("mpi", ["mpich", pytest.param("openmpi", marks=pytest.mark.full)])
 def test_blocks_that_do_not_line_up_with_the_storage_order_arrive_in_their_places_also_after_a_rank_was_killed(
     run: Callable[..., Run], mpi: str

@@ -50,6 +50,7 @@ def run(code: str, *arguments: str, cwd: Path) -> str:
     return done.stdout
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_the_notebook_runs_and_shows_tables_pictures_and_a_prediction(tmp_path: Path) -> None:
     executed = tmp_path / "executed.ipynb"

@@ -86,6 +86,7 @@ def plain_loop(
     return model.state_dict(), rates, num_samples
 
 
+@pytest.mark.full
 def test_a_replay_learns_what_a_plain_loop_learns(trained: Run) -> None:
     assert trained.exit_code == 0, trained.output
     before, after = (torch.load(trained.output_dir / f"{name}.pt", weights_only=True) for name in ("before", "after"))

@@ -29,6 +29,7 @@ def parameters(run: Run) -> dict[int, tuple[float, float]]:
     return {int(row["simulation"]): (float(row["offset"]), float(row["slope"])) for row in rows(run)}
 
 
+@pytest.mark.full
 def test_a_class_that_dies_again_and_again_costs_no_simulation(tmp_path: Path) -> None:
     sampler = {"class": "learning_sampler.py:Dying", "lookahead": 1, "fallback": "halton"}
     done = run_here(NUMPY_STUDY, tmp_path / "run", settings=STRICT | {"parameters.sampler": sampler})
@@ -151,6 +152,7 @@ def test_a_simulation_that_teaches_nothing_more_is_stopped_and_the_account_balan
     assert f"{len(low)} stopped early" in done.output
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("num_simulations", "num_around", "mean_above"), [(16, 1, -0.1), pytest.param(32, 5, 0.45, marks=pytest.mark.full)]
 )

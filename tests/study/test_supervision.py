@@ -37,6 +37,7 @@ def supervise(run: Callable[..., Run]) -> Callable[..., Run]:
     return supervise
 
 
+@pytest.mark.full
 def test_a_server_that_is_killed_three_times_costs_nothing(supervise: Callable[..., Run], tmp_path: Path) -> None:
     points = ("checkpoint.renamed=kill@1", "checkpoint.before_manifest=kill@2", "buffer.released=kill@5")
     met = tmp_path / "met"

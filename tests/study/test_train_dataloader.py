@@ -62,6 +62,7 @@ def test_killed_with_batches_made_ahead_it_goes_on_with_another_number_of_ranks(
     assert_all_accounted_for(done, num_simulations=4)
 
 
+@pytest.mark.full
 def test_a_replay_learns_the_same_again_also_with_batches_made_ahead(
     recorded: Run, tmp_path: Path, loaded: dict[str, Any]
 ) -> None:

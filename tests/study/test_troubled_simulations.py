@@ -123,6 +123,7 @@ def test_a_simulation_that_is_given_up_can_be_redrawn_and_samples_that_are_not_f
     assert (done.output_dir / "simulations" / "4").is_dir()
 
 
+@pytest.mark.full
 def test_a_study_can_end_with_the_first_simulation_that_is_given_up(run: Callable[..., Run]) -> None:
     settings = {"simulation.on_failure": "stop", "simulation.max_failed": 0.1, "simulation.retries": 0}
     done = run(mpi=None, settings=troubled("crash", **settings))

@@ -112,12 +112,14 @@ def test_windows_in_blocks_are_trained_on_several_ranks_through_kills_and_other_
     assert_windows(replayed, neighbours(range(1, 7)), num_expected=6 * (NUM_STEPS - 1))
 
 
+@pytest.mark.full
 def test_windows_in_blocks_are_trained_of_simulations_that_share_a_job(tmp_path: Path) -> None:
     settings = IN_BLOCKS | {"buffer.policy": "fifo", "simulation.per_job": 2}
     done = run_study(NUMPY_STUDY, tmp_path / "run", num_ranks=2, settings=settings)
     assert_windows(done, neighbours(range(1, 7)), num_expected=6 * (NUM_STEPS - 1))
 
 
+@pytest.mark.full
 def test_windows_in_blocks_are_trained_at_random_though_nobody_knows_how_many_steps_come(tmp_path: Path) -> None:
     settings = IN_BLOCKS | {"buffer.policy": "firo", "study.time_steps": None}
     done = run_study(NUMPY_STUDY, tmp_path / "run", num_ranks=2, settings=settings)

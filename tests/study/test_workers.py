@@ -96,6 +96,7 @@ def test_the_death_of_a_worker_costs_one_attempt_of_the_simulation_that_it_was_a
     assert "was killed by SIGKILL" in counted(done)[0]
 
 
+@pytest.mark.full
 def test_a_worker_that_hangs_is_killed_and_only_the_simulation_that_it_was_at_has_failed(
     run: Callable[..., Run],
 ) -> None:
