@@ -287,17 +287,18 @@ def test_a_simulation_is_stopped_early_on_all_ranks_whichever_asks_and_keeps_wha
         ended: list[list[int]] = [[], []]
         for rank, mine in zip(study.ranks, ended, strict=True):
             monkeypatch.setattr(rank.buffer, "end", mine.extend)
-        for rank in study.ranks:
-            crew.start(rank.drain)
         study.launch(0)
         run = study.run(0)
         for step in range(6):
             assert run.send(step, u=value(0, step))
         study.ranks[asks].receiver.post(EndEarly(simulation=0, reason="it is known"))
         step = 6
+        # Nothing is drawn meanwhile: it cannot be at its end before it hears of that.
         while run.send(step, u=value(0, step)):
             step += 1
         run.finish()
+        for rank in study.ranks:
+            crew.start(rank.drain)
         assert run.stop_reason == "it is known"
         assert study.from_server(launcher_link.Finished) == launcher_link.Finished(simulation=0)
         # One that lost its connection, and one that comes only now.

@@ -87,6 +87,7 @@ class FakeServer:
         self.answers_to_invalidate: list[Message] = []
         self.answers_to_data: list[Message | None] = []
         self.hellos: list[Hello] = []
+        self._welcomed: tuple[int, bytes, Hello] | None = None
         self.names: list[bytes] = []
         self.invalidated: list[Invalidate] = []
         self.messages: dict[int, list[Message]] = {rank: [] for rank in range(num_ranks)}
@@ -293,11 +294,17 @@ class FakeServer:
             self._reply(self._control, peer, answers.pop(0) if answers else Invalidated(simulation=message.simulation))
             return
         assert isinstance(message, Hello)
+        if (self.incarnation, peer, message) == self._welcomed:
+            # A busy machine kept the answer from the client for so long that it has asked again.
+            self._reply(self._control, peer, self.welcome(message))
+            return
         self.hellos.append(message)
         self.names.append(peer)
         answer = self.answers_to_hello.pop(0) if self.answers_to_hello else self.welcome(message)
         if answer is not None and not self.silent:
             self._reply(self._control, peer, answer)
+            if isinstance(answer, Welcome):
+                self._welcomed = self.incarnation, peer, message
 
     def welcome(self, hello: Hello) -> Welcome:
         """The ordinary answer."""
