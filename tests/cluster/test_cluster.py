@@ -10,6 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.needs import need
 from tests.support.cluster import PROJECT, Cluster
 from tests.support.timing import until
 
@@ -52,6 +53,7 @@ with Cluster(1) as cluster:
 
 
 def test_nothing_of_a_cluster_outlives_a_process_that_is_killed() -> None:
+    need("a cluster")
     before = _links()
     with subprocess.Popen(
         [sys.executable, "-c", KILLED], env=os.environ | {"PYTHONPATH": str(PROJECT)}, stdout=subprocess.PIPE, text=True
