@@ -19,6 +19,13 @@ FORCE_S = 3.0
 REPEAT_S = 0.5
 FIRST_SIGNAL = "the study saves a checkpoint and leaves; once more ends it at once"
 URGENT = frozenset({signal.SIGINT, signal.SIGTERM})
+# Batch systems send USR1 or USR2 before the time of a job is over, and XCPU; HUP comes when a terminal is closed.
+_STOPPING = (*URGENT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU, signal.SIGHUP)
+
+
+def stop_signals() -> tuple[signal.Signals, ...]:
+    """The signals by which a study is asked to save and leave; without HUP where it is ignored, as under nohup."""
+    return tuple(it for it in _STOPPING if it != signal.SIGHUP or signal.getsignal(it) is not signal.SIG_IGN)
 
 
 class UrgentSignals:

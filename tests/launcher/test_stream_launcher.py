@@ -6,6 +6,7 @@ import signal
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from stream_server.launcher.supervision.cli import main
@@ -165,6 +166,8 @@ def test_a_report_of_an_earlier_run_is_not_believed(tmp_path: Path) -> None:
     [
         signal.SIGTERM,
         signal.SIGHUP,
+        signal.SIGUSR2,
+        signal.SIGXCPU,
         *(pytest.param(it, marks=pytest.mark.full) for it in (signal.SIGINT, signal.SIGUSR1)),
     ],
 )
@@ -175,6 +178,17 @@ def test_a_signal_makes_the_server_save_and_leave(tmp_path: Path, number: signal
         assert run.end() == 75, run.errors
         (leave,) = [message for message in run.heard(0) if isinstance(message, launcher_link.Leave)]
         assert number.name in leave.reason
+
+
+@pytest.mark.parametrize("name", ["SIGUSR2", pytest.param("SIGXCPU", marks=pytest.mark.full)])
+def test_a_signal_to_all_processes_of_a_job_costs_no_server(tmp_path: Path, name: str) -> None:
+    with StudyRun(tmp_path, [["live"], ["plan", 1], ["wait_for_leave"]], ranks=2) as run:
+        run.wait_for_output(0)
+        for process in run.processes("STREAM_SERVER_JOB"):
+            if any(word.endswith("mpirun") for word in psutil.Process(process.pid).cmdline()):
+                os.kill(process.pid, signal.Signals[name])
+        run.launcher.send_signal(signal.Signals[name])
+        assert run.end() == 75, run.errors
 
 
 def test_a_server_that_does_not_speak_yet_gets_the_signal_itself(tmp_path: Path) -> None:

@@ -44,12 +44,18 @@ def assert_stopped_in_order(done: Run, name: str) -> None:
 @pytest.mark.parametrize(
     ("num_ranks", "mpi", "name"),
     [
+        # submitit's signal.
+        (1, None, "SIGUSR2"),
+        pytest.param(1, None, "SIGHUP", marks=pytest.mark.full),
+        pytest.param(1, None, "SIGXCPU", marks=pytest.mark.full),
         pytest.param(1, None, "SIGINT", marks=pytest.mark.full),
         pytest.param(1, None, "SIGTERM", marks=pytest.mark.full),
         pytest.param(2, "mpich", "SIGINT", marks=pytest.mark.full),
         (2, "mpich", "SIGTERM"),
         # Open MPI's mpirun leaves its ranks no time after the other two; this one it passes on.
         pytest.param(2, "openmpi", "SIGUSR1", marks=pytest.mark.full),
+        pytest.param(2, "openmpi", "SIGUSR2", marks=pytest.mark.full),
+        pytest.param(2, "openmpi", "SIGXCPU", marks=pytest.mark.full),
     ],
 )
 def test_a_signal_to_mpirun_or_the_server_stops_a_study_in_order(

@@ -30,7 +30,7 @@ from stream_server.launcher.supervision.servers import Servers
 from stream_server.launcher.supervision.supervisor import Supervisor
 from stream_server.launcher.supervision.takeover import begin, end_earlier_run, is_resumed
 from stream_server.machine import private_folder, run_folder
-from stream_server.machine.forced_exit import UrgentSignals
+from stream_server.machine.forced_exit import URGENT, UrgentSignals, stop_signals
 from stream_server.machine.screen import LogFile, PlainFormatter
 from stream_server.machine.signals import Signals
 from stream_server.machine.study_lock import LOCKS, RUN_LOCK, StudyLock
@@ -51,12 +51,9 @@ def supervise_study(config: StudyConfig, command: ServerCommand, *, ends_at: flo
     check_backend(config)
     if closed := run_folder.claim(config.output_dir, config.study.share_with):
         print(f"{PROGRAM}: {closed}", file=sys.stderr, flush=True)
-    asking = [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1]
-    # Under nohup the end of the terminal is no reason to stop.
-    asking += [signal.SIGHUP] if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL else []
     jobs, servers = _make_jobs(config), Servers(config)
     lock = StudyLock(config.output_dir / RUN_LOCK, PROGRAM)
-    with lock, Journal(config.output_dir) as journal, Signals(signal.SIGCHLD, *asking) as signals:
+    with lock, Journal(config.output_dir) as journal, Signals(signal.SIGCHLD, *stop_signals()) as signals:
         _start_log(config)
         with closing(jobs.backend), servers:
             if command.retry is not None and is_resumed(journal.history, servers.backend, link=None):
@@ -103,7 +100,7 @@ def run_simulations(config: StudyConfig, address: str) -> int:
     release_cores()
     check_backend(config)
     jobs = _make_jobs(config)
-    with Journal(config.output_dir) as journal, Signals(signal.SIGINT, signal.SIGTERM, signal.SIGCHLD) as signals:
+    with Journal(config.output_dir) as journal, Signals(signal.SIGCHLD, *stop_signals()) as signals:
         _start_log(config)
         with closing(jobs.backend):
             with Servers(config) as servers:
@@ -171,7 +168,8 @@ class Unsupervised:
             came = self.signals.take()
             if signal.SIGCHLD in came:
                 self.ensemble.look_soon()
-            for number in came - {signal.SIGCHLD}:
+            # The others come to all processes of a job; rank 0 has them, too, and decides.
+            for number in came & URGENT:
                 self._urgent.count(number, time.monotonic())
                 self.ensemble.leave(f"got {number.name}")
 

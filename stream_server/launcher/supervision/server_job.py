@@ -154,9 +154,15 @@ class ServerJob:
 
     @classmethod
     def start(cls, command: Sequence[str], environment: Mapping[str, str], mark: str) -> Self:
-        """Start it in a session of its own, so that a Ctrl-C reaches it by us only."""
+        """Start it in a session of its own, so that a Ctrl-C reaches it by us only.
+
+        A batch system may signal all processes of a job: MPICH's mpirun would end by what its ranks save upon.
+        """
         process = subprocess.Popen(
-            command, env={**environment, MARK: mark}, stdin=subprocess.DEVNULL, start_new_session=True
+            ["/bin/sh", "-c", 'trap "" HUP USR2 XCPU; exec "$@"', "sh", *command],
+            env={**environment, MARK: mark},
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
         )
         leader = None
         with contextlib.suppress(OSError):

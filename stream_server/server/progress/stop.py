@@ -7,9 +7,7 @@ from contextlib import contextmanager
 from enum import IntEnum
 from types import FrameType
 
-from stream_server.machine.forced_exit import FIRST_SIGNAL, UrgentSignals
-
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+from stream_server.machine.forced_exit import FIRST_SIGNAL, UrgentSignals, stop_signals
 
 
 class StopReason(IntEnum):
@@ -83,7 +81,7 @@ class StopRequests:
     def on_signals(
         self, clock: Callable[[], float] = time.monotonic, say: Callable[[str], None] = lambda text: None
     ) -> Iterator[None]:
-        """Within, SIGINT, SIGTERM and SIGUSR1 ask for a stop; a second SIGINT or SIGTERM interrupts at once.
+        """Within, the `stop_signals` ask for a stop; a second SIGINT or SIGTERM interrupts at once.
 
         Main thread only. `say` tells the user what the first one does, in the handler.
 
@@ -104,7 +102,7 @@ class StopRequests:
             if is_first:
                 say(f"stopped by {name}: {FIRST_SIGNAL}")
 
-        before = {number: signal.signal(number, ask) for number in SIGNALS}
+        before = {number: signal.signal(number, ask) for number in stop_signals()}
         try:
             yield
         finally:

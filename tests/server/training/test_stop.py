@@ -9,13 +9,25 @@ from stream_server.server.progress.stop import Interrupted, StopReason, StopRequ
 from tests.support.timing import Clock
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1])
+@pytest.mark.parametrize(
+    "number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU, signal.SIGHUP]
+)
 def test_a_signal_asks_for_a_stop_after_which_the_study_goes_on(number: signal.Signals) -> None:
     stops = StopRequests()
     with stops.on_signals():
         signal.raise_signal(number)
     assert stops.pending is StopReason.SAVED
     assert stops.text == f"stopped by {number.name}"
+
+
+def test_the_end_of_a_terminal_is_no_reason_to_stop_under_nohup() -> None:
+    stops, before = StopRequests(), signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with stops.on_signals():
+            signal.raise_signal(signal.SIGHUP)
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert stops.pending is None
 
 
 @pytest.mark.parametrize("first", [signal.SIGINT, signal.SIGTERM])
