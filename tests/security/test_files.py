@@ -12,6 +12,7 @@ import pytest
 from stream_server.errors import ConfigError
 from stream_server.machine import run_folder
 from stream_server.storage.ownership import private_files
+from tests.needs import need
 from tests.security.stranger import Stranger
 from tests.support.runs import NUMPY_STUDY, assert_complete, run_study
 
@@ -21,7 +22,13 @@ SETTINGS = {
     "metrics.writers": ["csv", "tensorboard"],
 }
 SECRETS = {"connection.json", "operator.json", "run.lock", "server.lock", "journal.jsonl", "incarnations.lock"}
-IMPORT = "sys.path.insert(0, sys.argv[1]); from stream_server.commands.cli import main, parser; parser()"
+# The stranger may not be allowed to read the version of the package, and all else is imported before.
+IMPORT = """
+sys.path.insert(0, sys.argv[1])
+from stream_server.commands import cli
+cli.version = lambda package: "of ours"
+cli.parser()
+"""
 LOOK = """
 found = []
 for root, folders, files in os.walk(sys.argv[1]):
@@ -65,6 +72,7 @@ def test_all_that_a_study_writes_is_private_under_an_open_umask(shared: Path, st
 
 @pytest.mark.slow
 def test_a_group_that_a_study_is_shared_with_reads_all_but_keys_and_locks(shared: Path) -> None:
+    need("root")
     group = grp.getgrgid(1)
     output_dir = shared / "ripple"
     before = os.umask(0o077)
@@ -171,6 +179,6 @@ def test_a_run_of_somebody_else_is_looked_at_with_one_plain_sentence(shared: Pat
     folder.mkdir(mode=0o700)
     (folder / "study.json").write_text("{}")
     package = Path(sys.modules["stream_server"].__file__ or "").parents[1]
-    said = stranger.run('print(main(["status", sys.argv[2]]))', package, folder, before=IMPORT)
+    said = stranger.run('print(cli.main(["status", sys.argv[2]]))', package, folder, before=IMPORT)
     assert "a run is its owner's alone, unless study.share_with says more" in said
     assert said.endswith("1")

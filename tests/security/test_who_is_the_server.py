@@ -74,7 +74,7 @@ def server(shared: Path, stranger: Stranger, monkeypatch: pytest.MonkeyPatch) ->
         try:
             yield server
         finally:
-            shutil.rmtree(server.path.parent, ignore_errors=True)
+            stranger.remove(server.path.parent)
             server.path.parent.mkdir()
 
 
@@ -164,6 +164,7 @@ def test_a_connection_file_that_others_may_have_written_or_whose_key_they_may_re
 ) -> None:
     with FakeServer(num_ranks=1, transport=transport) as server:
         if mode is None:
+            server.path.chmod(0o644)
             stranger.owns(server.path)
         else:
             server.path.chmod(mode)

@@ -28,7 +28,8 @@ that was interrupted continues when the same command is given again.
 `mpirun -n 4 stream-server --config study.json` runs a study with a number of ranks of your choice, unsupervised.
 """
 EPILOG = """\
-Ctrl-C, TERM, USR1, USR2, XCPU and HUP make the study save a checkpoint and leave; a second Ctrl-C or TERM ends it at once.
+Ctrl-C, TERM, USR1, USR2, XCPU and HUP make the study save a checkpoint and leave; a second Ctrl-C or TERM ends it at
+once.
 If this process itself is killed, server and simulations go on; the same command takes them over again.
 
 exit status:

@@ -53,8 +53,8 @@ exit status:
   130 ended by a second signal
 
 A run that did not finish is continued from its newest checkpoint, without the simulations that were given up unless
---retry says so. Ctrl-C, TERM, USR1, USR2, XCPU and HUP save one and leave; a second Ctrl-C or TERM ends it at once. `stream-launcher`
-restarts a server that dies, or whose ranks hang.
+--retry says so. Ctrl-C, TERM, USR1, USR2, XCPU and HUP save one and leave; a second Ctrl-C or TERM ends it at once.
+`stream-launcher` restarts a server that dies, or whose ranks hang.
 
 The output folder (runs/NAME beside study.json) holds report.json, the logs of ranks and simulations, and the metrics
 (tensorboard --logdir runs/NAME/metrics/tensorboard). docs/reference/study.md explains every key of study.json.
