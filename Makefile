@@ -22,7 +22,7 @@ RUN = PATH="$(CURDIR)/$(VENV)/bin:$$PATH"
 .PHONY: help demo quick test test-all test-gpu check lint format bench bench-gpu bench-peers study-heat study-lorenz study-ks study-steering campaign failpoints docs tools clean
 
 help:
-	@echo "make demo      a whole study on two ranks: configs/heat (two minutes; the first time it installs what it needs, too); ARGS=… goes to stream-server"
+	@echo "make demo      a whole study on 4 ranks: configs/heat (two minutes; the first time it installs what it needs, too); ARGS=… goes to stream-server"
 	@echo "make test      the tests, in several processes; ARGS=… goes to pytest"
 	@echo "make quick     the tests without MPI jobs, whole studies and compilers (a minute and a half): after every change"
 	@echo "make test-all  the tests, with all ranks, MPIs, buffers and languages, long trainings and what waits for minutes"
@@ -43,7 +43,7 @@ help:
 
 # Bytecode is written by what is imported first: pip would compile all of torch, for 20 s.
 demo: $(VENV)/ready
-	$(RUN) env -u PYTHONDONTWRITEBYTECODE mpirun -n 2 stream-server --config configs/heat/study.json --fresh $(ARGS)
+	$(RUN) env -u PYTHONDONTWRITEBYTECODE mpirun -n 4 stream-server --config configs/heat/study.json --fresh $(ARGS)
 
 quick: $(VENV)/tests-ready
 	$(RUN) python -m tests.run --quick $(ARGS)

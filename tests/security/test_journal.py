@@ -35,7 +35,7 @@ def folder(shared: Path) -> Path:
 def test_a_journal_of_somebody_else_is_not_read(shared: Path, stranger: Stranger) -> None:
     file = shared / JOURNAL_FILE
     file.write_bytes(encode(launcher(shared)))
-    file.chmod(0o644)
+    file.chmod(0o666)
     stranger.owns(file)
     with pytest.raises(ConfigError, match=f"cannot be opened: .* belongs to user {stranger.uid}, and is not trusted"):
         Journal(shared).__enter__()
