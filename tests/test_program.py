@@ -24,7 +24,8 @@ from stream_server.server.reception.build import make_ipc_folder
 from stream_server.storage import disk
 from tests.support.studies import StudyFolder
 
-BEGIN = "from stream_server.machine import program; program.begin(); "
+BEGIN = "from stream_server import entry_points; entry_points._begin(); "
+BEGIN += "from stream_server.machine import program; program.begin(); "
 NO_UTF8 = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
 
 
