@@ -316,7 +316,7 @@ def test_a_submission_whose_answer_is_lost_is_found_in_the_queue_and_not_repeate
     cluster: Cluster, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _pretend(LOST, cluster, folder, monkeypatch)
-    with backend_of(folder_s=20) as backend:
+    with backend_of(folder, missing_s=20) as backend:
         spec = python(folder, "0", WAITING)
         handle = backend.submit(spec)
         until(lambda: state(backend, handle) is JobState.RUNNING)
@@ -332,7 +332,7 @@ def test_jobs_go_on_while_the_controller_is_away_and_those_that_ended_meanwhile_
         use(cluster, monkeypatch)
         folder = cluster.shared / "study"
         folder.mkdir()
-        with backend_of(folder_s=2) as backend:
+        with backend_of(folder, missing_s=2) as backend:
             runs = python(folder, "0", WAITING)
             handle = backend.submit(runs)
             output(runs.folder)

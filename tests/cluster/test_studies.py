@@ -52,7 +52,7 @@ def launcher_of(live: LiveRun) -> psutil.Process:
     found = []
     for it in live.processes():
         with suppress(psutil.Error):
-            if "stream-launcher" in " ".join(it.cmdline()[:3]):
+            if "stream-launcher" in " ".join(it.cmdline()[:5]):
                 found.append((it.create_time(), it.pid, it))
     return min(found)[-1]
 

@@ -88,11 +88,11 @@ def test_what_is_to_be_tried_again_is_known_to_later_starts_until_a_checkpoint_h
         return set(find_continuation(config, SoloRanks(), output(config), lambda study_state: retried).retried)
 
     find(config)
-    stores.save(output(config).checkpoints, 1, incarnation=2)
+    stores.save(output(config).checkpoints, 1, incarnation=1)
     assert find_again(3, 5) == {3, 5}
     assert find_again() == {3, 5}
     assert find_again(7) == {3, 5, 7}
-    stores.save(output(config).checkpoints, 2, incarnation=5)
+    stores.save(output(config).checkpoints, 2, incarnation=4)
     assert find_again() == set()
 
 
