@@ -5,12 +5,19 @@ import mmap
 import os
 import signal
 import struct
+import threading
+import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
-LOOK_S = 1.0
-_PR_SET_PDEATHSIG = 1
+from stream_server.machine import processes
+
+LOOK_S = 0.2
+HOLD_S = 10.0
+MOST_SHOWN = 80
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 # Sent by the kernel: the terminal has sent it to the child as well.
 _SI_KERNEL = 128
 # They stop a process, tell of a fault in it, or mean nothing to us.
@@ -43,10 +50,13 @@ def watch_exit(tell_loss: Callable[[str, int], int]) -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD, *_PASSED_ON})
     parent = os.getpid()
+    libc = ctypes.CDLL(None)
+    # What the child leaves behind becomes a child of the parent.
+    libc.prctl(_PR_SET_CHILD_SUBREAPER, 1)
     child = os.fork()
     if child:
         _end_as(child, tell_loss)
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os.kill(os.getpid(), signal.SIGKILL)
     _is_watched = True
@@ -56,6 +66,27 @@ def watch_exit(tell_loss: Callable[[str, int], int]) -> None:
 def is_ours() -> None:
     """Say that this process ends now since the command does, whatever its exit code."""
     _said[:8] = struct.pack("q", 1)
+
+
+def leave_soon(exit_code: int) -> None:
+    """Say that this process ends now; if it has not ended after `HOLD_S`, say what holds it, and end it.
+
+    Python waits for threads that are no daemons, for processes of multiprocessing and for functions of `atexit`, for
+    ever if need be. Users' code has no more to do once its study is over.
+    """
+    is_ours()
+    threading.Thread(target=_leave_anyway, args=(exit_code,), name="leave", daemon=True).start()
+
+
+def _leave_anyway(exit_code: int) -> None:
+    time.sleep(HOLD_S)
+    others = {threading.main_thread(), threading.current_thread()}
+    names = [repr(it.name) for it in threading.enumerate() if it not in others and not it.daemon]
+    children = processes.descendants(os.getpid())
+    who = [*(f"the thread {name}" for name in names), *map(_shown, children)] or ["a function of atexit"]
+    _say(f"the command is done, but its process has not ended after {HOLD_S:g} s: {', '.join(who)}; it is ended now")
+    processes.send(children, signal.SIGKILL)
+    leave(exit_code)
 
 
 def leave(exit_code: int) -> NoReturn:
@@ -91,9 +122,44 @@ def _end_as(child: int, tell_loss: Callable[[str, int], int]) -> NoReturn:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {-code})
     if not was_said:
         code = tell_loss(_told(code), incarnation)
-    elif code < 0:
-        code = 128 - code
+    else:
+        code = 128 - code if code < 0 else code
+        _end_holders_of_output()
     os._exit(code)
+
+
+def _end_holders_of_output() -> None:
+    """End what this command has started and left behind with its output, for the end of which its reader waits."""
+    pipes = {it for it in map(_pipe_of, (("self", 1), ("self", 2))) if it}
+    end_at, holders = time.monotonic() + HOLD_S, set[int]()
+    while pipes and time.monotonic() < end_at:
+        found = processes.descendants(os.getpid())
+        holders = {pid for pid in found if not pipes.isdisjoint(map(_pipe_of, ((pid, 1), (pid, 2))))}
+        if not holders:
+            return
+        time.sleep(LOOK_S)
+    for pid in holders:
+        _say(f"{_shown(pid)} was left behind and holds the output of this command, whose reader waits: it is ended")
+    processes.send(holders, signal.SIGKILL)
+
+
+def _pipe_of(place: tuple[int | str, int]) -> str:
+    """The pipe or socket that is this descriptor of a process; "" if it is something else."""
+    pid, number = place
+    try:
+        target = os.readlink(f"/proc/{pid}/fd/{number}")
+    except OSError:
+        return ""
+    return target if target.startswith(("pipe:", "socket:")) else ""
+
+
+def _shown(pid: int) -> str:
+    return f"process {pid} ({' '.join(processes.command_line(pid))[:MOST_SHOWN]})"
+
+
+def _say(text: str) -> None:
+    with suppress(OSError):
+        os.write(2, f"stream-server: {text}\n".encode())
 
 
 def _wait(child: int) -> int:
@@ -104,9 +170,11 @@ def _wait(child: int) -> int:
             if came.si_code != _SI_KERNEL:
                 os.kill(child, came.si_signo)
             continue
-        pid, status = os.waitpid(child, os.WNOHANG)
-        if pid:
-            return status
+        # What has lost its parent is ours as well.
+        with suppress(ChildProcessError):
+            while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+                if ended[0] == child:
+                    return ended[1]
 
 
 def _told(code: int) -> str:

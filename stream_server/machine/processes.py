@@ -92,6 +92,15 @@ def command_line(pid: int) -> tuple[str, ...]:
     return tuple(map(os.fsdecode, words[:-1]))
 
 
+def descendants(pid: int) -> set[int]:
+    """What runs and was started by this process, by what it has started, and so on."""
+    parents = {it: parent for it in _pids() if (parent := _parent(it))}
+    found, new = set[int](), {pid}
+    while new := {it for it, parent in parents.items() if parent in new} - found:
+        found |= new
+    return found
+
+
 def this_boot() -> str:
     """A name for this start of this machine: process numbers mean something during it only."""
     try:
@@ -167,6 +176,15 @@ def _status(pid: int) -> tuple[int, int, bool] | None:
     values = line.rpartition(b")")[2].split()
     state = values[0].decode()
     return None if state in ENDED else (int(values[3]), int(values[19]), state == STOPPED)
+
+
+def _parent(pid: int) -> int:
+    """0 if the process has ended."""
+    try:
+        values = _read(pid, "stat").rpartition(b")")[2].split()
+    except GONE:
+        return 0
+    return 0 if values[0].decode() in ENDED else int(values[1])
 
 
 def _age(pid: int) -> tuple[int, int]:

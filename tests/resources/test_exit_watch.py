@@ -50,3 +50,27 @@ def test_a_child_does_not_outlive_its_parent() -> None:
         child = psutil.Process(int(parent.stdout.readline().split()[0]))
         parent.kill()
         child.wait(60)
+
+
+@pytest.mark.parametrize(
+    ("way", "said"),
+    [
+        ("thread", "has not ended after 0.5 s: the thread 'plotter'; it is ended now"),
+        ("atexit", "has not ended after 0.5 s: a function of atexit; it is ended now"),
+        ("process", "has not ended after 0.5 s: process "),
+        ("child", "(sleep 1234) was left behind and holds the output of this command"),
+        ("grandchild", "(sleep 1234) was left behind and holds the output of this command"),
+    ],
+)
+def test_what_keeps_a_command_from_ending_is_named_and_ended(way: str, said: str) -> None:
+    ended = subprocess.run([*COMMAND, way], capture_output=True, text=True, timeout=100)
+    assert ended.returncode == 3, ended.stderr
+    assert said in ended.stderr
+
+
+def test_a_child_that_does_not_hold_the_output_is_nobodys_business() -> None:
+    ended = subprocess.run([*COMMAND, "quiet child"], capture_output=True, text=True, timeout=100)
+    left = psutil.Process(int(ended.stdout))
+    assert left.is_running()
+    left.kill()
+    assert (ended.returncode, ended.stderr) == (3, "")

@@ -165,7 +165,8 @@ def main(argv: list[str] | None = None) -> int:
         print(NATIVE_PATH.resolve())
         return 0
     exit_code = _ended(arguments, is_watched=argv is None)
-    exit_watch.is_ours()
+    if argv is None:
+        exit_watch.leave_soon(exit_code)
     return exit_code
 
 
