@@ -44,6 +44,7 @@ def test_a_study_passes_its_own_check(study: Path, tmp_path: Path) -> None:
 LATE_ENOUGH = 200
 
 
+@pytest.mark.full
 def test_heat_learns(tmp_path: Path) -> None:
     settings = {
         "study.simulations": 4,

@@ -235,6 +235,7 @@ def test_weights_and_biases_get_numbers_histograms_and_figures(
     assert logged["same"][0].tolist() == [2]
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_a_study_writes_to_what_study_json_names_on_every_rank(tmp_path: Path) -> None:
     study = shutil.copytree(NUMPY_STUDY.parent, tmp_path / "study") / "study.json"

@@ -174,6 +174,7 @@ def test_a_blank_simulation_that_must_be_built_runs_alone(built: Path, tmp_path:
     subprocess.run([folder / "build" / "simulation"], cwd=folder, env=environment, check=True, timeout=120)
 
 
+@pytest.mark.full
 @pytest.mark.slow
 @pytest.mark.parametrize("language", ["c", pytest.param("fortran", marks=pytest.mark.full)])
 def test_a_blank_study_that_must_be_built_trains(language: str, built: Path, tmp_path: Path) -> None:

@@ -98,6 +98,7 @@ def test_the_library_exports_its_interface_and_nothing_else(installation: Instal
         assert {name for name in names if not name.startswith(prefix)} == set()
 
 
+@pytest.mark.full
 def test_the_programs_on_the_page_are_built_with_cmake(installation: Installation, solver: Path) -> None:
     run_shell("### CMake", solver, installation.prefix)
     for program in PROGRAMS:

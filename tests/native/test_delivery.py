@@ -623,6 +623,7 @@ def test_signals_do_not_disturb_it(library: Path, tmp_path: Path) -> None:
     assert sorted(server.steps) == [(7, step) for step in range(30)]
 
 
+@pytest.mark.full
 def test_a_lack_of_memory_at_any_moment_is_an_error_and_no_crash(tmp_path: Path) -> None:
     library = build.client_archive(tmp_path / "watchful", *build.SANITIZERS, *QUICK, "-USC_LOOK_S", "-DSC_LOOK_S=0.0")
     functions = ("malloc", "calloc", "realloc", "strdup", "posix_memalign")

@@ -100,6 +100,7 @@ def test_a_code_in_fortran_has_in_its_files_and_is_trained_from_what_it_wrote_it
     assert len(given) == len(SAMPLE) * NUM_SIMULATIONS * len(LABELS)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("num_ranks", [pytest.param(1, marks=pytest.mark.full), 3])
 def test_a_code_in_c_has_in_its_files_what_its_ranks_wrote_themselves(
     installation: Installation, tmp_path: Path, num_ranks: int

@@ -22,6 +22,7 @@ def test_whatever_the_network_does_every_sample_comes_once(seed: str, number: in
     assert outcome.violations == (), outcome.ordeal
 
 
+@pytest.mark.full
 def test_a_study_ends_balanced_over_a_network_that_breaks(seed: str, tmp_path: Path) -> None:
     arrival = travel(Journey.drawn(seed), tmp_path)
     assert arrival.violations == (), arrival.journey

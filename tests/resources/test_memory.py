@@ -21,6 +21,7 @@ def test_no_client_makes_the_memory_of_a_server_grow_beyond_its_plan(siege: sieg
     assert [effect for effect in effects if effect.is_too_much] == []
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("study", "capacity"),
     [

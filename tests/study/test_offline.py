@@ -67,6 +67,7 @@ def test_a_full_disk_ends_a_study_that_writes_files(failed: Run) -> None:
     assert "run the same command again" in " ".join(failed.output.split())
 
 
+@pytest.mark.full
 def test_files_hold_bit_for_bit_what_the_simulations_computed_whatever_was_full_or_killed(written: Run) -> None:
     assert written.report["restarts"] == 2
     assert_computed(written, num_simulations=4)

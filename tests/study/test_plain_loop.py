@@ -99,6 +99,7 @@ def test_a_replay_learns_what_a_plain_loop_learns(trained: Run) -> None:
     np.testing.assert_allclose(rates, expected_rates, rtol=1e-12)
 
 
+@pytest.mark.full
 def test_a_study_trains_what_study_json_names_on_all_ranks(trained: Run) -> None:
     model = numpy_files.load_file(trained.output_dir / "model" / "model.safetensors")
     assert {name: values.shape for name, values in model.items()} == {

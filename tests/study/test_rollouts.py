@@ -104,6 +104,7 @@ def test_a_study_that_is_killed_within_a_rollout_forecasts_on_another_number_of_
     assert "squared error at lead time 2 -> 14, of 4 held-out simulations" in done.output
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "num_ranks", [1, pytest.param(2, marks=pytest.mark.full), pytest.param(3, marks=pytest.mark.full)]
 )

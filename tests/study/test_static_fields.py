@@ -60,6 +60,7 @@ def test_a_study_on_two_ranks_and_its_replay_on_one_are_trained_as_by_plain_torc
         assert one.tobytes() == other.tobytes()
 
 
+@pytest.mark.full
 def test_an_ensemble_in_files_has_them_and_is_trained_from_as_by_plain_torch(tmp_path: Path) -> None:
     written = run_study(STUDY, tmp_path / "written", num_ranks=1, settings={**SETTINGS, "offline.write_files": True})
     assert written.exit_code == 0, written.output

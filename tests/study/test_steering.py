@@ -47,6 +47,7 @@ def test_a_class_that_cannot_begin_ends_the_start_with_its_message(tmp_path: Pat
     assert "please report it" not in done.output
 
 
+@pytest.mark.full
 def test_a_server_that_is_killed_between_suggestion_and_start_gives_no_simulation_other_parameters(
     tmp_path: Path,
 ) -> None:
