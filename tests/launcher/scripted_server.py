@@ -136,10 +136,13 @@ class ScriptedServer:
         self._write("exit.json", {"exit_code": 3, "message": "KeyError", "batch": batch})
         self.leave(3)
 
+    def write_report(self, code: int) -> None:
+        self._write("report.json", {"exit_code": code, "exit_reason": "", "message": f"code {code}"})
+
     def report(self, code: int, status: int = 0) -> None:
         """Leave in order: rank 0 writes the report first, for mpirun kills the others when one leaves with a status."""
         if self.rank == 0:
-            self._write("report.json", {"exit_code": code, "exit_reason": "", "message": f"code {code}"})
+            self.write_report(code)
             if self._greets:
                 self._tell(launcher_link.Leaving())
         else:

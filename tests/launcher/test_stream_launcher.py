@@ -198,6 +198,14 @@ def test_a_server_that_does_not_speak_yet_gets_the_signal_itself(tmp_path: Path)
         assert run.end() == 75, run.errors
 
 
+def test_a_server_that_has_reported_and_does_not_leave_is_killed_at_the_first_signal(tmp_path: Path) -> None:
+    with StudyRun(tmp_path, [["live"], ["plan", 1], ["be_deaf"], ["write_report", 0], ["stay"]]) as run:
+        run.wait_until(lambda: (run.output_dir / "report.json").exists())
+        run.launcher.send_signal(signal.SIGTERM)
+        assert run.end() == 0, run.errors
+        assert "whose report is written" in run.errors
+
+
 def test_a_second_interrupt_kills_server_and_simulations(tmp_path: Path) -> None:
     with StudyRun(tmp_path, [["live"], ["plan", 1], ["be_deaf"], ["stay"]]) as run:
         run.wait_for_output(0)

@@ -156,6 +156,11 @@ class EndReports:
                 return ServerEnd(exit_code=0, message="the study had been finished before")
         return lost(f"{how or f'the server {_described(status)}'} and left no report")
 
+    @property
+    def has_report(self) -> bool:
+        """Whether the server has written its report, after which it only leaves."""
+        return bool(self._fresh(0, REPORT_FILE))
+
     def _fresh(self, position: int, name: str) -> dict[str, Any]:
         file = self.output_dir / name
         return {} if _version(file) == self._before[position] else _read(file)

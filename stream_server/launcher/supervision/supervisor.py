@@ -287,6 +287,10 @@ class Supervisor:
         elif self._running is None:
             text = f"{self._stop_reason} while no server was running"
             self._leave(NoRestart(exit_code=RankLost.exit_code, text=text))
+        elif EndReports(self.output_dir, self._running.starting.reports_before).has_report:
+            why = f"{self._stop_reason} while the server, whose report is written, had not left"
+            say(f"{why}: it is killed")
+            self._running.kill(why, time.monotonic())
         elif is_first:
             # Rank 0 first: its live panel must not be drawn over the words.
             if self.link.connected:
