@@ -34,8 +34,9 @@ _CALLED_EXIT = (
 _WAS_KILLED = "was killed by {}{}"
 _OUT_OF_MEMORY = ", as the kernel does when memory is short"
 
-# Shared with the parent: whether this end is ours, and the incarnation whose study is under way.
-_said = mmap.mmap(-1, 16)
+# Shared with the parent: whether this end is ours, the incarnation whose study is under way, and the exit code that
+# the end should have.
+_said = mmap.mmap(-1, 24)
 _is_watched = False
 
 
@@ -63,18 +64,22 @@ def watch_exit(tell_loss: Callable[[str, int], int]) -> None:
     signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def is_ours() -> None:
-    """Say that this process ends now since the command does, whatever its exit code."""
+def is_ours(exit_code: int) -> None:
+    """Say that this process ends now since the command does; one that does not end gets this exit code."""
+    _said[16:] = struct.pack("q", exit_code)
     _said[:8] = struct.pack("q", 1)
+    if _is_watched:
+        os.kill(os.getppid(), signal.SIGCHLD)
 
 
 def leave_soon(exit_code: int) -> None:
     """Say that this process ends now; if it has not ended after `HOLD_S`, say what holds it, and end it.
 
     Python waits for threads that are no daemons, for processes of multiprocessing and for functions of `atexit`, for
-    ever if need be. Users' code has no more to do once its study is over.
+    ever if need be. Users' code has no more to do once its study is over. A library may hold it when no Python runs any
+    more: the parent ends it then.
     """
-    is_ours()
+    is_ours(exit_code)
     threading.Thread(target=_leave_anyway, args=(exit_code,), name="leave", daemon=True).start()
 
 
@@ -91,13 +96,13 @@ def _leave_anyway(exit_code: int) -> None:
 
 def leave(exit_code: int) -> NoReturn:
     """End this process at once."""
-    is_ours()
+    is_ours(exit_code)
     os._exit(exit_code)
 
 
 def note_incarnation(incarnation: int) -> None:
     """A study is under way, in this start of its server."""
-    _said[8:] = struct.pack("q", incarnation)
+    _said[8:16] = struct.pack("q", incarnation)
 
 
 def starter() -> int:
@@ -114,8 +119,12 @@ def starter() -> int:
 def _end_as(child: int, tell_loss: Callable[[str, int], int]) -> NoReturn:
     """Wait for the end of the child, and end with its exit code, or by its signal."""
     status = _wait(child)
-    was_said, incarnation = struct.unpack("qq", _said)
-    code = os.waitstatus_to_exitcode(status)
+    was_said, incarnation, said_code = struct.unpack("qqq", _said)
+    if status is None:
+        _say(f"{_shown(child)} has not ended after {2 * HOLD_S:g} s, held by a library: it is killed")
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+    code = said_code if status is None else os.waitstatus_to_exitcode(status)
     if -code in _PASSED_ON - {signal.SIGABRT}:
         signal.signal(-code, signal.SIG_DFL)
         os.kill(os.getpid(), -code)
@@ -162,10 +171,13 @@ def _say(text: str) -> None:
         os.write(2, f"stream-server: {text}\n".encode())
 
 
-def _wait(child: int) -> int:
-    """The status of the child at its end; until then signals are passed on to it."""
-    while True:
-        came = signal.sigwaitinfo({signal.SIGCHLD, *_PASSED_ON})
+def _wait(child: int) -> int | None:
+    """The status of the child at its end, None if it does not end as it said; signals are passed on meanwhile."""
+    kill_at = threading.TIMEOUT_MAX
+    while (left_s := kill_at - time.monotonic()) > 0:
+        came = signal.sigtimedwait({signal.SIGCHLD, *_PASSED_ON}, left_s)
+        if came is None:
+            continue
         if came.si_signo != signal.SIGCHLD:
             if came.si_code != _SI_KERNEL:
                 os.kill(child, came.si_signo)
@@ -175,6 +187,10 @@ def _wait(child: int) -> int:
             while (ended := os.waitpid(-1, os.WNOHANG))[0]:
                 if ended[0] == child:
                     return ended[1]
+        if struct.unpack("qqq", _said)[0]:
+            # The child itself says first what holds it.
+            kill_at = min(kill_at, time.monotonic() + 2 * HOLD_S)
+    return None
 
 
 def _told(code: int) -> str:

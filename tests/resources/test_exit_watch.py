@@ -58,6 +58,7 @@ def test_a_child_does_not_outlive_its_parent() -> None:
         ("thread", "has not ended after 0.5 s: the thread 'plotter'; it is ended now"),
         ("atexit", "has not ended after 0.5 s: a function of atexit; it is ended now"),
         ("process", "has not ended after 0.5 s: process "),
+        ("library", "has not ended after 1 s, held by a library: it is killed"),
         ("child", "(sleep 1234) was left behind and holds the output of this command"),
         ("grandchild", "(sleep 1234) was left behind and holds the output of this command"),
     ],

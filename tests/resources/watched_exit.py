@@ -15,7 +15,7 @@ C = ctypes.CDLL(None)
 SLEEPING = ["sleep", "1234"]
 never = threading.Event()
 WAYS = {
-    "ours": lambda: exit_watch.is_ours(),
+    "ours": lambda: exit_watch.is_ours(0),
     "ours_at_once": lambda: exit_watch.leave(3),
     "os._exit": lambda: os._exit(0),
     "exit": lambda: C.exit(0),
@@ -26,6 +26,7 @@ WAYS = {
     "hears": lambda: hear(),
     "thread": lambda: (threading.Thread(target=never.wait, name="plotter").start(), exit_watch.leave_soon(3)),
     "atexit": lambda: (atexit.register(never.wait), exit_watch.leave_soon(3)),
+    "library": lambda: (C.__cxa_atexit(C.pause, None, None), exit_watch.leave_soon(3)),
     "child": lambda: (subprocess.Popen(SLEEPING), exit_watch.leave_soon(3), sys.exit(3)),
     "grandchild": lambda: (subprocess.run(["sh", "-c", "setsid sleep 1234 &"]), exit_watch.leave_soon(3), sys.exit(3)),
     "quiet child": lambda: (

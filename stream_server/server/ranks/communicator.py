@@ -226,7 +226,7 @@ class MpiRanks:
         self._meet("a barrier", self._others.Ibarrier())
 
     def abort(self, exit_code: int) -> NoReturn:
-        exit_watch.is_ours()
+        exit_watch.is_ours(exit_code)
         self._mpi.COMM_WORLD.Abort(exit_code)
         os._exit(exit_code)
 
