@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, Self
 
 import stream_server
-from stream_server.launcher.backends.environment import scrubbed
+from stream_server.launcher.backends.environment import mpirun_environment, scrubbed
 from stream_server.machine import private_folder
 from stream_server.machine.cgroups import within_quota
 from stream_server.machine.interpreter import python_command
@@ -32,16 +32,10 @@ NUM_RANKS = 2
 CONNECT_S = 3.0
 TORCH_LIMIT_S = 120.0
 MPI_LIMIT_S = 60.0
+MPIRUN_LIMIT_S = 60.0
 SCHEDULERS = {"sbatch": "Slurm", "qsub": "PBS or Grid Engine", "bsub": "LSF", "flux": "Flux"}
 JOBS = ("SLURM_JOB_ID", "PBS_JOBID", "JOB_ID", "LSB_JOBID", "FLUX_JOB_ID")
 GPUS = ("/dev/nvidia0", "/dev/kfd")
-
-# By default Open MPI refuses root, and more ranks than there are cores: neither matters here.
-FOR_OPEN_MPI = {
-    **{f"{it}_ALLOW_RUN_AS_ROOT{end}": "1" for it in ("OMPI", "PRTE") for end in ("", "_CONFIRM")},
-    "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
-    "OMPI_MCA_rmaps_base_oversubscribe": "1",
-}
 
 _DECODER = json.JSONDecoder()
 
@@ -116,6 +110,7 @@ class MpiFacts:
     problem: str = ""
     failure: str = ""
     other_starter: str | None = None
+    slurm_job: str = ""
 
     @classmethod
     def gather(cls) -> Self:
@@ -126,14 +121,15 @@ class MpiFacts:
         other = shutil.which("srun") or shutil.which("flux")
         if not mpi or mpirun is None:
             return cls(mpi=mpi, problem=told.get("problem", ""), mpirun=mpirun, other_starter=other)
-        done = run([mpirun, "-n", str(NUM_RANKS), *program], MPI_LIMIT_S, FOR_OPEN_MPI)
+        done = run([mpirun, "-n", str(NUM_RANKS), *program], MPIRUN_LIMIT_S, mpirun_environment())
         problems = (it.get("problem") for it in done.answers)
         return cls(
             mpi=mpi,
             mpirun=mpirun,
             sizes=tuple(it["size"] for it in done.answers if "size" in it),
             problem=next(filter(None, problems), ""),
-            failure="" if len(done.answers) == NUM_RANKS else done.last_line,
+            failure="" if len(done.answers) == NUM_RANKS else done.last_words,
+            slurm_job=os.environ.get("SLURM_JOB_ID", ""),
         )
 
 
@@ -232,19 +228,31 @@ class CommandOutput:
         return found
 
     @property
+    def last_words(self) -> str:
+        """The last line, and the first one, which tells the cause where others follow from it."""
+        first = self._lines[0] if self._lines else self.last_line
+        return first if first == self.last_line else f"{first} … {self.last_line}"
+
+    @property
     def last_line(self) -> str:
-        lines = [line.strip() for line in self.output.splitlines() if line.strip()]
-        return lines[-1] if lines else "it ended without any output"
+        return self._lines[-1] if self._lines else "it ended without any output"
+
+    @property
+    def _lines(self) -> list[str]:
+        """The lines that have words."""
+        return [line.strip() for line in self.output.splitlines() if any(map(str.isalnum, line))]
 
 
-def run(command: Sequence[str], limit_s: float, variables: Mapping[str, str] | None = None) -> CommandOutput:
-    """Run a program without the environment variables of a rank; whatever is left of it after the limit is killed."""
-    environment = scrubbed(os.environ) | dict(variables or {})
+def run(command: Sequence[str], limit_s: float, environment: Mapping[str, str] | None = None) -> CommandOutput:
+    """Run a program, by default without the environment variables of a rank.
+
+    Whatever is left of it after the limit is killed.
+    """
     with tempfile.TemporaryFile() as output:
         try:
             process = subprocess.Popen(
                 command,
-                env=environment,
+                env=scrubbed(os.environ) if environment is None else environment,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,

@@ -191,10 +191,35 @@ def test_an_mpirun_that_mixes_what_its_ranks_print_is_good(tmp_path: Path, monke
     assert "2 ranks found each other" in found.found
 
 
+HANGING = """#!/bin/sh
+[ -z "$SLURM_TASKS_PER_NODE" ] || { echo "srun: error: no controller answers"; echo "[mpiexec] stuck"; exec sleep 100; }
+exec '%s' "$@"
+"""
+
+
+@pytest.mark.slow
+def test_an_mpirun_that_hangs_where_a_study_would_is_to_be_repaired(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """MPICH's has Slurm start its ranks where these variables are, whether there is a cluster or not."""
+    mpirun = tmp_path / "mpirun"
+    mpirun.write_text(HANGING % Path(sys.executable).with_name("mpirun"))
+    mpirun.chmod(0o755)
+    monkeypatch.setattr(facts, "MPIRUN_LIMIT_S", 1.0)
+    monkeypatch.setenv("SLURM_JOB_ID", "17")
+    monkeypatch.setenv("SLURM_TASKS_PER_NODE", "2")
+    found = with_first_on_the_path(tmp_path, monkeypatch)
+    assert found.severity is REPAIR
+    assert "srun: error: no controller answers … it did not end within 1 s. SLURM_JOB_ID is 17" in found.advice
+
+
 @pytest.mark.slow
 def test_the_mpirun_of_another_mpi_is_to_be_repaired_and_the_right_one_is_named(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    for name in ("OMPI_ALLOW_RUN_AS_ROOT", "PRTE_ALLOW_RUN_AS_ROOT"):
+        monkeypatch.setenv(name, "1")
+        monkeypatch.setenv(f"{name}_CONFIRM", "1")
     found = with_first_on_the_path(OPENMPI_PREFIX / "bin", monkeypatch)
     assert found.severity is REPAIR
     assert "started by the mpirun of Open MPI, but the MPI here is MPICH" in found.advice

@@ -131,6 +131,11 @@ def server_environment(config: StudyConfig) -> dict[str, str]:
     return {**shared, **config.server.job.environment}
 
 
+def mpirun_environment() -> dict[str, str]:
+    """What an mpirun inherits from this process that starts a server on this node, or ranks of the doctor."""
+    return {name: value for name, value in os.environ.items() if name not in OF_SRUN}
+
+
 def release_cores() -> None:
     """Give this process the cores of the process that has started rank 0, its parent.
 

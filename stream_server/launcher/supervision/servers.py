@@ -7,7 +7,7 @@ from typing import Self
 
 from stream_server.config import StudyConfig
 from stream_server.launcher.backends.backend import Backend, JobSpec
-from stream_server.launcher.backends.environment import OF_SRUN, scrubbed, server_environment, with_threads
+from stream_server.launcher.backends.environment import mpirun_environment, scrubbed, server_environment, with_threads
 from stream_server.launcher.backends.registry import load_server_backend
 from stream_server.launcher.journal.history import OpenServer
 from stream_server.launcher.journal.records import ServerStarting
@@ -53,10 +53,9 @@ class Servers:
         """Run a command that starts the server; `is_spread` if its ranks may be on several nodes."""
         own = server_environment(self.config)
         if starting.backend == LOCAL:
-            inherited = {name: value for name, value in os.environ.items() if name not in OF_SRUN}
             # What a killed mpirun leaves in its temporary folder goes with ours, which other nodes do not have.
             temporary = {} if is_spread else {"TMPDIR": starting.folder}
-            environment = {**inherited, **temporary, **own, IPC_VARIABLE: starting.folder}
+            environment = {**mpirun_environment(), **temporary, **own, IPC_VARIABLE: starting.folder}
             return ServerJob.start(command, environment, starting.folder)
         folder = folder_of(self.config.output_dir, starting.number)
         return SubmittedServer.submit(
