@@ -55,7 +55,7 @@ def folder_worker(study_dir: Path) -> Iterator[None]:
 @pytest.fixture(params=["local", "folder queue"])
 def make(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Make]:
     """Makes a backend, as each launcher of a study does."""
-    config: Any = SimpleNamespace(study_dir=tmp_path)
+    config: Any = SimpleNamespace(study_dir=tmp_path, output_dir=tmp_path / "run")
     if request.param == "local":
         yield lambda: LocalBackend(config, grace_s=GRACE_S)
     else:

@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,17 @@ def test_a_study_that_ends_well_ends_its_simulations_and_leaves_nothing_behind(t
         assert run.num_starts == 1, run.errors
         assert run.facts(0)["folder"] == run.facts(0)["mark"] == run.facts(0, 1)["mark"]
         assert run.journal[-1].items() >= {"message": "LauncherLeft", "exit_code": 0}.items()
+
+
+def test_a_simulation_that_no_launcher_knows_does_not_outlive_the_study(tmp_path: Path) -> None:
+    acts = [*WELL[:-3], ["wait_for_file", "go"], *WELL[-3:]]
+    with StudyRun(tmp_path, acts) as run:
+        run.wait_for_output(0)
+        unknown = run.output_dir / "simulations" / "7" / "attempt-0" / "connection.json"
+        lost = subprocess.Popen(["sleep", "1000"], env={"STREAM_CONNECTION": str(unknown)}, start_new_session=True)
+        (tmp_path / "go").touch()
+        assert run.end() == 0, run.errors
+        assert lost.wait(60) == -signal.SIGTERM
 
 
 def test_the_server_gets_what_the_user_gave_and_where_to_find_us(tmp_path: Path) -> None:

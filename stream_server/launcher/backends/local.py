@@ -187,6 +187,10 @@ class LocalBackend:
             self.query(list(self._jobs))
             if self._jobs:
                 time.sleep(LOOK_S)
+        if self._config is not None:
+            # A launcher may be killed between the fork of a job, which has no mark yet, and its exec: the next one does
+            # not find it, takes it for ended, and the job begins after that.
+            processes.end_all(MARK, self._config.output_dir / "simulations", 0.0)
 
     def _status(self, job: _LocalJob, members: set[int]) -> JobStatus:
         if job.end is None and job.kill_at is None:
