@@ -4,7 +4,7 @@
 #     sudo tests/as_ordinary_user.sh make quick
 #
 # The user, his home and his processes are gone at the end. He has the PATH of Debian, without /usr/sbin, and of the
-# environment of root only the settings of pip and CI.
+# environment of root only the settings of pip; without CI, since what needs root is left out for him.
 set -eu
 
 [ "$(id -u)" = 0 ] || { echo "$0 makes a user, which needs root: sudo $0 $*" >&2; exit 2; }
@@ -30,4 +30,4 @@ cd "$home/stream-server"
 # The settings of pip name packages that are here already.
 # shellcheck disable=SC2046
 setpriv --reuid "$user" --regid "$user" --clear-groups env -i HOME="$home" USER="$user" LOGNAME="$user" SHELL=/bin/sh \
-    PATH=/usr/local/bin:/usr/bin:/bin ${CI:+CI="$CI"} $(env | grep '^PIP_[A-Z_]*=[^ ]*$') "$@"
+    PATH=/usr/local/bin:/usr/bin:/bin $(env | grep '^PIP_[A-Z_]*=[^ ]*$') "$@"
