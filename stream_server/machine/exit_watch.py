@@ -5,6 +5,7 @@ import mmap
 import os
 import signal
 import struct
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -91,6 +92,9 @@ def _leave_anyway(exit_code: int) -> None:
     who = [*(f"the thread {name}" for name in names), *map(_shown, children)] or ["a function of atexit"]
     _say(f"the command is done, but its process has not ended after {HOLD_S:g} s: {', '.join(who)}; it is ended now")
     processes.send(children, signal.SIGKILL)
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError, AttributeError):
+            stream.flush()
     leave(exit_code)
 
 

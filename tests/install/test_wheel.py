@@ -161,6 +161,7 @@ print(json.dumps([took, sorted({name.partition(".")[0] for name in sys.modules} 
 """
 
 
+@pytest.mark.quiet
 def test_the_client_is_imported_in_a_fifth_of_a_second_where_nothing_but_numpy_and_pyzmq_is_there(
     client_python: Path, tmp_path: Path
 ) -> None:

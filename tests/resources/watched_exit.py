@@ -30,7 +30,7 @@ WAYS = {
     "child": lambda: (subprocess.Popen(SLEEPING), exit_watch.leave_soon(3), sys.exit(3)),
     "grandchild": lambda: (subprocess.run(["sh", "-c", "setsid sleep 1234 &"]), exit_watch.leave_soon(3), sys.exit(3)),
     "quiet child": lambda: (
-        print(subprocess.Popen(SLEEPING, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL).pid),
+        print(subprocess.Popen(SLEEPING, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL).pid, flush=True),
         exit_watch.leave(3),
     ),
     "process": lambda: (multiprocessing.Process(target=never.wait).start(), exit_watch.leave_soon(3)),

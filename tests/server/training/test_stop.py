@@ -14,8 +14,11 @@ from tests.support.timing import Clock
 )
 def test_a_signal_asks_for_a_stop_after_which_the_study_goes_on(number: signal.Signals) -> None:
     stops = StopRequests()
+    # These tests may themselves run under nohup.
+    before = signal.signal(number, signal.SIG_DFL)
     with stops.on_signals():
         signal.raise_signal(number)
+    signal.signal(number, before)
     assert stops.pending is StopReason.SAVED
     assert stops.text == f"stopped by {number.name}"
 
