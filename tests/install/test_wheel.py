@@ -170,7 +170,9 @@ def test_the_client_is_imported_in_a_fifth_of_a_second_where_nothing_but_numpy_a
         if took <= IMPORTED_S:
             break
     assert took <= IMPORTED_S
-    assert {name for name in packages if not name.startswith(("_", "cython"))} == {"numpy", "stream_server", "zmq"}
+    # Debian's Python has one.
+    others = {name for name in packages if not name.startswith(("_", "cython"))} - {"sitecustomize"}
+    assert others == {"numpy", "stream_server", "zmq"}
 
 
 def test_the_client_alone_takes_little_room_beside_numpy(client_python: Path) -> None:
