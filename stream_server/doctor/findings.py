@@ -93,11 +93,12 @@ def of_mpi(told: facts.MpiFacts) -> Finding:
         advice = f"its ranks do not find each other: use the mpirun of {told.mpi}"
     else:
         advice = f"mpirun -n {facts.NUM_RANKS} failed: {told.failure}"
-        if told.slurm_job:
+        if told.slurm_job or "srun:" in told.failure:
+            job = f"SLURM_JOB_ID is {told.slurm_job}" if told.slurm_job else "a variable names Slurm as the launcher"
             advice += (
-                f". SLURM_JOB_ID is {told.slurm_job}, so that mpirun has Slurm start the ranks. If this shell is in no "
-                "job, unset the variables that begin with SLURM_; on one node, HYDRA_LAUNCHER=fork does without Slurm "
-                "under MPICH"
+                f". {job}, so that mpirun has Slurm start the ranks. If this shell is in no job, unset the variables "
+                "that begin with SLURM_. On one node these do without Slurm: HYDRA_LAUNCHER=fork under MPICH, "
+                "PRTE_MCA_ras=^slurm with PRTE_MCA_plm=^slurm under Open MPI"
             )
     return Finding(subject=subject, found=found, severity=Severity.REPAIR, advice=advice)
 

@@ -112,7 +112,9 @@ class StudyLock:
 
     Where the file system has no locks, what the holder has written into the file stands for one, by Fischer's algorithm
     (Lamport, "A fast mutual exclusion algorithm", 1987): each writes itself down once it sees nobody who may run, and
-    has the lock if that still stands there after SETTLE_S. Only a holder that was killed on another host is lost to it.
+    has the lock if that still stands there after SETTLE_S. The algorithm relies on time: a process that stands still
+    for longer than SETTLE_S between the look and the write may have the lock beside another one, as no process can with
+    `flock`. A holder that was killed on another host stays in the way.
     """
 
     def __init__(self, path: Path, program: str, *, was_killed: bool = False) -> None:

@@ -101,6 +101,7 @@ WRONG = (
     [
         (MPI, GOOD, ""),
         (facts.MpiFacts(problem=NONE), REPAIR, NONE),
+        (replace(MPI, sizes=(), failure="srun: error: no"), REPAIR, "a variable names Slurm as the launcher"),
         (replace(MPI, mpirun=None, sizes=()), REPAIR, "put the mpirun of MPICH 5.0.2 on the PATH"),
         (replace(MPI, mpirun=None, sizes=(), other_starter="/bin/srun"), NOTE, "start the ranks with /bin/srun"),
         (replace(MPI, sizes=(), problem=WRONG), REPAIR, WRONG),

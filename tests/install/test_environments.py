@@ -120,7 +120,7 @@ def test_the_first_python_on_the_path_that_suits_is_taken(tmp_path: Path) -> Non
 
 
 def test_every_pin_holds_for_every_python_that_is_promised() -> None:
-    """What is not installed with this Python says in a comment what it wants (`python -m tests.install.pins`)."""
+    """Packages that are not installed here name their Requires-Python in a comment (`python -m tests.install.pins`)."""
     known = {
         (canonicalize_name(it.name), it.version.partition("+")[0]): it.metadata.get("Requires-Python")
         for it in installed()

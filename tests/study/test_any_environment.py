@@ -1,4 +1,4 @@
-"""Studies in the environments of clusters: each works, or is refused with a code that says who can mend it, and how."""
+"""Studies in the environments of clusters: each works, or is refused in words with the right exit code."""
 
 import os
 import subprocess

@@ -132,7 +132,7 @@ def server_environment(config: StudyConfig) -> dict[str, str]:
 
 
 def mpirun_environment() -> dict[str, str]:
-    """What an mpirun inherits from this process that starts a server on this node, or ranks of the doctor."""
+    """The environment of an mpirun on this node: that of the server, and that of the trial of the doctor."""
     return {name: value for name, value in os.environ.items() if name not in OF_SRUN}
 
 

@@ -163,8 +163,8 @@ def leave_together(
     take for the first failure.
 
     Returns:
-        The exit code that all ranks agreed on. None when the others did not hear of it in time, since user code or
-        another library does not return: then there is nothing left to do but `ranks.abort`.
+        The exit code that all ranks agreed on, or None if the others were not reached in time because user code or a
+        library does not return. Only `ranks.abort` can follow then.
     """
     agreed = _agreed_code(error, ranks, output_dir, phase=phase, batch=batch)
     if agreed is not None:
