@@ -28,6 +28,7 @@ RUN is the output folder of a run (runs/NAME), or the folder or the study.json o
 EXAMPLES = """\
 examples:
   stream-study doctor                                         is this machine ready?
+  stream-study doctor --config study.json                     and does it start the ranks of this study?
   stream-study new heat my-study                              a copy of an example; `new --list` shows them
   stream-study new --blank my-study --language c              a small study to fill in
   stream-study export runs/heat --to metrics.parquet          all logged values, one row per value
@@ -83,6 +84,9 @@ def parser() -> argparse.ArgumentParser:
     new.set_defaults(command=_new)
 
     doctor = commands.add_parser("doctor", help="check whether this machine is ready", description=_doctor.__doc__)
+    doctor.add_argument(
+        "--config", metavar="STUDY", type=Path, help="try the ranks of this study.json: as many, and as it starts them"
+    )
     doctor.set_defaults(command=_doctor)
 
     export = commands.add_parser("export", help="write all logged values as one table", description=_export.__doc__)
@@ -175,9 +179,10 @@ def _list_examples() -> None:
 
 def _doctor(arguments: argparse.Namespace) -> int:
     """Look at Python, torch, MPI, memory, open files, ports and schedulers: what is there, and what to do about it."""
+    from stream_server.config import load
     from stream_server.doctor.examination import report
 
-    return report()
+    return report(None if arguments.config is None else load(arguments.config))
 
 
 def _export(arguments: argparse.Namespace) -> None:

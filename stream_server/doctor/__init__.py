@@ -3,5 +3,5 @@
 Facts are gathered from the machine; findings are made of facts alone.
 
 Offers: examination.
-May import: launcher.backends, machine, server.ranks, server.run.
+May import: config, launcher.backends, machine, server.ranks, server.run.
 """

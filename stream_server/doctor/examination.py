@@ -6,6 +6,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from stream_server.config import StudyConfig
 from stream_server.doctor import facts, findings
 from stream_server.doctor.findings import Finding, Severity
 
@@ -13,25 +14,35 @@ MAX_WIDTH = 10_000
 STYLES = {Severity.GOOD: "green", Severity.NOTE: "yellow", Severity.REPAIR: "bold red"}
 
 
-def examine() -> Iterator[Finding]:
-    """Look at one thing after the other. torch and MPI take some seconds; nothing is left behind."""
+def examine(config: StudyConfig | None = None) -> Iterator[Finding]:
+    """Look at one thing after the other, for a study if there is one.
+
+    torch and MPI take some seconds; nothing is left behind.
+
+    Raises:
+        ConfigError: the server of the study cannot be started here at all.
+    """
     yield findings.of_python(facts.PythonFacts.gather())
     yield findings.of_torch(facts.TorchFacts.gather())
-    yield findings.of_mpi(facts.MpiFacts.gather())
+    yield findings.of_mpi(facts.MpiFacts.gather(config))
     yield findings.of_memory(facts.MemoryFacts.gather())
     yield findings.of_files(facts.FileFacts.gather())
     yield findings.of_ports(facts.PortFacts.gather())
     yield findings.of_scheduler(facts.SchedulerFacts.gather())
 
 
-def report() -> int:
-    """Examine this machine and print the findings; returns 1 if something must be repaired, otherwise 0."""
+def report(config: StudyConfig | None = None) -> int:
+    """Examine this machine and print the findings; returns 1 if something must be repaired, otherwise 0.
+
+    Raises:
+        ConfigError: see `examine`.
+    """
     console = Console(highlight=False)
     if not console.is_terminal:
         # A path in a file or a pipe is to be copied, and may be long.
         console.width = MAX_WIDTH
     with console.status("Looking at Python, torch and MPI"):
-        found = list(examine())
+        found = list(examine(config))
     console.print(as_table(found), Text(conclusion(found)))
     return int(any(it.severity is Severity.REPAIR for it in found))
 

@@ -6,6 +6,7 @@ torch and MPI are tried in processes of their own: whatever they do there, hang 
 import json
 import os
 import resource
+import shlex
 import shutil
 import signal
 import socket
@@ -15,13 +16,16 @@ import sysconfig
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Self
 
 import stream_server
+from stream_server.config import StudyConfig
+from stream_server.launcher.backends.allocation import ServerSize
 from stream_server.launcher.backends.environment import mpirun_environment, scrubbed
+from stream_server.launcher.backends.mpirun import server_ranks
 from stream_server.machine import private_folder
 from stream_server.machine.cgroups import within_quota
 from stream_server.machine.interpreter import python_command
@@ -35,6 +39,7 @@ MPI_LIMIT_S = 60.0
 MPIRUN_LIMIT_S = 60.0
 SCHEDULERS = {"sbatch": "Slurm", "qsub": "PBS or Grid Engine", "bsub": "LSF", "flux": "Flux"}
 JOBS = ("SLURM_JOB_ID", "PBS_JOBID", "JOB_ID", "LSB_JOBID", "FLUX_JOB_ID")
+RANK = python_command("-m", "stream_server.doctor.rank")
 GPUS = ("/dev/nvidia0", "/dev/kfd")
 
 _DECODER = json.JSONDecoder()
@@ -98,38 +103,61 @@ class TorchFacts:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MpiFacts:
-    """The MPI that mpi4py loads, the mpirun on the PATH, and what the ranks said that it started.
+    """The MPI that mpi4py loads, the `start` of the command by which ranks were tried, and what the ranks said.
 
-    `sizes` are those of the worlds in which the ranks found themselves, `problem` is what the server would say here,
-    and `failure` the last output of a job that failed. `other_starter` is another program that starts ranks.
+    `start` is None where there is no mpirun; `other_starter` is another program that starts ranks. `sizes` are those of
+    the worlds in which the ranks found themselves, `problem` is what the server would say here, and `failure` the last
+    output of a job that failed.
     """
 
     mpi: str = ""
-    mpirun: str | None = None
+    start: str | None = None
+    num_ranks: int = NUM_RANKS
     sizes: tuple[int, ...] = ()
     problem: str = ""
     failure: str = ""
     other_starter: str | None = None
     slurm_job: str = ""
 
+    @property
+    def is_one_world(self) -> bool:
+        return self.sizes == (self.num_ranks,) * self.num_ranks
+
     @classmethod
-    def gather(cls) -> Self:
-        program = python_command("-m", "stream_server.doctor.rank")
-        alone = run([*program, "--name"], MPI_LIMIT_S)
+    def gather(cls, config: StudyConfig | None = None) -> Self:
+        """Start ranks as one types it here and as stream-launcher does; the first of them that fails is told.
+
+        Raises:
+            ConfigError: the ranks of the study have no room in this allocation, or a program is missing.
+        """
+        alone = run([*RANK, "--name"], MPI_LIMIT_S)
         told = alone.answers[0] if alone.answers else {"problem": alone.last_line}
-        mpirun, mpi = shutil.which("mpirun"), told.get("mpi", "")
-        other = shutil.which("srun") or shutil.which("flux")
-        if not mpi or mpirun is None:
-            return cls(mpi=mpi, problem=told.get("problem", ""), mpirun=mpirun, other_starter=other)
-        done = run([mpirun, "-n", str(NUM_RANKS), *program], MPIRUN_LIMIT_S, mpirun_environment())
-        problems = (it.get("problem") for it in done.answers)
-        return cls(
-            mpi=mpi,
-            mpirun=mpirun,
-            sizes=tuple(it["size"] for it in done.answers if "size" in it),
-            problem=next(filter(None, problems), ""),
-            failure="" if len(done.answers) == NUM_RANKS else done.last_words,
+        tried = cls(
+            mpi=told.get("mpi", ""),
+            problem=told.get("problem", ""),
+            other_starter=shutil.which("srun") or shutil.which("flux"),
             slurm_job=os.environ.get("SLURM_JOB_ID", ""),
+        )
+        if not tried.mpi:
+            return tried
+        good = []
+        with private_folder.temporary() as folder:
+            for start in _starts(config, str(folder)):
+                ranks = tried._with_ranks(*start)
+                if not ranks.is_one_world:
+                    return ranks
+                good.append(ranks)
+        return good[0] if good else tried
+
+    def _with_ranks(self, shown: str, num_ranks: int, command: Sequence[str], environment: Mapping[str, str]) -> Self:
+        done = run([*command, *RANK], MPIRUN_LIMIT_S, environment)
+        return replace(
+            self,
+            start=shown + shlex.join(command),
+            num_ranks=num_ranks,
+            sizes=tuple(it["size"] for it in done.answers if "size" in it),
+            problem=next(filter(None, (it.get("problem") for it in done.answers)), ""),
+            failure="" if len(done.answers) == num_ranks else done.last_words,
         )
 
 
@@ -204,7 +232,7 @@ class SchedulerFacts:
     def gather(cls) -> Self:
         return cls(
             found=tuple(program for program in SCHEDULERS if shutil.which(program)),
-            job=next((os.environ[name] for name in JOBS if name in os.environ), ""),
+            job=_job(),
         )
 
 
@@ -277,6 +305,23 @@ def _cannot_connect(host: str, port: int) -> str:
     except OSError as error:
         return str(error)
     return ""
+
+
+def _job() -> str:
+    return next((os.environ[name] for name in JOBS if name in os.environ), "")
+
+
+def _starts(config: StudyConfig | None, folder: str) -> Iterator[tuple[str, int, list[str], Mapping[str, str]]]:
+    """What starts ranks here: its name, how many ranks, the beginning of its command, and its environment."""
+    num_ranks = NUM_RANKS if config is None else ServerSize.of(config).num_ranks
+    mpirun = shutil.which("mpirun")
+    words = None if config is None else config.server.job.mpirun
+    if mpirun is not None:
+        yield "", max(NUM_RANKS, num_ranks), [mpirun, "-n", str(max(NUM_RANKS, num_ranks))], os.environ
+    # What a job starts is to be tried in one.
+    is_here = config is None or config.server.backend == "local" or _job()
+    if (mpirun or words) and is_here:
+        yield "stream-launcher's ", num_ranks, server_ranks(num_ranks, words), mpirun_environment(config, folder)
 
 
 @contextmanager

@@ -78,21 +78,21 @@ def of_mpi(told: facts.MpiFacts) -> Finding:
     subject = "MPI"
     if not told.mpi:
         return Finding(subject=subject, found="none", severity=Severity.REPAIR, advice=told.problem)
-    if told.mpirun is None and told.other_starter is not None:
+    if told.start is None and told.other_starter is not None:
         advice = f"start the ranks with {told.other_starter}; stream-launcher and simulation.ranks need mpirun"
         return Finding(subject=subject, found=f"{told.mpi}, no mpirun", severity=Severity.NOTE, advice=advice)
-    if told.mpirun is None:
+    if told.start is None:
         advice = f"put the mpirun of {told.mpi} on the PATH: activate the environment, or load the MPI module"
         return Finding(subject=subject, found=f"{told.mpi}, no mpirun", severity=Severity.REPAIR, advice=advice)
-    found = f"{told.mpi}, {told.mpirun}"
+    found = f"{told.mpi}, {told.start}"
     if told.problem:
         return Finding(subject=subject, found=found, severity=Severity.REPAIR, advice=told.problem)
-    if told.sizes == (facts.NUM_RANKS,) * facts.NUM_RANKS:
-        return Finding(subject=subject, found=f"{found}: {facts.NUM_RANKS} ranks found each other")
-    if told.sizes == (1,) * facts.NUM_RANKS:
+    if told.is_one_world:
+        return Finding(subject=subject, found=f"{found}: {told.num_ranks} ranks found each other")
+    if told.sizes == (1,) * told.num_ranks:
         advice = f"its ranks do not find each other: use the mpirun of {told.mpi}"
     else:
-        advice = f"mpirun -n {facts.NUM_RANKS} failed: {told.failure}"
+        advice = f"it failed: {told.failure}"
         if told.slurm_job or "srun:" in told.failure:
             job = f"SLURM_JOB_ID is {told.slurm_job}" if told.slurm_job else "a variable names Slurm as the launcher"
             advice += (

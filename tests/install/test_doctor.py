@@ -9,13 +9,16 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from stream_server.config import StudyConfig
 from stream_server.doctor import examination, facts, findings
 from stream_server.doctor.examination import as_table, conclusion
 from stream_server.doctor.findings import CPU_TORCH, Finding, Severity
+from stream_server.machine import private_folder
 from stream_server.machine.interpreter import python_command
 from stream_server.server.run.plan import MemoryLimit
 from tests.support.decoys import STANDARD, installed, write_decoys
 from tests.support.launch import OPENMPI_PREFIX, alone
+from tests.support.studies import StudyFolder
 
 GOOD, NOTE, REPAIR = Severity
 
@@ -27,7 +30,7 @@ PYTHON = facts.PythonFacts(
     is_own_command=True,
 )
 TORCH = facts.TorchFacts(version="2.13.0", gpu_build="13.0", num_cores=8)
-MPI = facts.MpiFacts(mpi="MPICH 5.0.2", mpirun="/env/bin/mpirun", sizes=(2, 2))
+MPI = facts.MpiFacts(mpi="MPICH 5.0.2", start="/env/bin/mpirun -n 2", sizes=(2, 2))
 PORTS = facts.PortFacts(host="node1", folder="/tmp")
 
 
@@ -102,13 +105,13 @@ WRONG = (
         (MPI, GOOD, ""),
         (facts.MpiFacts(problem=NONE), REPAIR, NONE),
         (replace(MPI, sizes=(), failure="srun: error: no"), REPAIR, "a variable names Slurm as the launcher"),
-        (replace(MPI, mpirun=None, sizes=()), REPAIR, "put the mpirun of MPICH 5.0.2 on the PATH"),
-        (replace(MPI, mpirun=None, sizes=(), other_starter="/bin/srun"), NOTE, "start the ranks with /bin/srun"),
+        (replace(MPI, start=None, sizes=()), REPAIR, "put the mpirun of MPICH 5.0.2 on the PATH"),
+        (replace(MPI, start=None, sizes=(), other_starter="/bin/srun"), NOTE, "start the ranks with /bin/srun"),
         (replace(MPI, sizes=(), problem=WRONG), REPAIR, WRONG),
         # Each rank a world of its own: an mpirun that leaves no sign of itself.
         (replace(MPI, sizes=(1, 1)), REPAIR, "do not find each other: use the mpirun of MPICH 5.0.2"),
-        (replace(MPI, sizes=(), failure="no route to host"), REPAIR, "mpirun -n 2 failed: no route to host"),
-        (replace(MPI, sizes=(2,), failure="Killed"), REPAIR, "mpirun -n 2 failed: Killed"),
+        (replace(MPI, sizes=(), failure="no route to host"), REPAIR, "it failed: no route to host"),
+        (replace(MPI, sizes=(2,), failure="Killed"), REPAIR, "it failed: Killed"),
     ],
 )
 def test_an_mpirun_is_good_if_its_ranks_find_each_other(told: facts.MpiFacts, severity: Severity, advice: str) -> None:
@@ -132,7 +135,7 @@ def test_the_table_shows_each_verdict_and_its_advice_and_the_last_line_what_to_r
 
 def test_a_path_is_not_cut_in_a_pipe(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     path = "/" + "/".join(["a folder of a cluster"] * 20)
-    monkeypatch.setattr(examination, "examine", lambda: [Finding(subject="Python", found=f"3.11.7 in {path}")])
+    monkeypatch.setattr(examination, "examine", lambda _: [Finding(subject="Python", found=f"3.11.7 in {path}")])
     assert examination.report() == 0
     assert path in capsys.readouterr().out
 
@@ -161,11 +164,11 @@ def test_a_rank_that_finds_no_mpi_says_how_to_get_one() -> None:
         assert "Install one with `pip install mpich`" in told["problem"]
 
 
-def with_first_on_the_path(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Finding:
-    """The MPI that is found with this folder first on the PATH."""
+def with_first_on_the_path(folder: Path, monkeypatch: pytest.MonkeyPatch, config: StudyConfig | None = None) -> Finding:
+    """The MPI that is found with this folder first on the PATH, for a study if there is one."""
     environment = alone([]).environment
     monkeypatch.setenv("PATH", f"{folder}:{Path(sys.prefix) / 'bin'}:{environment['PATH']}")
-    return findings.of_mpi(facts.MpiFacts.gather())
+    return findings.of_mpi(facts.MpiFacts.gather(config))
 
 
 @pytest.mark.slow
@@ -226,3 +229,24 @@ def test_the_mpirun_of_another_mpi_is_to_be_repaired_and_the_right_one_is_named(
     assert "started by the mpirun of Open MPI, but the MPI here is MPICH" in found.advice
     assert f"start it with {Path(sys.executable).with_name('mpirun')}" in found.advice
     assert conclusion([found]) == "to repair: MPI"
+
+
+@pytest.mark.slow
+def test_as_many_ranks_are_tried_as_the_study_has_and_as_stream_launcher_starts_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What fails with the ranks of a study, such as a small /dev/shm, does not fail with two."""
+    study = StudyFolder(tmp_path / "study")
+    good = with_first_on_the_path(tmp_path, monkeypatch, study.load({"server.ranks": 3}))
+    assert good.severity is GOOD
+    assert good.found.endswith("mpirun -n 3: 3 ranks found each other")
+    own = tmp_path / "start-ranks"
+    own.write_text('#!/bin/sh\necho "$WORD: $TMPDIR: $*"; exit 1\n')
+    own.chmod(0o755)
+    job = {"mpirun": [str(own)], "environment": {"WORD": "of the study"}}
+    monkeypatch.setenv("PBS_JOBID", "17")
+    of_a_job = study.load({"server.ranks": 3, "server.backend": "pbs", "server.job": job})
+    bad = with_first_on_the_path(tmp_path, monkeypatch, of_a_job)
+    assert bad.severity is REPAIR
+    assert f"stream-launcher's {own} -n 3" in bad.found
+    assert f"it failed: of the study: {private_folder.new_name().parent / private_folder.PREFIX}" in bad.advice

@@ -14,7 +14,12 @@ import pytest
 from stream_server.launcher.backends.backend import JobSpec, JobState, JobStatus, SavedJob, SubmitError
 from stream_server.launcher.journal.records import ServerStarting
 from stream_server.launcher.supervision.liveness import Liveness
-from stream_server.launcher.supervision.server_job import COMING_LIMIT_S, RunningServer
+from stream_server.launcher.supervision.server_job import (
+    COMING_LIMIT_S,
+    COMING_TOLD_S,
+    TRY_MPIRUN,
+    RunningServer,
+)
 from stream_server.launcher.supervision.server_restart import (
     REPORT_FILE,
     EndReports,
@@ -96,13 +101,16 @@ def looks(server: RunningServer, begin: float, end: float) -> str:
 
 
 def test_the_time_in_the_queue_is_not_held_against_a_server(
-    backend: ScriptedBackend, job: SubmittedServer, tmp_path: Path
+    backend: ScriptedBackend, job: SubmittedServer, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with ExitStack() as stack:
         server = running(job, tmp_path, stack)
         assert server.look(3 * COMING_LIMIT_S) == ""
         backend.says = JobStatus(state=JobState.RUNNING)
-        assert server.look(4 * COMING_LIMIT_S - 1) == ""
+        assert server.look(3 * COMING_LIMIT_S + COMING_TOLD_S - 1) == ""
+        assert not caplog.messages
+        assert server.look(3 * COMING_LIMIT_S + COMING_TOLD_S) == server.look(4 * COMING_LIMIT_S - 1) == ""
+        assert caplog.messages == [f"not all ranks of the server have come for {COMING_TOLD_S:g} s. {TRY_MPIRUN}"]
         assert "have come within" in server.look(4 * COMING_LIMIT_S)
 
 

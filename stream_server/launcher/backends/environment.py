@@ -131,9 +131,14 @@ def server_environment(config: StudyConfig) -> dict[str, str]:
     return {**shared, **config.server.job.environment}
 
 
-def mpirun_environment() -> dict[str, str]:
-    """The environment of an mpirun on this node: that of the server, and that of the trial of the doctor."""
-    return {name: value for name, value in os.environ.items() if name not in OF_SRUN}
+def mpirun_environment(config: StudyConfig | None, temporary: str | None) -> dict[str, str]:
+    """The environment of the mpirun of a server on this node, of any study or of this one.
+
+    What a killed mpirun leaves behind is in `temporary`, unless that is None, for ranks on nodes that do not have it.
+    """
+    inherited = {name: value for name, value in os.environ.items() if name not in OF_SRUN}
+    own = {} if config is None else server_environment(config)
+    return {**inherited, **({} if temporary is None else {"TMPDIR": temporary}), **own}
 
 
 def release_cores() -> None:

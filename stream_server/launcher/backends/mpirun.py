@@ -1,12 +1,14 @@
-"""Command lines of mpirun, which starts simulations of several ranks and several simulations in one job."""
+"""Command lines of mpirun, which starts servers, simulations of several ranks and several simulations in one job."""
 
 import os
 import re
 import shlex
 import shutil
 import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Self
 
 from stream_server.config import StudyConfig
@@ -94,6 +96,31 @@ def require(config: StudyConfig) -> str:
         raise ConfigError(_not_found(name, is_named=simulation.job.mpirun is not None))
     # Jobs run in folders of their own, where a relative entry of PATH leads elsewhere.
     return os.path.abspath(program)
+
+
+def program(name: str) -> str:
+    """The program of our own environment, or else the one on PATH.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    beside = Path(sys.executable).with_name(name)
+    found = str(beside) if beside.exists() else shutil.which(name)
+    if found is None:
+        raise ConfigError(f"{name} was found neither beside {sys.executable} nor on PATH; install it or correct PATH")
+    return found
+
+
+def server_ranks(ranks: int, words: Sequence[str] | None = None) -> list[str]:
+    """What stands before the command of a server to start its ranks: `words` of `server.job.mpirun`, or the usual ones.
+
+    Raises:
+        ConfigError: mpirun is missing.
+    """
+    if words is None:
+        return [] if ranks == 1 else [program(NAME), "-n", str(ranks)]
+    words = words if any(RANKS in word for word in words) else [*words, "-n", RANKS]
+    return [word.replace(RANKS, str(ranks)) for word in words]
 
 
 def shown(config: StudyConfig) -> str:

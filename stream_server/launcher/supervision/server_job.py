@@ -5,10 +5,8 @@ import logging
 import math
 import os
 import shlex
-import shutil
 import signal
 import subprocess
-import sys
 from collections.abc import Callable, Mapping, Sequence, Set
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -16,11 +14,10 @@ from pathlib import Path
 from typing import Self
 
 from stream_server.config import StudyConfig, walltime_s
-from stream_server.config.placeholders import RANKS
-from stream_server.errors import EXIT_SAVED, ConfigError, RankLost
+from stream_server.errors import EXIT_SAVED, RankLost
 from stream_server.launcher.backends.allocation import ServerSize
 from stream_server.launcher.backends.backend import JobState
-from stream_server.launcher.backends.mpirun import is_open_mpi
+from stream_server.launcher.backends.mpirun import is_open_mpi, program, server_ranks
 from stream_server.launcher.journal.records import ServerStarting
 from stream_server.launcher.supervision.liveness import Liveness
 from stream_server.launcher.supervision.server_restart import EndReports, ServerEnd
@@ -36,6 +33,7 @@ LOOK_KILLED_S = 0.05
 STOPPED_S = 10.0
 # Before its ranks show that they live, a server imports and prepares what may be slow: as long as user code may be.
 COMING_LIMIT_S = 1800.0
+COMING_TOLD_S = 120.0
 LEAVING_LIMIT_S = 600.0
 KILL_LIMIT_S = 60.0
 # The exit code of an mpirun that refuses to start ranks, and of a Python that cannot import the server.
@@ -45,6 +43,7 @@ OPEN_MPI_ADVICE = (
     "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 for root, PRTE_MCA_rmaps_default_mapping_policy=:oversubscribe for more ranks "
     "than cores"
 )
+TRY_MPIRUN = "`stream-study doctor --config` with this study tries mpirun, and tells what stops it"
 
 log = logging.getLogger(__name__)
 
@@ -107,7 +106,7 @@ class ServerCommand:
         hidden = [*own, *([] if place is None else ["--launcher-place", str(place)])]
         options = ["--resume"] if self.resume else []
         options += [] if self.retry is None else ["--retry", *map(str, self.retry)]
-        return [*self._mpirun, *self._server, *options, *limit, *hidden]
+        return [*server_ranks(self.ranks, self.mpirun), *self._server, *options, *limit, *hidden]
 
     def check(self) -> int:
         """Let the server tell what the study would do; returns its exit code.
@@ -116,13 +115,6 @@ class ServerCommand:
             ConfigError: the program is missing.
         """
         return subprocess.run([*self._server, "--check"]).returncode
-
-    @property
-    def _mpirun(self) -> list[str]:
-        if self.mpirun is None:
-            return _mpirun(self.ranks)
-        words = self.mpirun if any(RANKS in word for word in self.mpirun) else [*self.mpirun, "-n", RANKS]
-        return [word.replace(RANKS, str(self.ranks)) for word in words]
 
     @property
     def _server(self) -> list[str]:
@@ -267,6 +259,7 @@ class RunningServer:
         self._killed_at = math.inf
         self._why_killed = ""
         self._has_all = taken_over
+        self._is_coming_told = False
         if isinstance(job, ServerJob):
             job.also_kill(lambda: list(liveness.processes.values()))
 
@@ -294,7 +287,10 @@ class RunningServer:
         if self.liveness.has_all_ranks:
             self.coming_since = math.inf
         if now >= self.coming_since + COMING_LIMIT_S:
-            return f"not all ranks of the server have come within {COMING_LIMIT_S:g} s"
+            return f"not all ranks of the server have come within {COMING_LIMIT_S:g} s. {TRY_MPIRUN}"
+        if now >= self.coming_since + COMING_TOLD_S and not self._is_coming_told:
+            self._is_coming_told = True
+            log.warning("not all ranks of the server have come for %g s. %s", COMING_TOLD_S, TRY_MPIRUN)
         if now >= self.leaving_since + LEAVING_LIMIT_S:
             return f"the server said that it leaves, and did not within {LEAVING_LIMIT_S:g} s"
         return ""
@@ -342,30 +338,13 @@ def clock(seconds: float) -> str:
     return f"{minutes // 60:02d}:{minutes % 60:02d}:{s:02d}"
 
 
-def program(name: str) -> str:
-    """The program of our own environment, or else the one on PATH.
-
-    Raises:
-        ConfigError: there is none.
-    """
-    beside = Path(sys.executable).with_name(name)
-    found = str(beside) if beside.exists() else shutil.which(name)
-    if found is None:
-        raise ConfigError(f"{name} was found neither beside {sys.executable} nor on PATH; install it or correct PATH")
-    return found
-
-
 def _ranks(numbers: Set[int]) -> str:
     return "rank " + ", rank ".join(map(str, sorted(numbers)))
 
 
 def _why_refused(ranks: int) -> str:
-    command = _mpirun(ranks)
+    command = server_ranks(ranks)
     if not command:
         return "the server could not be started; what it wrote above tells why"
     advice = f". {OPEN_MPI_ADVICE}" if is_open_mpi(command[0], os.environ) else ""
     return f"{shlex.join(command)} started no rank of the server; what it wrote above tells why{advice}"
-
-
-def _mpirun(ranks: int) -> list[str]:
-    return [] if ranks == 1 else [program("mpirun"), "-n", str(ranks)]

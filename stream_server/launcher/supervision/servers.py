@@ -51,12 +51,10 @@ class Servers:
         self, starting: ServerStarting, command: Sequence[str], *, is_spread: bool
     ) -> ServerJob | SubmittedServer:
         """Run a command that starts the server; `is_spread` if its ranks may be on several nodes."""
-        own = server_environment(self.config)
         if starting.backend == LOCAL:
-            # What a killed mpirun leaves in its temporary folder goes with ours, which other nodes do not have.
-            temporary = {} if is_spread else {"TMPDIR": starting.folder}
-            environment = {**mpirun_environment(), **temporary, **own, IPC_VARIABLE: starting.folder}
-            return ServerJob.start(command, environment, starting.folder)
+            environment = mpirun_environment(self.config, None if is_spread else starting.folder)
+            return ServerJob.start(command, {**environment, IPC_VARIABLE: starting.folder}, starting.folder)
+        own = server_environment(self.config)
         folder = folder_of(self.config.output_dir, starting.number)
         return SubmittedServer.submit(
             self._of(starting.backend),
