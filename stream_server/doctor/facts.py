@@ -40,6 +40,7 @@ MPIRUN_LIMIT_S = 60.0
 SCHEDULERS = {"sbatch": "Slurm", "qsub": "PBS or Grid Engine", "bsub": "LSF", "flux": "Flux"}
 JOBS = ("SLURM_JOB_ID", "PBS_JOBID", "JOB_ID", "LSB_JOBID", "FLUX_JOB_ID")
 RANK = python_command("-m", "stream_server.doctor.rank")
+SHARED_MEMORY = "/dev/shm"  # noqa: S108
 GPUS = ("/dev/nvidia0", "/dev/kfd")
 
 _DECODER = json.JSONDecoder()
@@ -107,7 +108,7 @@ class MpiFacts:
 
     `start` is None where there is no mpirun; `other_starter` is another program that starts ranks. `sizes` are those of
     the worlds in which the ranks found themselves, `problem` is what the server would say here, and `failure` the last
-    output of a job that failed.
+    output of a job that failed. `shared_bytes` are free for the memory that ranks share, None where that is unknown.
     """
 
     mpi: str = ""
@@ -118,6 +119,7 @@ class MpiFacts:
     failure: str = ""
     other_starter: str | None = None
     slurm_job: str = ""
+    shared_bytes: int | None = None
 
     @property
     def is_one_world(self) -> bool:
@@ -137,6 +139,7 @@ class MpiFacts:
             problem=told.get("problem", ""),
             other_starter=shutil.which("srun") or shutil.which("flux"),
             slurm_job=os.environ.get("SLURM_JOB_ID", ""),
+            shared_bytes=shutil.disk_usage(SHARED_MEMORY).free if os.path.isdir(SHARED_MEMORY) else None,
         )
         if not tried.mpi:
             return tried

@@ -9,6 +9,8 @@ from stream_server.machine.screen import size_shown
 
 OLDEST_PYTHON = (3, 11)
 LITTLE_MEMORY_BYTES = 2 * 2**30
+# Four ranks of MPICH 5 die with 4 MiB in all, sometimes with 16, and not with 64.
+LITTLE_SHARED_BYTES = 16 * 2**20
 # A rank has a connection to each process of each simulation that runs, and one or two of its own.
 FEW_CONNECTIONS, TOO_FEW_CONNECTIONS = 256, 16
 
@@ -99,6 +101,11 @@ def of_mpi(told: facts.MpiFacts) -> Finding:
                 f". {job}, so that mpirun has Slurm start the ranks. If this shell is in no job, unset the variables "
                 "that begin with SLURM_. On one node these do without Slurm: HYDRA_LAUNCHER=fork under MPICH, "
                 "PRTE_MCA_ras=^slurm with PRTE_MCA_plm=^slurm under Open MPI"
+            )
+        if told.shared_bytes is not None and told.shared_bytes < LITTLE_SHARED_BYTES * told.num_ranks:
+            advice += (
+                f". {facts.SHARED_MEMORY} has {size_shown(told.shared_bytes)} free, and the memory that ranks share is "
+                f"there: give it {size_shown(LITTLE_SHARED_BYTES * told.num_ranks)} (--shm-size of a container)"
             )
     return Finding(subject=subject, found=found, severity=Severity.REPAIR, advice=advice)
 

@@ -105,6 +105,11 @@ WRONG = (
         (MPI, GOOD, ""),
         (facts.MpiFacts(problem=NONE), REPAIR, NONE),
         (replace(MPI, sizes=(), failure="srun: error: no"), REPAIR, "a variable names Slurm as the launcher"),
+        (
+            replace(MPI, sizes=(), failure="Bus error", shared_bytes=4 * 2**20),
+            REPAIR,
+            "has 4.0 MiB free, and the memory",
+        ),
         (replace(MPI, start=None, sizes=()), REPAIR, "put the mpirun of MPICH 5.0.2 on the PATH"),
         (replace(MPI, start=None, sizes=(), other_starter="/bin/srun"), NOTE, "start the ranks with /bin/srun"),
         (replace(MPI, sizes=(), problem=WRONG), REPAIR, WRONG),
