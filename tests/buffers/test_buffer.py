@@ -49,9 +49,9 @@ def waiting_draw(buffer: Buffer, num: int) -> Iterator[Future[Draw | None]]:
 
     buffer.policy.ready = ready_and_tell  # type: ignore[method-assign]
     with ThreadPoolExecutor(1) as trainer:
-        future = trainer.submit(buffer.draw, num, 10.0)
-        assert asked.acquire(timeout=10)
-        assert asked.acquire(timeout=10)
+        future = trainer.submit(buffer.draw, num, 100.0)
+        assert asked.acquire(timeout=100)
+        assert asked.acquire(timeout=100)
         yield future
 
 
@@ -62,7 +62,7 @@ def test_a_waiting_draw_gets_its_batch_when_enough_is_admitted(new_policy: Calla
         for _ in range(3):
             fill(buffer, 1)
             buffer.admit()
-        draw = future.result(timeout=5)
+        draw = future.result(timeout=100)
     assert draw is not None
     assert sorted(draw.slots.tolist()) == [0, 1, 2]
     assert draw.num_first == 3
@@ -74,7 +74,7 @@ def test_a_waiting_draw_ends_when_the_empty_buffer_is_closed(new_policy: Callabl
     with waiting_draw(buffer, 3) as future:
         buffer.close()
         with pytest.raises(Closed):
-            future.result(timeout=5)
+            future.result(timeout=100)
 
 
 @for_all_policies
@@ -86,7 +86,7 @@ def test_an_error_of_the_receiver_reaches_a_waiting_draw_as_its_cause(
     with waiting_draw(buffer, 3) as future:
         buffer.close(error)
         with pytest.raises(ProducerFailed) as raised:
-            future.result(timeout=5)
+            future.result(timeout=100)
     assert raised.value.__cause__ is error
 
 
@@ -99,7 +99,7 @@ def test_a_waiting_draw_goes_on_when_a_withdrawal_opens_the_gate() -> None:
     buffer.slots.simulation_ids[first.slots] = 7
     with waiting_draw(buffer, 1) as future:
         assert buffer.withdraw(7) == 0
-        assert future.result(timeout=5) is not None
+        assert future.result(timeout=100) is not None
 
 
 def test_an_error_ends_the_stream_even_when_samples_are_left_and_the_first_error_counts() -> None:

@@ -62,7 +62,7 @@ def test_all_processes_with_a_mark_in_a_folder_are_ended_and_no_others(tmp_path:
             assert one.stdout is not None
             one.stdout.readline()
         end_all("SOME_MARK", folder, grace_s=0.1)
-        assert [one.wait(timeout=10) for one in started[:2]] == [-signal.SIGKILL, -signal.SIGKILL]
+        assert [one.wait(timeout=100) for one in started[:2]] == [-signal.SIGKILL, -signal.SIGKILL]
         assert started[2].poll() is None
     finally:
         for one in started:
@@ -92,7 +92,7 @@ def test_what_a_process_starts_just_before_it_is_killed_is_ended_too(
     start()
     try:
         end_all("SOME_MARK", tmp_path, grace_s=0.0)
-        assert len([one.wait(timeout=10) for one in started]) == 2
+        assert len([one.wait(timeout=100) for one in started]) == 2
     finally:
         for one in started:
             one.kill()

@@ -36,7 +36,7 @@ STATUS = ScrapedStatus(
 
 def scrape(url: str) -> dict[tuple[str, str | None], float]:
     """Every value by its name and, of simulations, the state; all have the label of the study."""
-    with urllib.request.urlopen(url, timeout=10) as answer:
+    with urllib.request.urlopen(url, timeout=100) as answer:
         text = answer.read().decode()
     samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
     assert {sample.labels["study"] for sample in samples} <= {"ripple"}
