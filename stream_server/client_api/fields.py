@@ -262,9 +262,18 @@ class Fields:
                 f"field {name!r} is sent as {dtype}, which {array.dtype} cannot become without loss: "
                 "send one dtype throughout, or give the field a dtype in study.json"
             )
-        # A value too large for a narrower type becomes infinite, and the server counts it as such.
-        with np.errstate(over="ignore"):
-            return array.astype(dtype, copy=False)
+        try:
+            # NumPy looks at the flags of the processor, which costs no pass over the data.
+            with np.errstate(over="raise"):
+                converted = array.astype(dtype, copy=False)
+        except FloatingPointError:
+            _refuse_misfit(name, array, dtype)
+            raise
+        if dtype.kind in "iu" and not np.can_cast(array.dtype, dtype) and array.size:
+            limits = np.iinfo(dtype)
+            if array.min() < limits.min or array.max() > limits.max:
+                _refuse_misfit(name, array, dtype)
+        return converted
 
     def _refuse_surplus(self, sample: Mapping[str, Any]) -> None:
         opened = {spec.name for _, spec, *_ in self._expected}
@@ -296,7 +305,37 @@ def _check_rows(spec: FieldSpec, shape: tuple[int, ...]) -> None:
         )
 
 
+def _refuse_misfit(name: str, array: np.ndarray, dtype: np.dtype) -> None:
+    """Name the first element, in C order, that becomes infinite or another integer."""
+    if dtype.kind in "iu":
+        limits = np.iinfo(dtype)
+        wrong = (array < limits.min) | (array > limits.max)
+    else:
+        with np.errstate(over="ignore"):
+            converted = array.astype(dtype)
+        parts = ((np.real(converted), np.real(array)), (np.imag(converted), np.imag(array)))
+        wrong = np.logical_or(*(np.isinf(after) & ~np.isinf(before) for after, before in parts))
+    index = tuple(map(int, np.argwhere(wrong)[0]))
+    raise ValueError(
+        f"field {name!r} is sent as {dtype}, into which {number_text(array[index])} at {index} does not fit: "
+        "give the field a wider dtype in study.json, or send one dtype throughout"
+    )
+
+
+def number_text(number: Any) -> str:
+    """The text of a number in an error, which is the same in all languages."""
+    if np.iscomplexobj(number):
+        return f"{number.real:.6g}{number.imag:+.6g}j"
+    return f"{number:d}" if isinstance(number, np.integer) else f"{number:.6g}"
+
+
 def _numeric(name: str, value: Any) -> np.ndarray:
+    parts = value if isinstance(value, list | tuple) else [value]
+    if any(isinstance(part, np.ma.MaskedArray) and np.ma.is_masked(part) for part in parts):
+        raise ValueError(
+            f"field {name!r} has masked values, which stand for no number: send array.filled(…) with a number that your "
+            "model is to see there, and the mask, if it needs that, as a field of its own"
+        )
     array = np.asarray(value)
     if array.dtype.kind not in "biufc":
         raise TypeError(f"field {name!r} must be numeric, but is of {type(value).__name__} with dtype {array.dtype}")

@@ -1,5 +1,8 @@
 """The user's arrays against the study's fields."""
 
+import re
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -81,11 +84,68 @@ def test_a_wider_type_than_the_study_keeps_is_narrowed_before_it_travels() -> No
     assert block.dtype == "<f4"
 
 
-def test_a_value_too_large_for_what_is_kept_becomes_infinite() -> None:
+WIDER = "give the field a wider dtype in study.json, or send one dtype throughout"
+
+
+@pytest.mark.parametrize(
+    ("kept", "values", "told"),
+    [
+        ("<f4", np.array([0.0, 1e300]), "float32, into which 1e+300 at (1,)"),
+        ("<f4", np.array([np.inf, -1e39]), "float32, into which -1e+39 at (1,)"),
+        ("<f2", np.array([1, 70000]), "float16, into which 70000 at (1,)"),
+        ("<f2", np.array([65519.0, 65520.0]), "float16, into which 65520 at (1,)"),
+        ("<c8", np.array([complex(np.inf, 1e39), 1]), "complex64, into which inf+1e+39j at (0,)"),
+        ("<i4", np.array([1, 2**31]), "int32, into which 2147483648 at (1,)"),
+        ("<i2", np.array([-(2**15) - 1, 0], np.int32), "int16, into which -32769 at (0,)"),
+        ("|i1", np.array([0, 2**63], np.uint64), "int8, into which 9223372036854775808 at (1,)"),
+        ("<i8", np.array([0, 2**63], np.uint64), "int64, into which 9223372036854775808 at (1,)"),
+        ("|u1", np.array([255, 256], np.uint16), "uint8, into which 256 at (1,)"),
+        ("<i4", [1, 2**31], "int32, into which 2147483648 at (1,)"),
+    ],
+)
+def test_a_number_that_would_wrap_or_become_infinite_is_refused_by_its_place(kept: str, values: Any, told: str) -> None:
+    fields = with_fixed_blocks(FieldSpec(name="u", shape=(2,), dtype=kept), u=np.zeros(2, np.asarray(values).dtype))
+    with pytest.raises(ValueError, match=re.escape(f"field 'u' is sent as {told} does not fit: {WIDER}")):
+        fields.arrays({"u": values})
+
+
+@pytest.mark.parametrize(
+    ("kept", "values"),
+    [
+        ("<f4", np.array([np.inf, np.nan, 3.4e38, 1e-300, 1 / 3])),
+        ("<f2", np.array([65519.0, -np.inf])),
+        ("<i4", np.array([2**31 - 1, -(2**31)])),
+        ("<u4", np.array([2**32 - 1, 0], np.uint64)),
+        ("<f4", np.array([2**63 - 1, -(2**24) - 1])),
+        ("<c8", np.array([complex(np.inf, 1.0)])),
+    ],
+)
+def test_floating_numbers_are_rounded_and_whole_ones_that_fit_are_kept(kept: str, values: np.ndarray) -> None:
+    fields = with_fixed_blocks(FieldSpec(name="u", shape=values.shape, dtype=kept), u=values)
+    _, (array,) = fields.arrays({"u": values})
+    np.testing.assert_array_equal(array, values.astype(kept))
+
+
+@pytest.mark.parametrize(
+    "masked",
+    [
+        np.ma.array(np.zeros((6, 4)), mask=np.eye(6, 4)),
+        np.ma.array(np.zeros((6, 4), np.float32), mask=True),
+        [np.ma.array(np.zeros(4), mask=[0, 0, 0, row == 5]) for row in range(6)],
+    ],
+)
+def test_masked_values_are_refused(masked: Any) -> None:
     fields = with_fixed_blocks(KEPT, temperature=np.zeros((6, 4)))
-    _, (array,) = fields.arrays({"temperature": np.full((6, 4), 1e300)})
+    for take in (fields.arrays, lambda sample: with_fixed_blocks(KEPT, **sample)):
+        with pytest.raises(ValueError, match=r"'temperature' has masked values.*send array\.filled"):
+            take({"temperature": masked})
+
+
+def test_an_array_that_could_be_masked_and_is_not_travels() -> None:
+    fields = with_fixed_blocks(KEPT, temperature=np.zeros((6, 4)))
+    _, (array,) = fields.arrays({"temperature": np.ma.array(np.ones((6, 4)))})
+    assert type(array) is np.ndarray
     assert array.dtype == np.float32
-    assert np.isinf(array).all()
 
 
 def test_a_narrower_type_than_the_study_keeps_travels_as_it_is() -> None:

@@ -32,39 +32,41 @@ static void gather(void *to, const char *from, ptrdiff_t stride_bytes, size_t nu
     }
 }
 
-static void copy_strided(const rows *it, char *to, const char *from) {
+static bool copy_strided(const rows *it, char *to, const char *from) {
     ptrdiff_t stride_bytes = (ptrdiff_t)(it->stride * (int64_t)it->from_bytes);
     if (it->to_dtype == it->from_dtype) {
         gather(to, from, stride_bytes, (size_t)it->num, it->from_bytes);
-        return;
+        return true;
     }
+    bool fits = true;
     char chunk[CHUNK_BYTES];
     int64_t num_fit = CHUNK_BYTES / (int64_t)it->from_bytes;
     for (int64_t i = 0; i < it->num; i += num_fit) {
         size_t num = (size_t)(it->num - i < num_fit ? it->num - i : num_fit);
         gather(chunk, from + (ptrdiff_t)i * stride_bytes, stride_bytes, num, it->from_bytes);
-        sc_convert(to + (size_t)i * it->to_bytes, it->to_dtype, chunk, it->from_dtype, num);
+        fits &= sc_convert(to + (size_t)i * it->to_bytes, it->to_dtype, chunk, it->from_dtype, num);
     }
+    return fits;
 }
 
-static void copy_row(const rows *it, char *to, const char *from) {
+static bool copy_row(const rows *it, char *to, const char *from) {
     if (it->stride != 1)
-        copy_strided(it, to, from);
-    else if (it->to_dtype == it->from_dtype)
-        memcpy(to, from, (size_t)it->num * it->from_bytes);
-    else
-        sc_convert(to, it->to_dtype, from, it->from_dtype, (size_t)it->num);
+        return copy_strided(it, to, from);
+    if (it->to_dtype != it->from_dtype)
+        return sc_convert(to, it->to_dtype, from, it->from_dtype, (size_t)it->num);
+    memcpy(to, from, (size_t)it->num * it->from_bytes);
+    return true;
 }
 
 /* The rows from dimension d on; returns the end of what was written. */
-static char *copy_rows(const rows *it, int d, char *to, const char *from) {
+static char *copy_rows(const rows *it, int d, char *to, const char *from, bool *fits) {
     if (d == it->num_outer) {
-        copy_row(it, to, from);
+        *fits &= copy_row(it, to, from);
         return to + (size_t)it->num * it->to_bytes;
     }
     ptrdiff_t stride_bytes = (ptrdiff_t)(it->strides[d] * (int64_t)it->from_bytes);
     for (int64_t i = 0; i < it->count[d]; ++i)
-        to = copy_rows(it, d + 1, to, from + (ptrdiff_t)i * stride_bytes);
+        to = copy_rows(it, d + 1, to, from + (ptrdiff_t)i * stride_bytes, fits);
     return to;
 }
 
@@ -87,20 +89,48 @@ static void find_rows(rows *it, int ndim) {
     }
 }
 
-void sc_copy_block(void *to, stream_dtype to_dtype, const void *from, stream_dtype from_dtype, int ndim,
+bool sc_copy_block(void *to, stream_dtype to_dtype, const void *from, stream_dtype from_dtype, int ndim,
                    const int64_t count[], const int64_t strides[]) {
+    bool fits = true;
     for (int d = 0; d < ndim; ++d)
         if (count[d] == 0)
-            return;
+            return true;
     rows it = {to_dtype, from_dtype, sc_dtype_bytes(to_dtype), sc_dtype_bytes(from_dtype), count, strides, 0, 0, 0};
     find_rows(&it, ndim);
     if (to_dtype == from_dtype) {
-        copy_rows(&it, 0, to, from);
-        return;
+        copy_rows(&it, 0, to, from, &fits);
+        return fits;
     }
     /* A program may have asked for a signal at an overflow; one of ours is none of its own. */
     fenv_t environment;
     feholdexcept(&environment);
-    copy_rows(&it, 0, to, from);
+    copy_rows(&it, 0, to, from, &fits);
     fesetenv(&environment);
+    return fits;
+}
+
+/* The last index moves first; false behind the last element. */
+static bool move_on(int ndim, const int64_t count[], int64_t index[]) {
+    for (int d = ndim - 1; d >= 0; --d) {
+        if (++index[d] < count[d])
+            return true;
+        index[d] = 0;
+    }
+    return false;
+}
+
+void sc_find_misfit(stream_dtype to_dtype, const void *from, stream_dtype from_dtype, int ndim, const int64_t count[],
+                    const int64_t strides[], int64_t index[], char text[SC_NUMBER_BYTES]) {
+    char converted[2 * sizeof(double)];
+    const char *element = from;
+    int64_t contiguous = 0;
+    memset(index, 0, (size_t)ndim * sizeof *index);
+    do {
+        int64_t place = 0;
+        for (int d = 0; strides != NULL && d < ndim; ++d)
+            place += index[d] * strides[d];
+        element = (const char *)from + (strides == NULL ? contiguous : place) * (int64_t)sc_dtype_bytes(from_dtype);
+        contiguous += 1;
+    } while (sc_copy_block(converted, to_dtype, element, from_dtype, 0, NULL, NULL) && move_on(ndim, count, index));
+    sc_number_text(text, from_dtype, element);
 }

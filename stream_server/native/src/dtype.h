@@ -6,6 +6,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "convert.h"
 #include "stream_client.h"
 
 #define SC_NUM_DTYPES 15
@@ -21,8 +22,12 @@ bool sc_same_kind(stream_dtype from, stream_dtype to);
 bool sc_safe(stream_dtype from, stream_dtype to);
 
 /* Copy a block into contiguous memory, in C order, converting its elements. strides count elements; NULL: contiguous.
- * A value too large for a narrower floating type becomes infinite. */
-void sc_copy_block(void *to, stream_dtype to_dtype, const void *from, stream_dtype from_dtype, int ndim,
+ * Returns whether all of them fit into the type: an integer that does not wraps, and a floating number becomes infinite. */
+bool sc_copy_block(void *to, stream_dtype to_dtype, const void *from, stream_dtype from_dtype, int ndim,
                    const int64_t count[], const int64_t strides[]);
+
+/* The index, and the text, of the first element of a block, in C order, that does not fit. There is one. */
+void sc_find_misfit(stream_dtype to_dtype, const void *from, stream_dtype from_dtype, int ndim, const int64_t count[],
+                    const int64_t strides[], int64_t index[], char text[SC_NUMBER_BYTES]);
 
 #endif

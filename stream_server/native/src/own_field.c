@@ -76,9 +76,17 @@ static int keep(sc_own_field *own, stream_dtype dtype, const int64_t count[], co
     own->is_put = reserve(own, own->num_bytes);
     if (!own->is_put)
         return sc_no_memory(error);
-    if (own->num_bytes > 0)
-        sc_copy_block(own->memory, block.dtype, data, dtype, block.ndim, count, strides);
-    return STREAM_OK;
+    if (own->num_bytes == 0 || sc_copy_block(own->memory, block.dtype, data, dtype, block.ndim, count, strides))
+        return STREAM_OK;
+    own->is_put = false;
+    int64_t index[STREAM_MAX_DIMENSIONS];
+    char number[SC_NUMBER_BYTES], index_text[SC_EXTENTS_BYTES];
+    sc_find_misfit(block.dtype, data, dtype, block.ndim, count, strides, index, number);
+    return sc_fail(error, STREAM_ERROR_ARGUMENT,
+                   "field '%s' is sent as %s, into which %s at %s does not fit: give the field a wider dtype in "
+                   "study.json, or send one dtype throughout",
+                   own->field->name, sc_dtype_name(block.dtype), number,
+                   sc_extents_text(index_text, block.ndim, index));
 }
 
 static int put(sc_own_field *own, stream_dtype dtype, int ndim, const int64_t count[], const int64_t strides[],

@@ -17,9 +17,17 @@ static void copy(void) {
         num *= (size_t)count[d];
     char *to = malloc(num * sc_dtype_bytes(to_dtype));
     CHECK(to != NULL || num == 0);
-    sc_copy_block(to, to_dtype, from + first * (int64_t)sc_dtype_bytes(from_dtype), from_dtype, ndim, count,
-                  is_strided ? strides : NULL);
+    const char *begin = from + first * (int64_t)sc_dtype_bytes(from_dtype);
+    bool fits = sc_copy_block(to, to_dtype, begin, from_dtype, ndim, count, is_strided ? strides : NULL);
     say_bytes(to, num * sc_dtype_bytes(to_dtype));
+    if (!fits) {
+        char text[SC_NUMBER_BYTES];
+        int64_t index[STREAM_MAX_DIMENSIONS];
+        sc_find_misfit(to_dtype, begin, from_dtype, ndim, count, is_strided ? strides : NULL, index, text);
+        say_word(text);
+        for (int d = 0; d < ndim; ++d)
+            say_number(index[d]);
+    }
     free(to);
     free(from);
 }

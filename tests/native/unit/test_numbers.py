@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from stream_server.client_api.fields import number_text
 from stream_server.messages.client import DTYPES
 from tests.native.unit.probe import Probe, extents
 from tests.support.examples import examples
@@ -18,7 +19,7 @@ PAIRS = [(a, b) for a in NUMPY for b in NUMPY if np.can_cast(a, b, "same_kind")]
 
 
 def copied(probe: Probe, array: np.ndarray, dtype: np.dtype, view: np.ndarray | None = None) -> np.ndarray:
-    """`view`, which lies in `array`, as contiguous numbers of another type."""
+    """`view`, which lies in `array`, as contiguous numbers of another type; what does not fit is told."""
     strides: tuple[int, ...] = ()
     first = 0
     if view is None:
@@ -27,8 +28,25 @@ def copied(probe: Probe, array: np.ndarray, dtype: np.dtype, view: np.ndarray | 
         strides = tuple(it // array.itemsize for it in view.strides)
         first = (view.__array_interface__["data"][0] - array.__array_interface__["data"][0]) // array.itemsize
     codes = (DTYPES.index(array.dtype.str), DTYPES.index(dtype.str))
-    (answer,) = probe.ask("copy", *codes, *extents(view.shape), *extents(strides), first, array.tobytes())
+    answer, *misfit = probe.ask("copy", *codes, *extents(view.shape), *extents(strides), first, array.tobytes())
+    assert misfit == first_misfit(view, dtype)
     return np.frombuffer(bytes.fromhex(answer[1:]), dtype).reshape(view.shape)
+
+
+def first_misfit(array: np.ndarray, dtype: np.dtype) -> list[str]:
+    """The text and the index of the first element that becomes another integer or infinite; [] if all fit."""
+    for index in np.ndindex(array.shape):
+        value, number = array[index], astype(array[index], dtype)
+        if dtype.kind in "iu":
+            fits = int(value) == int(number)
+        else:
+            fits = bool(np.isfinite(number) or not np.isfinite(value))
+            if dtype.kind == "c":
+                parts = [(value.real, number.real), (value.imag, number.imag)]
+                fits = all(np.isfinite(after) or not np.isfinite(before) for before, after in parts)
+        if not fits:
+            return [number_text(value), *map(str, index)]
+    return []
 
 
 def assert_same(found: np.ndarray, expected: np.ndarray) -> None:

@@ -79,7 +79,7 @@ VALUES = (
             FieldSpec(name="half", shape=(4,), dtype="<f2"),
             FieldSpec(name="single", shape=(4,), dtype="<f4"),
             FieldSpec(name="double", shape=(4,), dtype="<f8"),
-            FieldSpec(name="short", shape=(4,), dtype="<i2"),
+            FieldSpec(name="short", shape=(1,), dtype="<i2"),
             FieldSpec(name="long", shape=(4,), dtype="<i8"),
             FieldSpec(name="whole", shape=(4,), dtype="<f4"),
         ),
@@ -88,10 +88,31 @@ VALUES = (
             put half float64 4 1
             put single float64 4 2
             put double float32 4 3
-            put short int64 4 4
+            put short int64 1 29
             put long int32 4 5
             put whole int64 4 6
             send 0
+            finish
+        """,
+    ),
+    Case(
+        name="misfits",
+        about="An integer that would wrap is refused with its place and value; a smaller one travels.",
+        fields=(FieldSpec(name="u", shape=(2, 2), dtype="<i4"), FieldSpec(name="v", shape=(), dtype="<i4")),
+        script="""
+            connect 0 1
+            put u int64 2,2 29
+            put v int64 . 29
+            send 0
+            put u int32 2,2 29
+            put v int64 . 29
+            send 0
+            put u int32 2,2 30 spread
+            put v int64 . 1
+            send 1
+            put u int64 2,2 1 reversed
+            put v int64 . 29
+            send 1
             finish
         """,
     ),
