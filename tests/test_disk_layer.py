@@ -3,12 +3,18 @@
 import ast
 import errno
 import logging
+import os
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
+from stream_server.server.checkpoint.folder import CheckpointFolder
+from stream_server.server.replay.file_recording import files_in
+from stream_server.server.replay.record_reader import ranks_in
 from stream_server.storage import disk
 from tests.support.lesser_disks import without_locks, without_sync_of_folders
 
@@ -173,3 +179,19 @@ def test_a_file_system_without_locks_is_told_from_a_lock_that_failed(
         with pytest.raises(OSError, match="Input/output error") as caught:
             disk.lock(file.fileno())
         assert not isinstance(caught.value, disk.NoLocks)
+
+
+def test_a_folder_that_cannot_be_listed_is_an_error_and_no_empty_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As `Path.glob` of Python 3.13 and `Path.is_dir` of 3.14 would have it: a study would begin anew."""
+    assert disk.names_in(tmp_path / "checkpoints") == CheckpointFolder(tmp_path / "checkpoints").numbers() == []
+
+    def refused(*_: object, **__: object) -> NoReturn:
+        raise OSError(errno.EIO, "Input/output error")
+
+    for name in ("listdir", "scandir", "stat"):
+        monkeypatch.setattr(os, name, refused)
+    for look in (CheckpointFolder(tmp_path).numbers, partial(ranks_in, tmp_path), partial(files_in, tmp_path)):
+        with pytest.raises(OSError, match="Input/output error"):
+            look()

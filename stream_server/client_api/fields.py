@@ -333,8 +333,8 @@ def _numeric(name: str, value: Any) -> np.ndarray:
     parts = value if isinstance(value, list | tuple) else [value]
     if any(isinstance(part, np.ma.MaskedArray) and np.ma.is_masked(part) for part in parts):
         raise ValueError(
-            f"field {name!r} has masked values, which stand for no number: send array.filled(…) with a number that your "
-            "model is to see there, and the mask, if it needs that, as a field of its own"
+            f"field {name!r} has masked values, which stand for no number: send array.filled(…) with the number that "
+            "your model is to see there, and the mask as a field of its own if it needs that"
         )
     array = np.asarray(value)
     if array.dtype.kind not in "biufc":

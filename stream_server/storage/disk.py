@@ -283,10 +283,23 @@ def replace_file(path: Path, data: bytes) -> None:
     sync_folder(path.parent)
 
 
+def names_in(folder: Path) -> list[str]:
+    """The names in a folder, none where there is no such folder.
+
+    Raises:
+        OSError: it cannot be listed. `Path.glob` of Python 3.13 and `Path.is_dir` of 3.14 find nothing then.
+    """
+    try:
+        return os.listdir(folder)
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
+
 def remove_leftovers(path: Path) -> None:
     """Remove what was left beside `path` when who put a file in place there was killed; for its only writer."""
-    for leftover in path.parent.glob(f"{path.name}*.tmp"):
-        remove_file(leftover)
+    for name in names_in(path.parent):
+        if name.startswith(path.name) and name.endswith(".tmp"):
+            remove_file(path.with_name(name))
 
 
 def swap_private_file(path: Path, data: bytes) -> None:

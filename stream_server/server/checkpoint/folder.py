@@ -2,7 +2,6 @@
 
 import itertools
 import logging
-import os
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
@@ -12,7 +11,7 @@ from stream_server.errors import DamagedCheckpoint, OtherFormat
 from stream_server.failpoints import failpoint
 from stream_server.server.checkpoint.incarnations import Incarnations, read_incarnations
 from stream_server.storage.checksums import FileRecord, checksummed_json, parse_checksummed_json
-from stream_server.storage.disk import ordinary, remove_tree, rename_folder
+from stream_server.storage.disk import names_in, ordinary, remove_tree, rename_folder
 from stream_server.storage.folders import damaged_files, records_from_json, records_to_json, withdraw
 from stream_server.storage.typed import quoted, typed
 
@@ -129,13 +128,13 @@ class CheckpointFolder:
 
     def numbers(self) -> list[int]:
         """The numbers of the committed checkpoints that are there, valid or not, oldest first."""
-        names = os.listdir(self.folder) if self.folder.is_dir() else []
+        names = names_in(self.folder)
         numbers = sorted(int(name) for name in names if _COMMITTED.fullmatch(name))
         return [number for number in numbers if self.path(number).is_dir()]
 
     def were_damaged(self) -> bool:
         """Whether checkpoints were set aside as damaged."""
-        return self.folder.is_dir() and any(_DAMAGED.fullmatch(name) for name in os.listdir(self.folder))
+        return any(_DAMAGED.fullmatch(name) for name in names_in(self.folder))
 
     def manifest(self, number: int) -> Manifest:
         """The manifest of a committed checkpoint.
@@ -186,7 +185,7 @@ class CheckpointFolder:
 
         Gives the names. What cannot be removed is logged and stays: it is in nobody's way.
         """
-        names = os.listdir(self.folder) if self.folder.is_dir() else []
+        names = names_in(self.folder)
         swept = []
         for name in sorted(name for name in names if _LEFTOVER.fullmatch(name)):
             try:

@@ -6,6 +6,7 @@ import json
 import logging
 import math
 import os
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -15,7 +16,7 @@ from typing import Any
 from stream_server.built_in import WRITERS, load_named
 from stream_server.errors import ConfigError
 from stream_server.server.metrics.log_record import AXES, LoggedRun, Record, Writer
-from stream_server.storage.disk import read_file, remove_leftovers, replace_file
+from stream_server.storage.disk import names_in, read_file, remove_leftovers, replace_file
 from stream_server.user_code import arguments_for
 
 WantedWriters = Sequence[tuple[str, Mapping[str, Any]]]
@@ -59,9 +60,10 @@ def open_writers(run: LoggedRun, wanted: WantedWriters = DEFAULT_WRITERS, study_
     """
     makers = writer_makers(wanted, study_dir)
     run.folder.mkdir(parents=True, exist_ok=True)
-    for path in run.folder.glob("rank-*.jsonl"):
-        if int(path.stem.removeprefix("rank-")) >= run.num_ranks:
-            _cut(path, run.after)
+    for name in names_in(run.folder):
+        of_rank = re.fullmatch(r"rank-(\d+)\.jsonl", name)
+        if of_rank and int(of_rank[1]) >= run.num_ranks:
+            _cut(run.folder / name, run.after)
     return [
         JsonLinesWriter(run.folder / f"{_stem(run)}.jsonl", run.after, is_validated=run.is_validated),
         HistogramsWriter(run.folder / "histograms.jsonl", run.after),

@@ -3,7 +3,6 @@
 import errno
 import logging
 import math
-import os
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import UTC, datetime
@@ -17,7 +16,7 @@ from stream_server.server.progress.phases import Phases
 from stream_server.server.user.callbacks import Callback
 from stream_server.server.user.framework import Step
 from stream_server.storage.checksums import checksummed_json, parse_checksummed_json
-from stream_server.storage.disk import read_file, remove_tree
+from stream_server.storage.disk import names_in, read_file, remove_tree
 from stream_server.storage.folders import (
     PendingFile,
     damaged_files,
@@ -164,7 +163,7 @@ class BestFolder:
         if self._is_outdated():
             return
         kept = {self.path(batch).name for batch in batches}
-        names = os.listdir(self.folder) if self.folder.is_dir() else []
+        names = names_in(self.folder)
         for name in sorted(name for name in names if _OURS.fullmatch(name) and name not in kept):
             try:
                 (remove_tree if Path(name).suffix else withdraw)(self.folder / name)

@@ -14,8 +14,9 @@ from stream_server.errors import ConfigError
 from stream_server.messages.client import DTYPES, FieldSpec
 from stream_server.server.replay.record_format import HEAD, SAMPLES, Entries, EntryHead, EntryKind
 from stream_server.server.replay.record_reader import RecordEntry
-from stream_server.server.replay.simulation_file import PATTERN, SimulationFile
+from stream_server.server.replay.simulation_file import SUFFIX, SimulationFile
 from stream_server.server.run import build
+from stream_server.storage.disk import names_in
 
 SUBFOLDER = "samples"
 SHUFFLE_STREAM = 4
@@ -25,7 +26,10 @@ MOST_TOLD = 10
 
 def files_in(folder: Path) -> list[Path]:
     """The files in a folder, or in that of the samples in an output folder."""
-    return sorted((folder / SUBFOLDER).glob(PATTERN)) or sorted(folder.glob(PATTERN))
+    for place in (folder / SUBFOLDER, folder):
+        if files := [place / name for name in sorted(names_in(place)) if name.endswith(SUFFIX)]:
+            return files
+    return []
 
 
 class FileOrder:

@@ -24,7 +24,7 @@ from stream_server.server.replay.record_format import (
     Segment,
     is_sound,
 )
-from stream_server.storage.disk import ordinary, read_text
+from stream_server.storage.disk import names_in, ordinary, read_text
 
 SUBFOLDER = "record"
 BLOCK_BYTES = 2**20
@@ -58,8 +58,7 @@ class SegmentPart:
 
 def ranks_in(folder: Path) -> list[int]:
     """The ranks that have files in a folder, if it is there."""
-    names = os.listdir(folder) if folder.is_dir() else []
-    return sorted({segment.rank for name in names if (segment := Segment.from_name(name))})
+    return sorted({segment.rank for name in names_in(folder) if (segment := Segment.from_name(name))})
 
 
 def segments_in(folder: Path, rank: int) -> list[Segment]:

@@ -31,7 +31,7 @@ from stream_server.storage.library_file import LibraryFile
 from stream_server.storage.typed import shortened
 
 FORMAT = 1
-PATTERN = "*.h5"
+SUFFIX = ".h5"
 BLOCK_BYTES = 2**20
 CHUNK_BYTES = 2**16
 VERSION = "v110"
