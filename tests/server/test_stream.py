@@ -277,6 +277,65 @@ def test_samples_of_different_shapes_are_refused() -> None:
         stream_of(buffer_of(2), Ragged()).draw(0)
 
 
+class Refilling(PerSample):
+    """Returns one of `num` arrays, which it fills by turns, and a mask that is always the same."""
+
+    def __init__(self, num: int = 1) -> None:
+        super().__init__()
+        self.arrays, self.mask = np.zeros((num, 4)), np.ones(4)
+
+    def process_simulation_data(self, data: SimulationData, config: Any) -> Any:
+        array = self.arrays[data.time_step % len(self.arrays)]
+        array[:] = data.fields["u"].ravel()
+        return array, {"mask": self.mask}
+
+
+@pytest.mark.parametrize("num", [1, 2])
+def test_an_array_that_is_filled_anew_for_each_sample_is_refused(num: int) -> None:
+    with pytest.raises(UserCodeError, match=r"fills an array anew that it has returned.*return a new array each time"):
+        stream_of(buffer_of(3), Refilling(num), batch_size=3).draw(0)
+
+
+@pytest.mark.parametrize("num", [1, 2])
+def test_an_array_that_is_filled_anew_once_its_batch_is_made_does_no_harm(num: int) -> None:
+    stream = stream_of(buffer_of(3), Refilling(num), batch_size=num)
+    for first in range(0, 3 - num, num):
+        batch = stream.draw(0)
+        assert batch is not None
+        assert batch.data[0][:, 0].tolist() == [step + 1 for step in range(first, first + num)]
+        assert batch.data[1]["mask"].tolist() == [[1, 1, 1, 1]] * num
+
+
+def test_an_array_that_is_filled_anew_for_each_sample_of_a_validation_is_refused() -> None:
+    batch = SimulationBatch(
+        simulation_ids=np.zeros(2, np.int64),
+        time_steps=np.arange(2),
+        parameters=np.zeros((2, 1)),
+        fields={"u": np.arange(8.0).reshape(2, 4)},
+        present={"u": np.ones(2, bool)},
+    )
+    with pytest.raises(UserCodeError, match="fills an array anew"):
+        Refilling().process_batch(batch, None)
+
+
+class Masking(PerSample):
+    """Returns what a mask leaves of the field, in one of the ways to do so."""
+
+    def process_simulation_data(self, data: SimulationData, config: Any) -> Any:
+        return np.ma.masked_less(data.fields["u"], 2)
+
+
+class MaskingBatches(PerSample):
+    def process_batch(self, batch: SimulationBatch, config: Any) -> Any:
+        return {"u": np.ma.masked_less(batch.fields["u"], 2)}
+
+
+@pytest.mark.parametrize("server", [Masking, MaskingBatches])
+def test_masked_values_are_refused(server: type[StreamServer]) -> None:
+    with pytest.raises(UserCodeError, match=r"masked values.*return array\.filled"):
+        stream_of(buffer_of(2), server()).draw(0)
+
+
 class Normalized(Vectorised):
     """Its batches are at order one."""
 

@@ -152,6 +152,23 @@ def test_a_dataset_is_one_of_torch_and_gives_what_the_class_makes_of_each_sample
     assert (stream.num_drawn, stream.num_dropped) == (6, 0)
 
 
+class Refilling(Loading):
+    values = torch.zeros(2)
+
+    def process_simulation_data(self, data: SimulationData, config: Any) -> Any:
+        self.values[:] = data.time_step
+        return float(data.time_step), self.values
+
+
+@pytest.mark.parametrize("prefetch", [0, 2])
+def test_an_array_that_is_filled_anew_for_each_sample_is_refused(prefetch: int) -> None:
+    with (
+        loading(closed(6), plain, server=Refilling, prefetch=prefetch) as stream,
+        pytest.raises(UserCodeError, match="fills an array anew that it has returned"),
+    ):
+        all_of(stream)
+
+
 class Raw(Loading):
     process_simulation_data = StreamServer.process_simulation_data
 

@@ -15,6 +15,7 @@ from stream_server.buffers.row_copies import RowCopies
 from stream_server.server.progress.batches import Batch
 from stream_server.server.progress.phases import Phases
 from stream_server.server.simulations.design import ParameterTable
+from stream_server.server.user.collate import KeptSample
 from stream_server.server.user.simulation_data import SimulationBatch, SimulationData, read_only
 from stream_server.server.user.stream_server import StreamServer
 from stream_server.user_code import call_user
@@ -52,6 +53,7 @@ class BatchForming:
         self._copies = RowCopies(server.num_threads)
         self._phases = phases
         self._stage = stage
+        self._kept = KeptSample(server.collate)
         self._vectorised = type(server).process_batch is not StreamServer.process_batch
 
     def close(self) -> None:
@@ -85,7 +87,15 @@ class BatchForming:
         server = type(self._server)
         if server.process_simulation_data is StreamServer.process_simulation_data:
             return sample
-        return self._process(f"{server.__name__}.process_simulation_data", sample)
+        return self._kept.note(self._process(f"{server.__name__}.process_simulation_data", sample))
+
+    def check_samples(self) -> None:
+        """A loader has made a batch of samples of `process`.
+
+        Raises:
+            UserCodeError: `process_simulation_data` has changed one that it had made before.
+        """
+        self._kept.check()
 
     def _form_at_once(
         self, rows: SlotArray, keys: NDArray[np.int64], parameters: NDArray[np.float64], present: Present
@@ -142,7 +152,8 @@ class BatchForming:
             server = self._server
             name = f"{type(server).__name__}.process_simulation_data"
             samples = self._samples(rows, keys, read_only(parameters), present) if batch is None else batch.samples()
-            made = [self._process(name, sample) for sample in samples]
+            made = [self._kept.note(self._process(name, sample)) for sample in samples]
+            self._kept.check()
             return call_user(f"stacking what {name} returned", server.collate, made)
 
     def _samples(

@@ -57,15 +57,29 @@ class NumpyCollate:
         return isinstance(value, np.ndarray | np.generic | int | float | complex)
 
     def stack(self, arrays: Sequence[Any]) -> Any:
+        for array in arrays:
+            _refuse_masked(array)
         return np.stack(arrays, dtype=self.dtype_for(arrays[0]), casting="unsafe")
 
     def convert_array(self, array: Any) -> Any:
+        _refuse_masked(array)
         return np.asarray(array, self.dtype_for(array))
 
     def dtype_for(self, value: Any) -> np.dtype[Any] | None:
         """The precision's dtype for floating and complex arrays, None (leave it) for all others."""
         found = value.dtype if isinstance(value, np.ndarray | np.generic) else np.asarray(value).dtype
         return {"f": self._dtype, "c": self._complex_dtype}.get(found.kind)
+
+    def content(self, data: Any) -> list[bytes]:
+        """Copies of the memory of all arrays in a sample."""
+        if isinstance(data, Mapping):
+            data = tuple(data.values())
+        if isinstance(data, tuple | list):
+            return [each for value in data for each in self.content(value)]
+        return [self.bytes_of(data)] if self.is_array(data) else []
+
+    def bytes_of(self, array: Any) -> bytes:
+        return np.asarray(array).tobytes()
 
     def _agree_in_shape(self, samples: Sequence[Any]) -> None:
         shapes = [tuple(np.shape(sample)) for sample in samples]
@@ -85,6 +99,43 @@ class NumpyCollate:
                 "process_simulation_data must return the same structure for every sample of a batch, but returned "
                 f"{type(samples[0]).__name__}s of {forms[0]} and {different}"
             )
+
+
+class KeptSample:
+    """Notices that making a sample has changed an earlier one of its batch: they would all hold the last one."""
+
+    def __init__(self, collate: NumpyCollate) -> None:
+        self._collate = collate
+        self._first: Any = None
+        self._content: list[bytes] | None = None
+
+    def note(self, sample: Any) -> Any:
+        """A sample was made, and is given back; the first one since `check` is looked at again."""
+        if self._content is None and sample is not None:
+            self._first, self._content = sample, self._collate.content(sample)
+        return sample
+
+    def check(self) -> None:
+        """All samples of a batch were made.
+
+        Raises:
+            UserCodeError: the first of them is not what it was.
+        """
+        first, content = self._first, self._content
+        self._first = self._content = None
+        if content is not None and self._collate.content(first) != content:
+            raise UserCodeError(
+                "process_simulation_data fills an array anew that it has returned for another sample of the batch, so "
+                "that both hold the last one: return a new array each time, such as array.copy()"
+            )
+
+
+def _refuse_masked(array: Any) -> None:
+    if isinstance(array, np.ma.MaskedArray) and np.ma.is_masked(array):
+        raise UserCodeError(
+            "an array has masked values, which stand for no number: return array.filled(…) with the number that your "
+            "model is to see there, and the mask beside it if it needs that"
+        )
 
 
 def _rebuild(like: Any, values: list[Any]) -> Any:

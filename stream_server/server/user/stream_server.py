@@ -13,6 +13,7 @@ from stream_server.server.progress.progress import Progress
 from stream_server.server.progress.stop import StopReason, StopRequests
 from stream_server.server.ranks.communicator import Ranks, SoloRanks
 from stream_server.server.user.callbacks import Callback
+from stream_server.server.user.collate import KeptSample
 from stream_server.server.user.forecast import forecast
 from stream_server.server.user.framework import framework_of
 from stream_server.server.user.normalization import Normalization
@@ -112,7 +113,10 @@ class StreamServer:
 
     def process_batch(self, batch: SimulationBatch, config: Any) -> Any:
         """A whole batch as the training step wants it; override to treat all rows in one operation."""
-        return self.collate([self.process_simulation_data(sample, config) for sample in batch.samples()])
+        kept = KeptSample(self.collate)
+        made = [kept.note(self.process_simulation_data(sample, config)) for sample in batch.samples()]
+        kept.check()
+        return self.collate(made)
 
     def training_step(self, batch: Any, batch_idx: int) -> Any:
         """Learn from this rank's batch and return the mean loss of its samples, or an array with the loss of each.
