@@ -336,6 +336,70 @@ def test_masked_values_are_refused(server: type[StreamServer]) -> None:
         stream_of(buffer_of(2), server()).draw(0)
 
 
+class Large(PerSample):
+    """Returns its field and a number that is too large for a float in the given time steps."""
+
+    def __init__(self, *too_large: int, unit: float = 1.0) -> None:
+        super().__init__()
+        self.too_large, self.unit = too_large, unit
+
+    def process_simulation_data(self, data: SimulationData, config: Any) -> Any:
+        return data.fields["u"], (1e39 if data.time_step in self.too_large else 1.0) * self.unit
+
+
+class Hot(PerSample):
+    """Returns a field that is too large from time step 1 on."""
+
+    def process_simulation_data(self, data: SimulationData, config: Any) -> Any:
+        return data.fields["u"]
+
+
+def test_the_field_whose_numbers_are_too_large_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    buffer = buffer_of(4)
+    buffer.slots.arrays["u"][1:3, 0, 1] = -1e39
+    batch = stream_of(buffer, Hot(), batch_size=4).draw(0)
+    assert batch is not None
+    assert batch.keys[1].tolist() == [0, 3]
+    assert "too large for training.precision, as (simulation, time step): (7, 1), (7, 2); field u. Scale" in caplog.text
+
+
+@pytest.mark.parametrize("prefetch", [0, 2])
+def test_samples_with_numbers_too_large_for_the_precision_are_left_out_and_told(
+    prefetch: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    server = Large(1, 2)
+    server.prepare_training_attributes()
+    with BatchStream(
+        buffer_of(6), server, parameters_of=parameters_of, batch_size=4, phases=Phases(), prefetch=prefetch
+    ) as stream:
+        batch = stream.draw(0)
+        assert batch is not None
+        assert batch.data[0][:, 0, 0].tolist() == [1, 4]
+        assert batch.data[1].tolist() == [1, 1]
+        assert batch.keys.tolist() == [[7, 7], [0, 3]]
+        assert (batch.size, batch.num_first, batch.num_dropped, batch.num_first_dropped) == (2, 2, 2, 2)
+        assert stream.num_dropped == 0
+        batch = stream.form_again()
+        stream.release()
+        assert (batch.size, stream.num_drawn, stream.num_dropped) == (2, 4, 2)
+    assert "2 samples are left out, since numbers that Large.process_simulation_data returned are too" in caplog.text
+    assert "as (simulation, time step): (7, 1), (7, 2). Scale them there, or train with 64-true" in caplog.text
+
+
+def test_a_batch_of_nothing_but_such_samples_stays_for_the_training_to_skip() -> None:
+    batch = stream_of(buffer_of(2), Large(0, 1)).draw(0)
+    assert batch is not None
+    assert np.isinf(batch.data[1]).all()
+    assert (batch.size, batch.num_dropped) == (2, 0)
+
+
+def test_large_numbers_that_are_scaled_are_no_problem(caplog: pytest.LogCaptureFixture) -> None:
+    batch = stream_of(buffer_of(2), Large(0, unit=1e-39)).draw(0)
+    assert batch is not None
+    assert batch.data[1].tolist() == [1.0, np.float32(1e-39)]
+    assert not caplog.text
+
+
 class Normalized(Vectorised):
     """Its batches are at order one."""
 

@@ -25,6 +25,7 @@ from stream_server.server.ranks.communicator import SoloRanks
 from stream_server.server.training.loader_samples import HandedSamples, LoaderSamples
 from stream_server.server.training.loader_stream import LoaderStream
 from stream_server.server.training.stream import BatchStream
+from stream_server.server.training.torch.collate import TorchCollate
 from stream_server.server.user.normalization import Normalization
 from stream_server.server.user.simulation_data import SimulationData
 from tests.support.buffer_saving import load, save
@@ -167,6 +168,15 @@ def test_an_array_that_is_filled_anew_for_each_sample_is_refused(prefetch: int) 
         pytest.raises(UserCodeError, match="fills an array anew that it has returned"),
     ):
         all_of(stream)
+
+
+def test_tensors_whose_numbers_are_too_large_for_the_precision_are_told_from_infinite_ones() -> None:
+    collate = TorchCollate()
+    assert collate([torch.tensor([1e39], dtype=torch.float64)]).isinf().all()
+    with np.errstate(over="raise"):
+        assert collate([torch.tensor([np.inf, 3e38], dtype=torch.float64)]).tolist() == [[np.inf, np.float32(3e38)]]
+        with pytest.raises(FloatingPointError):
+            collate([torch.tensor([np.inf, 1e39], dtype=torch.float64)])
 
 
 class Raw(Loading):

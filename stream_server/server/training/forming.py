@@ -1,6 +1,8 @@
 """Forms a batch: gathers the samples of a draw and applies the user's methods to them."""
 
-from collections.abc import Callable, Iterator
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from itertools import compress
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ from stream_server.buffers.buffer import Buffer
 from stream_server.buffers.pins import Draw
 from stream_server.buffers.policy import SlotArray
 from stream_server.buffers.row_copies import RowCopies
+from stream_server.errors import UserCodeError
 from stream_server.server.progress.batches import Batch
 from stream_server.server.progress.phases import Phases
 from stream_server.server.simulations.design import ParameterTable
@@ -19,6 +22,11 @@ from stream_server.server.user.collate import KeptSample
 from stream_server.server.user.simulation_data import SimulationBatch, SimulationData, read_only
 from stream_server.server.user.stream_server import StreamServer
 from stream_server.user_code import call_user
+
+MOST_TOLD = 16
+TOO_LARGE = object()
+
+_log = logging.getLogger(__name__)
 
 Present = dict[str, NDArray[np.bool_]]
 
@@ -67,9 +75,19 @@ class BatchForming:
             UserCodeError: the user's `process_simulation_data` or `process_batch` raised.
         """
         rows, keys, parameters, present = self._keys(draw)
-        form = self._form_at_once if self._vectorised else self._form_singly
-        data = form(rows, keys, parameters, present)
-        return Batch(data=self._stage(data), size=keys.shape[1], keys=keys, is_first=self._buffer.is_first(draw))
+        is_first = self._buffer.is_first(draw)
+        if self._vectorised:
+            data, fits = self._form_at_once(rows, keys, parameters, present), np.ones(len(rows), bool)
+        else:
+            data, fits = self._form_singly(rows, keys, parameters, present)
+        return Batch(
+            data=self._stage(data),
+            size=int(np.count_nonzero(fits)),
+            keys=keys[:, fits],
+            is_first=is_first[fits],
+            num_dropped=int(np.count_nonzero(~fits)),
+            num_first_dropped=int(np.count_nonzero(is_first & ~fits)),
+        )
 
     def samples(self, draw: Draw) -> list[SimulationData]:
         """The samples of a draw one by one, with arrays of their own, which stay after its release."""
@@ -145,16 +163,38 @@ class BatchForming:
 
     def _form_singly(
         self, rows: SlotArray, keys: NDArray[np.int64], parameters: NDArray[np.float64], present: Present
-    ) -> Any:
+    ) -> tuple[Any, NDArray[np.bool_]]:
+        """The data, and which of the samples are in it."""
         # The steps of a window lie apart, so that only a copy has them together.
         batch = None if rows.ndim == 1 else self._gathered(rows, keys, parameters, present)
         with self._phases.measure("transform"):
             server = self._server
             name = f"{type(server).__name__}.process_simulation_data"
-            samples = self._samples(rows, keys, read_only(parameters), present) if batch is None else batch.samples()
+            samples = list(
+                self._samples(rows, keys, read_only(parameters), present) if batch is None else batch.samples()
+            )
             made = [self._kept.note(self._process(name, sample)) for sample in samples]
             self._kept.check()
-            return call_user(f"stacking what {name} returned", server.collate, made)
+            stacking = f"stacking what {name} returned"
+            if (data := self._stacked(stacking, made)) is not TOO_LARGE:
+                return data, np.ones(len(made), bool)
+            fits = np.array([self._stacked(stacking, [it]) is not TOO_LARGE for it in made])
+            tell_too_large(name, [sample for sample, fit in zip(samples, fits, strict=True) if not fit])
+            if not fits.any():
+                # The training skips such a batch, and a batch of no samples is none.
+                fits = ~fits
+            with np.errstate(over="ignore"):
+                return call_user(stacking, server.collate, list(compress(made, fits))), fits
+
+    def _stacked(self, stacking: str, made: list[Any]) -> Any:
+        """The samples as one batch, or TOO_LARGE where a finite number would become infinite."""
+        try:
+            with np.errstate(over="raise"):
+                return call_user(stacking, self._server.collate, made)
+        except UserCodeError as error:
+            if isinstance(error.__cause__, FloatingPointError):
+                return TOO_LARGE
+            raise
 
     def _samples(
         self, rows: SlotArray, keys: NDArray[np.int64], parameters: NDArray[np.float64], present: Present
@@ -181,6 +221,25 @@ class BatchForming:
         except Exception:
             save_sample(self._server.output_dir / "failed-sample.npz", sample)
             raise
+
+
+def tell_too_large(name: str, samples: Sequence[SimulationData]) -> None:
+    """Warn of samples from which a user's method has made finite numbers that the precision cannot hold."""
+    fields = {
+        field
+        for sample in samples
+        for field, array in sample.fields.items()
+        if np.abs(array).max(initial=0.0) > np.finfo(np.float32).max
+    }
+    pairs = ", ".join(f"({sample.simulation_id}, {sample.time_step})" for sample in samples[:MOST_TOLD])
+    _log.warning(
+        "%d samples are left out, since numbers that %s returned are too large for training.precision, as (simulation, "
+        "time step): %s%s. Scale them there, or train with 64-true",
+        len(samples),
+        name,
+        pairs,
+        "".join(f"; field {field}" for field in sorted(fields)),
+    )
 
 
 def save_sample(path: Path, sample: SimulationData) -> None:

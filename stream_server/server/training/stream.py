@@ -168,6 +168,7 @@ class BatchStream(SampleStream):
         self._prefetch = Prefetch(self._forming.form) if prefetch else None
         self._version = server.normalization.version
         self._held: Draw | None = None
+        self._num_left_out = 0
         self._ahead: deque[Draw] = deque()
 
     def __enter__(self) -> Self:
@@ -188,22 +189,28 @@ class BatchStream(SampleStream):
         self.release()
         if self._prefetch is None:
             self._held = self._draw(timeout_s)
-            return None if self._held is None else self._forming.form(self._held)
+            return None if self._held is None else self._formed(self._forming.form(self._held))
         return self._take(self._prefetch, timeout_s)
 
     def form_again(self) -> Batch:
         assert self._held is not None
         if self._prefetch is None:
-            return self._forming.form(self._held)
+            return self._formed(self._forming.form(self._held))
         self._ahead.appendleft(self._held)
         self._form_all_again(self._prefetch)
         self._ahead.popleft()
-        return self._prefetch.take()
+        return self._formed(self._prefetch.take())
 
     def release(self) -> None:
         if self._held is not None:
             self._buffer.release(self._held)
             self._held = None
+            self.num_dropped += self._num_left_out
+            self._num_left_out = 0
+
+    def _formed(self, batch: Batch) -> Batch:
+        self._num_left_out = batch.num_first_dropped
+        return batch
 
     def quiesce(self) -> None:
         if self._prefetch is not None:
@@ -223,7 +230,7 @@ class BatchStream(SampleStream):
             # It comes again when what was drawn is trained.
             pass
         with self._phases.measure("transform"):
-            return prefetch.take()
+            return self._formed(prefetch.take())
 
     def _draw_ahead(self, prefetch: Prefetch[Draw, Batch], timeout_s: float) -> bool:
         draw = self._draw(timeout_s)

@@ -50,4 +50,7 @@ class TorchCollate(NumpyCollate):
     def _as_precision(self, tensor: torch.Tensor) -> torch.Tensor:
         if tensor.dtype == self._torch_dtype or not (tensor.is_floating_point() or tensor.is_complex()):
             return tensor
-        return tensor.to(self._torch_complex if tensor.is_complex() else self._torch_dtype)
+        converted = tensor.to(self._torch_complex if tensor.is_complex() else self._torch_dtype)
+        if np.geterr()["over"] == "raise" and bool((torch.isinf(converted) & ~torch.isinf(tensor)).any()):
+            raise FloatingPointError("overflow encountered in a conversion")
+        return converted
