@@ -1,5 +1,7 @@
 """The fields of a study as one client rank sends them: checks the user's arrays, and knows this rank's blocks."""
 
+import operator
+import reprlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -21,6 +23,21 @@ def wire_dtype(dtype: Any) -> np.dtype:
         allowed = "bool, int8 to int64, uint8 to uint64, float16 to float64, complex64 and complex128"
         raise ValueError(f"dtype {np.dtype(dtype)} cannot be sent, only {allowed} can")
     return little
+
+
+def integer(value: Any, what: str, instead: str = "") -> int:
+    """`value`, which tells `what`, as an integer.
+
+    Raises:
+        TypeError: it is none, such as 2.0. Python takes True for 1: as time step a flag would become sample 1.
+    """
+    if not isinstance(value, bool | np.bool_):
+        try:
+            return operator.index(value)
+        except TypeError:
+            pass
+    advice = f": {instead}" if instead else ""
+    raise TypeError(f"{what} must be an integer, but is {reprlib.repr(value)} ({type(value).__name__}){advice}")
 
 
 class Fields:
@@ -45,24 +62,26 @@ class Fields:
         """Say where this rank's block of a field begins.
 
         Raises:
+            TypeError: a number of `shape` or `offset` is no integer.
             ValueError: the study has no such field, or one of another shape; or steps were sent already.
         """
         spec = self._spec(name)
+        shape = tuple(integer(it, f"the shape of field {name!r}") for it in shape)
         if self.blocks is not None:
             raise ValueError(f"field {name!r} must be declared before the first send")
         if name in self._statics:
             raise ValueError(f"field {name!r} must be declared before it is given: pass it to send_static after that")
-        if tuple(shape) != spec.shape:
-            raise ValueError(
-                f"field {name!r} has the shape {spec.shape} in study.json, but is declared with {tuple(shape)}"
-            )
+        if shape != spec.shape:
+            raise ValueError(f"field {name!r} has the shape {spec.shape} in study.json, but is declared with {shape}")
         if offset is not None and spec.ragged:
             raise ValueError(
                 f"field {name!r} differs in size: its rows come in the order of the ranks, without an offset"
             )
         if offset is not None and len(offset) != len(spec.shape):
             raise ValueError(f"the offset of field {name!r} needs {len(spec.shape)} numbers, but has {len(offset)}")
-        self._declared[name] = None if offset is None else tuple(int(it) for it in offset)
+        self._declared[name] = (
+            None if offset is None else tuple(integer(it, f"the offset of field {name!r}") for it in offset)
+        )
 
     def fix_blocks(self, sample: Mapping[str, Any]) -> tuple[Block, ...]:
         """Fix this rank's blocks by the first sample.
@@ -156,7 +175,7 @@ class Fields:
         if name not in self._specs:
             import difflib
 
-            near = difflib.get_close_matches(name, self._specs, n=1, cutoff=0.0)
+            near = difflib.get_close_matches(name, self._specs, n=1)
             hint = f"; did you mean {near[0]!r}?" if near else ""
             raise ValueError(f"the study has no field {name!r}, only {', '.join(map(repr, self._specs))}{hint}")
         return self._specs[name]

@@ -1,15 +1,12 @@
 """One run of the solver, as the study sees it, whether its server is there or not."""
 
-import operator
 import sys
 from collections.abc import Mapping, Sequence
 from enum import Enum, auto
 from types import TracebackType
 from typing import Any, SupportsIndex
 
-import numpy as np
-
-from stream_server.client_api.fields import Fields
+from stream_server.client_api.fields import Fields, integer
 from stream_server.client_api.session import Session
 from stream_server.errors import SimulationError, StepsLost, Unreachable
 from stream_server.failpoints import failpoint
@@ -87,10 +84,11 @@ class Simulation:
         axis as evenly as it goes, in rank order, the first ones taking one more if it does not divide.
 
         Raises:
+            TypeError: a number of `shape` or `offset` is no integer.
             ValueError: the study has no such field, or one of another shape.
         """
         if self._fields is not None:
-            self._fields.declare(name, tuple(map(operator.index, shape)), offset)
+            self._fields.declare(name, shape, offset)
 
     def send_static(self, /, **fields: Any) -> None:
         """Send fields that are the same in all time steps, once: a mesh, a coefficient, a geometry.
@@ -241,7 +239,7 @@ class Simulation:
         )
 
     def _index(self, time_step: SupportsIndex) -> int:
-        label = _integer(time_step)
+        label = integer(time_step, "the time step", "count the steps, and send the time as a field if it is needed")
         labels = self._labels
         if labels is None:
             return label
@@ -267,10 +265,3 @@ class Simulation:
             self._session.close()
         self._attempt, self._stop_reason = self.attempt, self.stop_reason
         self._session, self._labels, self._wanted = None, None, False
-
-
-def _integer(time_step: SupportsIndex) -> int:
-    # Python takes True for 1: a flag in the place of the time step would become sample 1.
-    if isinstance(time_step, bool | np.bool_):
-        raise TypeError(f"the time step must be an integer, but is {time_step!r}")
-    return operator.index(time_step)

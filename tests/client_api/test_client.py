@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -211,12 +212,25 @@ def test_time_steps_are_labels() -> None:
     assert sorted(server.steps) == [(7, index) for index in range(4)]
 
 
-@pytest.mark.parametrize("wrong", [True, False, np.True_, np.False_])
-def test_a_bool_is_no_time_step(wrong: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        (True, "True (bool)"),
+        (np.False_, "False (bool)"),
+        (2.0, "2.0 (float)"),
+        (np.float64(0.5), "0.5 (float64)"),
+        ("3", "'3' (str)"),
+        (None, "None (NoneType)"),
+        (np.zeros(3), "array([0., 0., 0.]) (ndarray)"),
+    ],
+)
+def test_what_is_no_integer_is_no_time_step(wrong: Any, told: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("STREAM_CONNECTION", "none")
     with connect(parameters={}) as simulation:
-        with pytest.raises(TypeError, match=r"the time step must be an integer, but is .*(True|False)"):
+        with pytest.raises(TypeError, match=r"the time step must be an integer, but is .*: count the steps") as error:
             simulation.send(wrong, u=TINY)
+        assert told.partition(" ")[2] in str(error.value)
+        assert told.partition(" ")[0] in str(error.value)
         simulation.send(np.int64(1), u=TINY)
 
 

@@ -42,6 +42,20 @@ def test_an_unknown_field_names_the_nearest() -> None:
         with_fixed_blocks(U, temprature=np.zeros((6, 4)))
 
 
+def test_an_unknown_field_that_is_like_none_is_not_taken_for_one() -> None:
+    with pytest.raises(ValueError, match=r"no field 'velocity', only 'temperature'$"):
+        with_fixed_blocks(U, velocity=np.zeros((6, 4)))
+
+
+@pytest.mark.parametrize("wrong", [1.5, 2.0, True, "1"])
+def test_extents_and_offsets_are_integers(wrong: Any) -> None:
+    fields = Fields([U], rank=1, num_ranks=2)
+    with pytest.raises(TypeError, match=r"the shape of field 'temperature' must be an integer, but is"):
+        fields.declare("temperature", (wrong, 4), None)
+    with pytest.raises(TypeError, match=r"the offset of field 'temperature' must be an integer, but is"):
+        fields.declare("temperature", (6, 4), (wrong, 0))
+
+
 def test_an_unknown_field_is_told_at_later_steps_too() -> None:
     fields = with_fixed_blocks(U, temperature=np.zeros((6, 4)))
     with pytest.raises(ValueError, match="no field 'pressure'"):

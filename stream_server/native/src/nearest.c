@@ -11,10 +11,18 @@ static int smaller(int one, int other) {
     return one < other ? one : other;
 }
 
+static int larger(int one, int other) {
+    return one > other ? one : other;
+}
+
+static int compared_length(const char *name) {
+    return (int)strnlen(name, COMPARED_BYTES);
+}
+
 /* Levenshtein's, of the beginnings of the names: how many letters to change, add or leave out. */
 static int distance(const char *one, const char *other) {
     int costs[COMPARED_BYTES + 1];
-    int length = (int)strnlen(other, COMPARED_BYTES);
+    int length = compared_length(other);
     for (int j = 0; j <= length; ++j)
         costs[j] = j;
     for (int i = 0; i < COMPARED_BYTES && one[i] != '\0'; ++i) {
@@ -29,12 +37,14 @@ static int distance(const char *one, const char *other) {
     return costs[length];
 }
 
+/* NULL if half of the letters of any would have to be others. */
 static const char *nearest(const char *name, const sc_field *fields, int num_fields) {
     const char *found = NULL;
     int least = 0;
     for (int i = 0; i < num_fields; ++i) {
         int here = distance(name, fields[i].name);
-        if (found == NULL || here < least) {
+        int longer = larger(compared_length(name), compared_length(fields[i].name));
+        if (2 * here < longer && (found == NULL || here < least)) {
             found = fields[i].name;
             least = here;
         }
@@ -60,8 +70,10 @@ int sc_unknown_field(const char *name, const sc_field *fields, int num_fields, s
     char names[LIST_BYTES];
     list_names(names, fields, num_fields);
     const char *meant = nearest(name, fields, num_fields);
-    if (meant == NULL)
+    if (num_fields == 0)
         return sc_fail(error, STREAM_ERROR_ARGUMENT, "the study has no field '%.100s', nor any other", name);
+    if (meant == NULL)
+        return sc_fail(error, STREAM_ERROR_ARGUMENT, "the study has no field '%.100s', only %s", name, names);
     return sc_fail(error, STREAM_ERROR_ARGUMENT, "the study has no field '%.100s', only %s; did you mean '%.100s'?",
                    name, names, meant);
 }

@@ -167,6 +167,13 @@ def test_an_unknown_field_names_the_nearest(probe: Probe) -> None:
     assert taken_in_c(probe, {"temprature": np.zeros(())}) == ["error", word(told)]
 
 
+def test_an_unknown_field_that_is_like_none_is_not_taken_for_one(probe: Probe) -> None:
+    specs = tuple(FieldSpec(name=name, shape=()) for name in ("pressure", "temperature"))
+    begin(probe, Case(specs, 0, 1, (), ()))
+    told = "the study has no field 'velocity', only 'pressure', 'temperature'"
+    assert taken_in_c(probe, {"velocity": np.zeros(())}) == ["error", word(told)]
+
+
 def in_c(sentence: str) -> str:
     """A message of the Python client in the words of the C client, whose calls differ."""
     for python, c in (
