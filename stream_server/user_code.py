@@ -15,6 +15,9 @@ from typing import Any
 
 from stream_server.errors import ConfigError, StreamServerError, UserCodeError
 
+# What a user's file imports of ours in order to inherit from it: a class that is not there is never one of these.
+BASES = frozenset({"Callback", "StreamDataset", "StreamServer", "TorchServer"})
+
 # Whose classes this process has loaded: files of two studies often have the same names.
 _study_dirs: set[str] = set()
 
@@ -42,7 +45,7 @@ def load_class(name: str, folder: Path, *, kind: str) -> Any:
     found = getattr(module, attribute, None)
     if not callable(found):
         there = f"{where} has no {attribute}" if found is None else f"{name} is {found!r}"
-        known = [it for it, value in vars(module).items() if callable(value)]
+        known = [it for it, value in vars(module).items() if callable(value) and it not in BASES]
         if found is None and (meant := get_close_matches(attribute, known, n=1)):
             there += f": write {meant[0]}"
         raise ConfigError(f"{kind} must name a class, but {there}")

@@ -85,6 +85,7 @@ def test_whoever_means_a_file_of_the_study_that_is_named_as_a_module_of_python_i
         ("Model", 'training.model.class must be "FILE.py:Class" or "package.module:Class", but is "Model"'),
         ("missing.py:Model", "training.model.class must name a class, but there is no file .*missing.py"),
         ("parts.py:Mdl", "must name a class, but parts.py has no Mdl"),
+        ("parts.py:Server", "must name a class, but parts.py has no Server$"),
         ("collections:Conter", "must name a class, but collections has no Conter: write Counter"),
         ("parts.py:number", "must name a class, but parts.py:number is 3"),
         ("no_such_package.nets:Net", "but there is no module no_such_package: install the package"),
@@ -92,7 +93,7 @@ def test_whoever_means_a_file_of_the_study_that_is_named_as_a_module_of_python_i
     ],
 )
 def test_what_is_not_there_is_the_studys_error(tmp_path: Path, name: str, told: str) -> None:
-    (tmp_path / "parts.py").write_text("number = 3\n")
+    (tmp_path / "parts.py").write_text("from stream_server import StreamServer\nnumber = 3\n")
     with pytest.raises(ConfigError, match=told):
         load(name, tmp_path)
 

@@ -15,6 +15,7 @@ from stream_server.config.placeholders import BUILT_IN
 from stream_server.config.problems import Problem, counted, nearest, shown
 from stream_server.config.study import StudyConfig
 from stream_server.storage.disk import MAX_TEXT_BYTES, read_file
+from stream_server.user_code import BASES
 
 IMPORTS_ALL = re.compile(rb"^\s*from\s+\S+\s+import\s+\*", re.MULTILINE)
 
@@ -156,7 +157,9 @@ def _problem_in(path: str, file: Path, name: str, otherwise: str) -> Iterator[Pr
     if name in known or "__getattr__" in known or IMPORTS_ALL.search(read_file(file, max_bytes=MAX_TEXT_BYTES)):
         return
     classes = _classes(module)
-    meant = nearest(name, classes) or nearest(name, known) or (classes[0] if len(classes) == 1 else None)
+    meant = (
+        nearest(name, classes) or nearest(name, known.difference(BASES)) or (classes[0] if len(classes) == 1 else None)
+    )
     listed = f"Write one of {', '.join(classes)}" if classes else otherwise
     yield Problem(path, f"{file.name} has no class {name}", f"Write {meant}" if meant else listed)
 

@@ -322,6 +322,25 @@ def test_a_template_that_is_not_there_is_told(folder: StudyFolder) -> None:
     assert "there is no file" in folder.problem({"simulation.templates": ["input.nml"]})
 
 
+@pytest.mark.parametrize(
+    ("classes", "told"),
+    [
+        (["S"], "server.py has no class Server. Write S."),
+        (["S", "Net"], "server.py has no class Server. Write one of S, Net."),
+        ([], "server.py has no class Server. Define it there: class Server."),
+    ],
+)
+def test_nobody_who_misspells_a_class_means_the_one_that_it_inherits_from(
+    folder: StudyFolder, classes: list[str], told: str
+) -> None:
+    lines = [
+        "from stream_server import StreamServer, TorchServer",
+        *(f"class {it}(TorchServer): ..." for it in classes),
+    ]
+    folder.write("server.py", "\n".join(lines))
+    assert told in folder.problem({"server.class": "server.py:Server"})
+
+
 def test_the_server_class_is_looked_for_without_running_its_file(folder: StudyFolder) -> None:
     folder.write("server.py", "raise SystemExit\nif True:\n    from elsewhere import X as HeatServer\n")
     folder.load()
