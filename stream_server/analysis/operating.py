@@ -21,6 +21,7 @@ from stream_server.analysis.run_state import RunState, SimulationFacts, runs_bel
 from stream_server.analysis.validations import errors_of_simulations
 from stream_server.errors import NotRunning
 from stream_server.machine.screen import escaped, tell
+from stream_server.wording import counted
 
 TIMEOUT_S = 10.0
 WAIT_LOOK_S = 0.2
@@ -189,7 +190,8 @@ def _simulations(arguments: argparse.Namespace) -> None:
         )
     print_table(table, Console())
     if len(all_names) > len(names):
-        print(f"{len(all_names) - len(names)} more parameters are in {the_run(arguments.run).path / 'parameters.csv'}")
+        more = counted(len(all_names) - len(names), "more parameter")
+        print(f"{more}: see {the_run(arguments.run).path / 'parameters.csv'}")
 
 
 def asked_simulations(run: RunFolder, timeout_s: float) -> list[SimulationFacts]:
@@ -256,13 +258,16 @@ def status_rows(facts: Plain) -> list[tuple[str, str]]:
     saved = facts["checkpoint"]
     text = "none yet"
     if saved:
-        text = f"{saved['number']}, after {saved['batches']:,} batches, {_duration(saved['age_s'])} ago"
+        text = f"{saved['number']}, after {counted(saved['batches'], 'batch')}, {_duration(saved['age_s'])} ago"
     return [*rows, ("checkpoint", text), *([("no answer", facts["silence"])] if "silence" in facts else [])]
 
 
 def _server_rows(server: Plain) -> list[tuple[str, str]]:
     rows = [
-        ("server", f"{server['stage']}, {_ranks(server['ranks'])}, {_restarts(server['incarnation'] - 1)}"),
+        (
+            "server",
+            f"{server['stage']}, {counted(server['ranks'], 'rank')}, {counted(server['incarnation'] - 1, 'restart')}",
+        ),
         ("simulations", ", ".join(f"{num:,} {_words(state)}" for state, num in server["simulations"].items() if num)),
         ("time steps", f"{server['received']:,} received"),
     ]
@@ -275,7 +280,7 @@ def _server_rows(server: Plain) -> list[tuple[str, str]]:
         shown = [f"{name} {value:.4g}" for name, value in losses if value is not None]
         rates = [f"{training['batches_per_s']:.1f} batches/s", f"{training['draws_per_s']:.1f} draws/s"]
         rows += [
-            ("training", ", ".join([f"{training['batches']:,} batches", *rates, *shown])),
+            ("training", ", ".join([counted(training["batches"], "batch"), *rates, *shown])),
             ("buffer", f"{training['population']:,} of {training['capacity']:,} on rank 0"),
         ]
         if training["fraction"] is not None:
@@ -292,11 +297,18 @@ def _server_rows(server: Plain) -> list[tuple[str, str]]:
 def _report_rows(report: Plain) -> list[tuple[str, str]]:
     counts = report.get("simulations", {})
     return [
-        ("server", f"{_ranks(report.get('ranks', 0))}, {_restarts(report.get('restarts', 0))}"),
+        ("server", f"{counted(report.get('ranks', 0), 'rank')}, {counted(report.get('restarts', 0), 'restart')}"),
         ("simulations", ", ".join(f"{num:,} {_words(name)}" for name, num in counts.items() if num)),
-        ("training", f"{report.get('batches', 0):,} batches in {_duration(report.get('wall_s', 0.0))}"),
+        _use_of_samples(report),
         *run_state.balance_rows(report),
     ]
+
+
+def _use_of_samples(report: Plain) -> tuple[str, str]:
+    duration = _duration(report.get("wall_s", 0.0))
+    if (recorded := report.get("samples", {}).get("recorded")) is not None:
+        return "files", f"{counted(recorded, 'sample')} recorded in {duration}"
+    return "training", f"{counted(report.get('batches', 0), 'batch')} in {duration}"
 
 
 def print_table(table: Table, console: Console) -> None:
@@ -342,14 +354,6 @@ def _print_json(value: Plain | Sequence[Plain]) -> None:
 
 def _words(name: str) -> str:
     return name.replace("_", " ")
-
-
-def _ranks(num: int) -> str:
-    return f"{num} rank" if num == 1 else f"{num} ranks"
-
-
-def _restarts(num: int) -> str:
-    return f"{num} restart" if num == 1 else f"{num} restarts"
 
 
 def _duration(seconds: float) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from stream_server.messages.client import DTYPES, Block, FieldSpec
+from stream_server.wording import counted
 
 UNDECLARED_DTYPE = "<f8"
 
@@ -78,7 +79,9 @@ class Fields:
                 f"field {name!r} differs in size: its rows come in the order of the ranks, without an offset"
             )
         if offset is not None and len(offset) != len(spec.shape):
-            raise ValueError(f"the offset of field {name!r} needs {len(spec.shape)} numbers, but has {len(offset)}")
+            raise ValueError(
+                f"the offset of field {name!r} needs {counted(len(spec.shape), 'number')}, but has {len(offset)}"
+            )
         self._declared[name] = (
             None if offset is None else tuple(integer(it, f"the offset of field {name!r}") for it in offset)
         )

@@ -16,6 +16,7 @@ from stream_server.failpoints import failpoint
 from stream_server.messages.client import Block, Hello, Invalidate, Invalidated, Open, Stop, Welcome
 from stream_server.messages.connection import ConnectionFile
 from stream_server.messages.routing import Dealing
+from stream_server.wording import counted
 
 PING_S = 0.5
 REOPEN_S = 1.0
@@ -272,8 +273,8 @@ class Session:
     def _loss(self, num: int) -> str:
         window_mib = self.welcome.window_bytes / 2**20
         return (
-            f"the study went back to its last checkpoint, where {num} time steps of {self.who} are missing which this "
-            f"process no longer holds (client.window is {window_mib:g} MiB): a new attempt will produce them"
+            f"the study went back to its last checkpoint, which lacks {counted(num, 'time step')} of {self.who} that "
+            f"this process no longer holds (client.window is {window_mib:g} MiB): a new attempt will produce them"
         )
 
     def _connections_of(self, index: int) -> list[DataConnection]:

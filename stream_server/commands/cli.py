@@ -18,6 +18,7 @@ from stream_server.machine.screen import tell, until_the_reader_leaves
 from stream_server.storage.disk import UnusableFile
 from stream_server.storage.ownership import private_files
 from stream_server.templates.new_study import LANGUAGES, copy_example, examples, make_blank, next_command
+from stream_server.wording import counted
 
 DESCRIPTION = """\
 Create a study, check this machine, look at runs, and stop one.
@@ -192,7 +193,7 @@ def _export(arguments: argparse.Namespace) -> None:
     runs = [find_run(path) for path in arguments.runs]
     with extra_packages("a Parquet file"):
         num_rows = export(runs, arguments.to, wide=arguments.wide, per_rank=arguments.per_rank)
-    print(f"{arguments.to}: {num_rows:,} rows")
+    print(f"{arguments.to}: {counted(num_rows, 'row')}")
 
 
 def _plot(arguments: argparse.Namespace) -> None:

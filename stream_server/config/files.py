@@ -12,10 +12,11 @@ from pathlib import Path
 from stream_server.built_in import BACKENDS, GENERATORS, SAMPLERS, WRITERS
 from stream_server.config.parameters import DesignFile
 from stream_server.config.placeholders import BUILT_IN
-from stream_server.config.problems import Problem, counted, nearest, shown
+from stream_server.config.problems import Problem, nearest, shown
 from stream_server.config.study import StudyConfig
 from stream_server.storage.disk import MAX_TEXT_BYTES, read_file
 from stream_server.user_code import BASES
+from stream_server.wording import counted
 
 IMPORTS_ALL = re.compile(rb"^\s*from\s+\S+\s+import\s+\*", re.MULTILINE)
 

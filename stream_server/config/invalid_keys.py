@@ -8,8 +8,9 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
-from stream_server.config.problems import WRONG, Problem, counted, nearest, one_of, shown
+from stream_server.config.problems import WRONG, Problem, nearest, one_of, shown
 from stream_server.config.study import StudyConfig, models_in
+from stream_server.wording import counted
 
 Keys = tuple[int | str, ...]
 

@@ -14,9 +14,10 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
 from stream_server.built_in import GENERATORS, SAMPLERS
-from stream_server.config.problems import counted, shown, wrong
+from stream_server.config.problems import shown, wrong
 from stream_server.config.values import NAME, Count, NameOrClass, Positive, Section
 from stream_server.storage.disk import read_file
+from stream_server.wording import counted
 
 ID_COLUMN = "simulation"
 MAX_SIZE = 10_000

@@ -9,6 +9,7 @@ from typing import NamedTuple
 from pydantic_core import PydanticCustomError
 
 from stream_server.errors import ConfigError
+from stream_server.wording import counted
 
 MAX_SHOWN_CHARACTERS = 60
 WRONG = "wrong_value"
@@ -45,11 +46,6 @@ def shown(value: object) -> str:
 def printable(text: str) -> str:
     """The text without what no file can hold."""
     return text.encode("utf-8", "backslashreplace").decode()
-
-
-def counted(num: int, noun: str) -> str:
-    """`1 rank` or `2 ranks`."""
-    return f"{num} {noun}" if num == 1 else f"{num} {noun}s"
 
 
 def nearest(word: str, known: Iterable[str], *, likeness: float = 0.65) -> str | None:

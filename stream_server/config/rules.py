@@ -8,9 +8,10 @@ from stream_server.config.files import FILE_CHECKS
 from stream_server.config.job_rules import JOB_CHECKS, OF_JOBS, OF_SCHEDULERS, OF_SERVER_JOBS, workers_on_ranks
 from stream_server.config.parameters import scalars_of
 from stream_server.config.placeholders import COMMAND_CHECKS
-from stream_server.config.problems import Problem, config_error, counted, nearest, one_of, shown
+from stream_server.config.problems import Problem, config_error, nearest, one_of, shown
 from stream_server.config.samples import WindowSettings
 from stream_server.config.study import StudyConfig, default_of, value_of
+from stream_server.wording import counted
 
 Check = Callable[[StudyConfig], Iterator[Problem]]
 

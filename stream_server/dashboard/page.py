@@ -37,6 +37,7 @@ from stream_server.dashboard.predictions import PredictionCharts
 from stream_server.dashboard.watch import Watch
 from stream_server.machine.log_end import log_end
 from stream_server.machine.run_folder import STUDY_FILE
+from stream_server.wording import counted
 
 UPDATE_MS = 1000
 LOG_BYTES = 20_000
@@ -391,7 +392,7 @@ def _name(path: Path, folder: Path) -> str:
 def _num_runs(runs: Mapping[Path, RunState] | None) -> str:
     if runs is None:
         return "looking for runs"
-    return "1 run" if len(runs) == 1 else f"{len(runs)} runs"
+    return counted(len(runs), "run")
 
 
 def _wide(layout: Any) -> Any:

@@ -6,6 +6,7 @@ from enum import Enum
 from stream_server.doctor import facts
 from stream_server.machine.descriptors import BURST, OWN, STRANGERS
 from stream_server.machine.screen import size_shown
+from stream_server.wording import counted
 
 OLDEST_PYTHON = (3, 11)
 LITTLE_MEMORY_BYTES = 2 * 2**30
@@ -63,7 +64,7 @@ def of_torch(told: facts.TorchFacts) -> Finding:
     if told.gpus:
         kinds = ", ".join(f"{told.gpus.count(name)} × {name}" for name in dict.fromkeys(told.gpus))
         return Finding(subject=subject, found=f"{told.version} on {kinds}")
-    cpu = f"{told.version} on the CPU, {told.num_cores} cores"
+    cpu = f"{told.version} on the CPU, {counted(told.num_cores, 'core')}"
     if told.node_has_gpu and told.gpu_build is None:
         advice = "this node has a GPU, but this torch is built for CPUs: pip install --force-reinstall torch"
         return Finding(subject=subject, found=cpu, severity=Severity.NOTE, advice=advice)

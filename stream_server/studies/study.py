@@ -21,6 +21,7 @@ from stream_server.storage.disk import for_result, read_text
 from stream_server.storage.ownership import private_files
 from stream_server.studies.facts import Facts
 from stream_server.studies.run import Run, console_of
+from stream_server.wording import counted
 
 LAUNCHER = "stream_server.launcher.supervision.cli"
 LOOK_S = 0.05
@@ -136,7 +137,7 @@ class Study:
 
     def __repr__(self) -> str:
         study = self.config.study
-        return f"Study {study.name}: {study.simulations} simulations -> {self.output_dir}"
+        return f"Study {study.name}: {counted(study.simulations, 'simulation')} -> {self.output_dir}"
 
     def _repr_html_(self) -> str:
         return self._summary()._repr_html_()

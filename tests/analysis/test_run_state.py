@@ -87,6 +87,15 @@ def test_a_finished_run_without_a_reason_has_no_empty_line_in_its_status(run: Ru
     assert [title for title, _ in status_rows(status_facts(run))[:3]] == ["run", "state", "server"]
 
 
+def test_one_of_a_kind_is_in_the_singular(run: RunFolder) -> None:
+    report(run, batches=1, ranks=1, restarts=1)
+    checkpoint(run.path / "checkpoints", 1, 1)
+    rows = dict(status_rows(status_facts(run)))
+    assert rows["server"] == "1 rank, 1 restart"
+    assert rows["training"].startswith("1 batch in ")
+    assert rows["checkpoint"].startswith("1, after 1 batch, ")
+
+
 def test_list_says_that_there_is_no_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["list", str(tmp_path)]) == 0
     assert capsys.readouterr().out == f"there is no run in {tmp_path} or the folders below it\n"

@@ -17,7 +17,7 @@ from tests.support.examples import examples
 MAX_STEPS = 40
 MAX_TROUBLES = 6
 STEPS = st.integers(0, 12)
-NUMBER = re.compile(r"where (\d+) time steps")
+NUMBER = re.compile(r"lacks (\d+) time step")
 
 
 class SessionMachine(RuleBasedStateMachine):

@@ -100,10 +100,24 @@ def test_exit_code_0_without_all_time_steps_is_a_failure() -> None:
     assert failed == Fail(
         simulation=0,
         attempt=0,
-        reason="ended with exit code 0, but had not finished: 1 time steps had come and no finish() after them "
+        reason="ended with exit code 0, but had not finished: 1 time step had come, and no finish() afterwards "
         "(leaving `with connect()` calls it)",
     )
     assert again == Submit(simulation=0, attempt=1)
+
+
+def test_a_retry_that_ends_early_with_0_is_not_told_that_nothing_ever_came() -> None:
+    schedule = running(1)
+    schedule.progress(0, 0, 5, False, 0.0)
+    schedule.job_ended(0, 0, 0, "ended with exit code 0", 1.0)
+    schedule.tick(1.0 + CONFIRM_S)
+    # The server has its steps from the first attempt, so that none of them counts for the second.
+    schedule.job_ended(0, 1, 0, "ended with exit code 0", 20.0)
+    [failed] = [it for it in schedule.tick(20.0 + CONFIRM_S) if isinstance(it, Fail)]
+    assert failed.reason == (
+        "ended with exit code 0, but had not finished: no time step had come that the server did not have, and no "
+        "finish() afterwards (leaving `with connect()` calls it)"
+    )
 
 
 def test_a_failed_simulation_is_started_again_before_others() -> None:
@@ -321,7 +335,7 @@ def test_no_more_than_max_attached_clients_are_attached_at_once() -> None:
     schedule.replan(dict.fromkeys(range(2), -1), 0.0)
     schedule.attach(1, None, 0.0)
     assert schedule.attach(2, None, 1.0) == []
-    text = "1 simulations are attached, as many as client.max_attached allows"
+    text = "as many simulations are attached as client.max_attached allows (1)"
     assert schedule.tick(1.0 + ATTACH_WAIT_S) == [NoneLeft(token=2, text=text, busy=True)]
 
 

@@ -313,9 +313,9 @@ def test_steps_that_nobody_holds_any_longer_are_lost(client: NativeClient) -> No
         # The steps after the restart may still be sent before it is seen.
         answers = client.send(*range(20, 40))
         lost = answers[-1]
-        assert lost.startswith("error STEPS_LOST: the study went back to its last checkpoint, where ")
+        assert lost.startswith("error STEPS_LOST: the study went back to its last checkpoint, which lacks ")
         assert lost.endswith(
-            "time steps of simulation 7 rank 0 are missing which this process no longer holds (client.window is "
+            "time steps of simulation 7 rank 0 that this process no longer holds (client.window is "
             "0.00286102 MiB): a new attempt will produce them"
         )
         assert client.ask("finish") == lost

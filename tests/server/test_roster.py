@@ -181,6 +181,12 @@ def test_a_simulation_whose_last_attempt_failed_is_failing_until_it_is_tried_aga
     assert roster.failing == []
 
 
+def test_what_waits_for_another_attempt_is_told_from_what_was_never_tried(roster: Roster) -> None:
+    roster.launched(begun(0, 0))
+    roster.failed(0, 0, "exit code 1", "output.log")
+    assert [end.reason for end in roster.ends.values()] == ["attempt 0 failed: exit code 1", "", ""]
+
+
 def test_a_failure_after_the_last_time_step_is_remembered_and_changes_nothing(roster: Roster) -> None:
     roster.launched(begun(0, 0))
     before = roster.table.counts()

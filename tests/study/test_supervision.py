@@ -168,7 +168,7 @@ def test_a_server_that_always_dies_is_given_up_after_launcher_restarts(supervise
     environment = {"STREAM_FAILPOINTS": "server.model_ready=kill"}
     done = supervise(settings=ALONE | {"launcher.restarts": 1}, environment=environment)
     assert done.exit_code == 7
-    assert "1 restarts in a row brought no new checkpoint, launcher.restarts allows no more" in done.output
+    assert "1 restart in a row brought no new checkpoint, launcher.restarts allows no more" in done.output
     assert str(done.output_dir / "logs") in done.output
     assert num_starts(done) == 2
 

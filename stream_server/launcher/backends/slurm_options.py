@@ -10,6 +10,7 @@ from typing import Self
 from stream_server.config.job_sections import JobSettings
 from stream_server.launcher.backends.backend import LOG_FILE
 from stream_server.launcher.backends.scheduler import MIB, option_words
+from stream_server.wording import counted
 
 PER_NODE = re.compile(r"\d+(\(x\d+\))?(,\d+(\(x\d+\))?)*")
 EACH_NODE = re.compile(r"(\d+)(?:\(x(\d+)\))?")
@@ -39,7 +40,7 @@ class AllocationSize:
 
     def problem(self, job: JobSettings, ranks: int) -> str:
         """Why steps of so many ranks can never run here, "" if they can."""
-        there = f"the allocation has {sum(self.cores)} on {len(self.cores)} nodes"
+        there = f"the allocation has {sum(self.cores)} on {counted(len(self.cores), 'node')}"
         if job.cores_per_rank > max(self.cores):
             return f"simulation.job.cores_per_rank: {job.cores_per_rank} cores are on no node: {there}"
         if ranks * job.cores_per_rank > sum(self.cores):

@@ -174,6 +174,7 @@ def entries_of(history: History, now: float) -> list[ScheduledSimulation]:
             attempt=history.highest.get(simulation, -1),
             failures=failures,
             reason=history.reasons[simulation],
+            has_sent=history.anything_came,
         )
         for simulation, failures in history.failures.items()
     }
@@ -183,7 +184,7 @@ def entries_of(history: History, now: float) -> list[ScheduledSimulation]:
         )
         entry.state, entry.reason = ScheduledState.GIVEN_UP, reason
     for it in history.attempts.values():
-        entry = entries.setdefault(it.simulation, ScheduledSimulation(id=it.simulation))
+        entry = entries.setdefault(it.simulation, ScheduledSimulation(id=it.simulation, has_sent=history.anything_came))
         entry.state, entry.attempt, entry.has_job = ScheduledState.RUNNING, it.attempt, it.job is not None
         entry.highest_known, entry.client = history.highest[it.simulation], it.client
         entry.started = entry.quiet_since = now

@@ -16,6 +16,7 @@ from stream_server.launcher.journal.records import DamagedJournal, JournalRecord
 from stream_server.machine import processes
 from stream_server.storage import disk
 from stream_server.storage.lines import LineFile, whole_lines
+from stream_server.wording import counted
 
 JOURNAL_FILE = "journal.jsonl"
 LEAVE_S = 20.0
@@ -61,7 +62,7 @@ class Journal:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         if self._unwritten:
-            log.error("%d records never came into %s", len(self._unwritten), self.file)
+            log.error("%s never came into %s", counted(len(self._unwritten), "record"), self.file)
         self._lines.close()
 
     @classmethod

@@ -185,6 +185,6 @@ class AttachQueue:
         if num_attached > 0 and now < request.since + ATTACH_WAIT_S:
             return None
         if num_attached >= self.max_attached:
-            text = f"{num_attached} simulations are attached, as many as client.max_attached allows"
+            text = f"as many simulations are attached as client.max_attached allows ({num_attached})"
             return request.decline(text, busy=True)
         return request.decline("every simulation is running or done", busy=False)

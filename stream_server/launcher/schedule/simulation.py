@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
+from stream_server.wording import counted
+
 NOT_BEGUN = "its worker ended before it had come to it"
 RESTARTED = "the server or the launcher was restarted meanwhile"
 
@@ -31,7 +33,8 @@ class ScheduledSimulation:
     attempt does not count: it has seen a restart of the server, nobody saw it end, or another one brought its job down.
     `job_members` are the simulations whose attempts were started in one job, this one included.
     `quiet_since`, `blocked`, and `reached_s`, how long an attempt took to its last new step, are for `ProgressClock`.
-    `ended_well`: its job ended with exit code 0.
+    `has_sent`: a time step of this attempt or an earlier one has come; `received` counts those that came of this one
+    alone. `ended_well`: its job ended with exit code 0.
     While the job runs, `at_fault` tells how a rank of this attempt failed by itself, and `over` that nobody sends for
     it any more: all its ranks have ended, or it had ended for a server that has lost it.
     `client` is the name of the one that runs this attempt without a job, as far as it has one.
@@ -48,6 +51,7 @@ class ScheduledSimulation:
     job_members: tuple[int, ...] = ()
     reason: str = ""
     received: int = 0
+    has_sent: bool = False
     blocked: bool = False
     started: float = 0.0
     quiet_since: float = 0.0
@@ -72,16 +76,17 @@ class ScheduledSimulation:
                 "take one after another, by simulations() in Python or stream_next in C and Fortran; see "
                 "docs/guide/clients.md"
             )
-        if not self.received:
+        if not self.has_sent:
             return (
                 f"{self.reason}, but had not finished: no time step had come. The program that simulation.command "
                 "starts must connect with the client library, which reads STREAM_CONNECTION, send its time steps and "
                 "call finish(); see docs/guide/clients.md"
             )
-        return (
-            f"{self.reason}, but had not finished: {self.received} time steps had come and no finish() after them "
-            "(leaving `with connect()` calls it)"
-        )
+        came = "no time step had come that the server did not have"
+        if self.received:
+            came = f"{counted(self.received, 'time step')} had come"
+        finish = "and no finish() afterwards (leaving `with connect()` calls it)"
+        return f"{self.reason}, but had not finished: {came}, {finish}"
 
     @property
     def attached(self) -> bool:
@@ -121,6 +126,7 @@ class ScheduledSimulation:
     def progress(self, received: int, blocked: bool, now: float) -> None:
         """The server has `received` steps of this attempt; `blocked` while it holds the simulation back."""
         if received > self.received:
+            self.has_sent = True
             self.received, self.reached_s = received, max(self.reached_s, now - self.started)
             self.quiet_since = now
         if self.blocked and not blocked:

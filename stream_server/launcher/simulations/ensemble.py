@@ -32,6 +32,7 @@ from stream_server.launcher.simulations.server_connection import ServerConnectio
 from stream_server.launcher.simulations.starter import Starter
 from stream_server.machine.log_end import log_end
 from stream_server.messages import launcher_link
+from stream_server.wording import counted
 
 POLL_S = 1.0
 POLL_BUSY_S = 0.05
@@ -190,7 +191,7 @@ class Ensemble:
                 self.reports.let_go(message.simulation, message.reason)
                 return self.schedule.invalid(message.simulation, now)
             case launcher_link.Committed():
-                log.info("checkpoint %d is committed, after %d batches", message.checkpoint, message.batches)
+                log.info("checkpoint %d is committed, after %s", message.checkpoint, counted(message.batches, "batch"))
             case launcher_link.Leaving():
                 log.info("the server leaves")
         return []
@@ -202,9 +203,8 @@ class Ensemble:
     def _plan(self, message: launcher_link.Plan) -> list[Action]:
         if not self.schedule.away and message.incarnation == self._incarnation:
             return []
-        log.info(
-            "study %s, incarnation %d: %d simulations", message.study, message.incarnation, len(message.simulations)
-        )
+        num = counted(len(message.simulations), "simulation")
+        log.info("study %s, incarnation %d: %s", message.study, message.incarnation, num)
         failpoint("launcher.before_replan")
         new_incarnation, self._incarnation = message.incarnation != self._incarnation, message.incarnation
         self.starter.planned(message)
@@ -400,7 +400,7 @@ class Reports:
                     launcher_link.FailedLater(simulation=simulation, attempt=attempt, reason=reason, log=path)
                 )
             case GiveUp(simulation=simulation, attempts=attempts, reason=reason, redraw=redraw):
-                log.warning("simulation %d is given up after %d attempts: %s", simulation, attempts, reason)
+                log.warning("simulation %d is given up after %s: %s", simulation, counted(attempts, "attempt"), reason)
                 self.journal.note(action)
                 path = self._log_path(simulation, attempts - 1)
                 self.server.send(

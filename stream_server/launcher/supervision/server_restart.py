@@ -19,6 +19,7 @@ from stream_server.errors import (
     UserCodeError,
 )
 from stream_server.storage.disk import read_text
+from stream_server.wording import counted
 
 MAX_PAUSE_S = 60.0
 # A network or a node may be away for a minute or two.
@@ -99,7 +100,8 @@ class Restarts:
             if end.batch == before:
                 return NoRestart(exit_code=end.exit_code, text=f"{end.message}; batch {before} failed twice")
         if self.num_in_a_row >= self.limit:
-            limit = f"{self.num_in_a_row} restarts in a row brought no new checkpoint, launcher.restarts allows no more"
+            restarts = counted(self.num_in_a_row, "restart")
+            limit = f"{restarts} in a row brought no new checkpoint, launcher.restarts allows no more"
             return NoRestart(exit_code=end.exit_code, text=f"{end.message}; {limit}")
         self.num_in_a_row += 1
         # 0, 1, 2, 4 … s; the exponent is bounded, for a float is.

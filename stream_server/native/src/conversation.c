@@ -90,9 +90,9 @@ static int say_hello(sc_conversation *conversation, sc_error *error) {
 static int steps_lost(sc_conversation *conversation, size_t num, sc_error *error) {
     sc_retention_forget_all(&conversation->client.retention);
     return sc_fail(error, STREAM_ERROR_STEPS_LOST,
-                   "the study went back to its last checkpoint, where %zu time steps of %s are missing which this "
-                   "process no longer holds (client.window is %g MiB): a new attempt will produce them",
-                   num, conversation->client.who, (double)conversation->welcome->window_bytes / 1048576);
+                   "the study went back to its last checkpoint, which lacks %zu time step%s of %s that this process no "
+                   "longer holds (client.window is %g MiB): a new attempt will produce them",
+                   num, num == 1 ? "" : "s", conversation->client.who, (double)conversation->welcome->window_bytes / 1048576);
 }
 
 /* Count a step for its new server ranks. All that a new server knows is in a checkpoint; what the same one knows of an

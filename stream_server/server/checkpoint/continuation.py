@@ -20,6 +20,7 @@ from stream_server.server.run import build
 from stream_server.server.run.identity import Identity
 from stream_server.server.run.output import OutputFolder
 from stream_server.storage.plain_state import read_state
+from stream_server.wording import counted
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,7 +44,7 @@ class Continuation:
     def told(self) -> str:
         """What this start continues, in words; "" for the first one, which begins."""
         if self.base is not None:
-            batches = "1 batch" if self.base.batches == 1 else f"{self.base.batches:,} batches"
+            batches = counted(self.base.batches, "batch")
             return f"goes on from checkpoint {self.base_number}, after {batches}"
         return "no checkpoint yet: it begins again" if self.identity.incarnation > 1 else ""
 
@@ -86,8 +87,8 @@ class Continuation:
             raise ConfigError("this run has had simulations so far: go on without --replay, or start over with --fresh")
         if is_replay and self.base.ranks != ranks.size:
             raise ConfigError(
-                f"this replay was saved by {self.base.ranks} ranks, but there are {ranks.size}: go on with as many, or "
-                "start over with --fresh"
+                f"this replay was saved by {counted(self.base.ranks, 'rank')}, but there are {ranks.size}: go on with "
+                "as many, or start over with --fresh"
             )
         return restore_rank(
             self.folder,

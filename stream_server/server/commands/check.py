@@ -5,7 +5,6 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from stream_server.config import StudyConfig
-from stream_server.config.problems import counted
 from stream_server.errors import ConfigError
 from stream_server.launcher.backends.allocation import ServerSize
 from stream_server.launcher.backends.mpirun import missing_program, shown
@@ -25,6 +24,7 @@ from stream_server.server.simulations.generator import check_class
 from stream_server.server.steering.suggester import check_learning
 from stream_server.server.user.components import load_server_class
 from stream_server.server.user.framework import framework_of
+from stream_server.wording import counted
 
 
 def describe(config: StudyConfig, replay: Path | None = None) -> str:
@@ -71,7 +71,9 @@ def _lines_of_replay(config: StudyConfig, folder: Path) -> list[tuple[str, str]]
         share = ReplayShare.open(config, SoloRanks(), folder, ParameterDesign(config).names, stack)
         simulations, [num_samples] = share.counts.simulations, share.samples_of_ranks
     epochs = f" in {config.offline.epochs} epochs" if config.offline.epochs > 1 else ""
-    found = f"{len(simulations)} simulations in {folder}, {num_samples:,} samples to train on{epochs}"
+    found = (
+        f"{counted(len(simulations), 'simulation')} in {folder}, {counted(num_samples, 'sample')} to train on{epochs}"
+    )
     return [("replay", found), *(("", warning) for warning in share.warnings)]
 
 
@@ -114,11 +116,11 @@ def _lines(config: StudyConfig, plan: RankPlan) -> list[tuple[str, str]]:
         *((key, str(component)) for key, component in config.training.components.items()),
         (
             "buffer",
-            f"{config.buffer.policy}: {plan.capacity:,} samples per rank, watermark {plan.watermark:,}; with what is "
-            f"under way {plan.num_slots:,} slots, {size_shown(plan.buffer_bytes)} per rank",
+            f"{config.buffer.policy}: {counted(plan.capacity, 'sample')} per rank, watermark {plan.watermark:,}; with "
+            f"what is under way {counted(plan.num_slots, 'slot')}, {size_shown(plan.buffer_bytes)} per rank",
         ),
         ("memory", f"{MemoryNeed.of(config, plan, server.num_ranks)} per rank; {_node()}"),
-        ("credit", f"{plan.credit} steps of a simulation under way to each rank"),
+        ("credit", f"{counted(plan.credit, 'step')} of a simulation under way to each rank"),
         *([("windows", dealt)] if (dealt := _blocks(config, server.num_ranks)) else []),
         ("batch size", f"{config.training.batch_size} per rank"),
         ("server", _job_of_server(config))
@@ -151,7 +153,7 @@ def _of_steps(config: StudyConfig) -> str:
     if window is None:
         return "samples"
     return (
-        f"windows, each of {window.length} time steps with a spacing of {window.spacing}, from every "
+        f"windows, each of {counted(window.length, 'time step')} with a spacing of {window.spacing}, from every "
         f"{'' if window.stride == 1 else f'{window.stride}. '}time step on; time steps"
     )
 

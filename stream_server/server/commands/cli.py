@@ -13,13 +13,13 @@ from pathlib import Path
 
 import stream_server
 from stream_server import config as study_config
-from stream_server.config.problems import counted
 from stream_server.errors import EXIT_FORCED, ConfigError, RankLost, StreamServerError
 from stream_server.machine import exit_watch, program
 from stream_server.machine.garbage import seldom_collecting
 from stream_server.machine.refusals import refusal, require_threads
 from stream_server.machine.screen import outliving_a_full_disk, tell, until_the_reader_leaves
 from stream_server.server.run.start import RANK_0_REPORTS_S, Start
+from stream_server.wording import counted
 
 FAKE_DATA_S = 10.0
 # Of a rank: those of ZeroMQ, of the watchdog and the like. Those of libraries that compute are not among them.

@@ -26,6 +26,7 @@ from stream_server.server.study.saved_server import set_up_saved
 from stream_server.server.training.control_round import barrier
 from stream_server.server.training.validation.validation_batches import HeldOutSamples
 from stream_server.server.user.components import load_server_class
+from stream_server.wording import counted
 
 
 def evaluate(config: StudyConfig, checkpoint: Path) -> int:
@@ -59,7 +60,7 @@ def _evaluate(config: StudyConfig, checkpoint: Path, ranks: Ranks) -> int:
             "val_dataloader, and no held-out simulation was complete when the checkpoint was taken"
         )
     if ranks.rank == 0:
-        print(f"{config.study.name} after {saved.batches:,} batches, {saved.folder}")
+        print(f"{config.study.name} after {counted(saved.batches, 'batch')}, {saved.folder}")
         Console().print(table(values))
     return 0
 

@@ -26,6 +26,7 @@ from stream_server.server.training.control_round import Stream
 from stream_server.server.training.monitoring.display import shares
 from stream_server.server.user.callbacks import Callback
 from stream_server.server.user.components import load_server_class, make_callbacks
+from stream_server.wording import counted
 
 NUM_WARM_UP = 10
 NUM_PHASES = 8
@@ -156,7 +157,7 @@ def told(config: StudyConfig, num_ranks: int, speed: Mapping[str, Any], report: 
     batches_per_s = speed["batches"] / seconds
     rows = {
         "speed": f"{batches_per_s:,.1f} batches/s, {speed['samples'] / seconds:,.0f} samples/s",
-        "measured": f"{speed['batches']:,} batches in {seconds:.1f} s",
+        "measured": f"{counted(speed['batches'], 'batch')} in {seconds:.1f} s",
         "time": shares(speed["phases_s"], NUM_PHASES) or "-",
     }
     if report is not None and report["ranks"] == num_ranks and (rate := report["throughput"]["batches_per_s"]):

@@ -25,6 +25,7 @@ from stream_server.server.training.validation.validation_record import held_out_
 from stream_server.server.user.callbacks import EVENTS
 from stream_server.server.user.components import make_callbacks
 from stream_server.server.user.stream_server import StreamServer
+from stream_server.wording import counted
 
 NUM_BATCHES = 3
 METHODS = (
@@ -149,7 +150,8 @@ def _print_result(trial: Trial, logged: dict[str, float]) -> None:
         losses.append(f"{progress.skipped} samples skipped, since their gradient was not finite")
     if "val/loss" not in logged:
         losses.append("nothing was validated: the study holds no simulation out and there is no val_dataloader")
-    print(f"\nIt works: {progress.batches} batches with {progress.draws} samples; {'; '.join(losses)}.")
+    tried = f"{counted(progress.batches, 'batch')} with {counted(progress.draws, 'sample')}"
+    print(f"\nIt works: {tried}; {'; '.join(losses)}.")
 
 
 def _is_users(server: Any, method: str) -> bool:

@@ -14,6 +14,7 @@ from stream_server.buffers import Slots
 from stream_server.errors import StreamServerError
 from stream_server.messages.client import MAX_PART_BYTES, Data, Reason
 from stream_server.server.intake.layout import Place
+from stream_server.wording import counted
 
 # The sum of squares is finite only if all values are, and takes half as long as asking each. Larger arrays would wake
 # the threads of the linear algebra library.
@@ -168,8 +169,8 @@ def keep_rows(rows: SharedRows, place: Place, rank: int, of_rank: Array, num: in
     rows[place.field, rank] = of_rank, num
     total = sum(num for (name, _), (_, num) in rows.items() if name == place.field)
     if total > place.count[0]:
-        text = f"the client ranks send {total} rows of field {place.field} in a time step, and study.json allows"
-        raise Unfit(Reason.WRONG_FIELDS, f'{text} {place.count[0]}: raise its "max" there')
+        text = f"the client ranks send {counted(total, 'row')} of field {place.field} in a time step"
+        raise Unfit(Reason.WRONG_FIELDS, f'{text}, and study.json allows {place.count[0]}: raise its "max" there')
 
 
 def fill_part(array: Array, place: Place, data: Data, slot: int, payload: Payload) -> int:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from stream_server.messages.client import Block, FieldSpec
+from stream_server.wording import counted
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -130,8 +131,8 @@ class BlockLayout:
         num_rows = num_values // math.prod(spec.shape[1:])
         if num_rows <= spec.shape[0]:
             return None
-        text = f"the client ranks send {num_rows} rows of field {spec.name}, and study.json allows {spec.shape[0]}"
-        return f'{text}: raise its "max" there'
+        text = f"the client ranks send {counted(num_rows, 'row')} of field {spec.name}"
+        return f'{text}, and study.json allows {spec.shape[0]}: raise its "max" there'
 
     def _gap(self, blocks: tuple[Block, ...]) -> str | None:
         last = {block.field: math.prod(block.count) for block in blocks}
@@ -142,8 +143,9 @@ class BlockLayout:
                 num_rows = (wanted - left) // math.prod(spec.shape[1:])
                 if num_rows != self.num_rows.get(name, num_rows):
                     return (
-                        f"the simulation sends {num_rows} rows of field {name}, but has sent {self.num_rows[name]} "
-                        "before, which samples in the study share: each attempt must make the same"
+                        f"the simulation sends {counted(num_rows, 'row')} of field {name}, but has sent "
+                        f"{self.num_rows[name]} before, which samples in the study share: each attempt must make the "
+                        "same"
                     )
                 continue
             if left and (left < wanted or not spec.optional):

@@ -17,6 +17,7 @@ from stream_server.server.replay.record_reader import RecordEntry
 from stream_server.server.replay.simulation_file import SUFFIX, SimulationFile
 from stream_server.server.run import build
 from stream_server.storage.disk import names_in
+from stream_server.wording import counted
 
 SUBFOLDER = "samples"
 SHUFFLE_STREAM = 4
@@ -336,7 +337,7 @@ def _problem_of_static(file: SimulationFile, field: FieldSpec) -> str:
     shape, dtype = file.statics[field.name]
     if field.ragged and len(shape) == len(field.shape) and shape[1:] == field.shape[1:]:
         if shape[0] > field.shape[0]:
-            return f"has {shape[0]} rows, but study.json allows {field.shape[0]}"
+            return f"has {counted(shape[0], 'row')}, but study.json allows {field.shape[0]}"
     elif shape != field.shape:
         return f"must have the shape {_shown(field)}, but has {list(shape)}"
     return _problem_of_type(field, dtype)
@@ -360,7 +361,7 @@ def _problem_of_field(file: SimulationFile, field: FieldSpec) -> str:
         where = "each row" if field.ragged else "each time step"
         return f"must have the shape {list(expected)} in {where}, but has {list(shape)}"
     if lengths is not None and lengths.max(initial=0) > field.shape[0]:
-        return f"has {lengths.max()} rows in a time step, but study.json allows {field.shape[0]}"
+        return f"has {counted(int(lengths.max()), 'row')} in a time step, but study.json allows {field.shape[0]}"
     if problem := _problem_of_type(field, dtype):
         return problem
     if not field.optional and not file.present.get(field.name, np.array(True)).all():

@@ -7,11 +7,11 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from stream_server.config import StudyConfig
-from stream_server.config.problems import counted
 from stream_server.launcher.backends.allocation import ServerSize
 from stream_server.launcher.backends.environment import PASSIVE, num_threads_of, simulation_environment
 from stream_server.machine.cgroups import within_quota
 from stream_server.server.run.start import Start
+from stream_server.wording import counted
 
 if TYPE_CHECKING:
     from stream_server.server.ranks.communicator import Ranks

@@ -15,6 +15,7 @@ from stream_server.errors import ConfigError
 from stream_server.server.intake.parameters import Origin, SimulationParameters
 from stream_server.server.simulations.generator import PointGenerator
 from stream_server.server.simulations.samplers import GeneratedPoints, Sampler, make_sampler
+from stream_server.wording import counted
 
 TRAINING_STREAM = 0
 VALIDATION_STREAM = 1
@@ -61,9 +62,8 @@ class ParameterDesign:
     def _values(self, simulation: int) -> tuple[float, ...]:
         if self._file is not None:
             if not self.has(simulation):
-                raise ConfigError(
-                    f"parameters.file has {len(self._file.rows)} rows, but simulation {simulation} needs one: add rows"
-                )
+                rows = counted(len(self._file.rows), "row")
+                raise ConfigError(f"parameters.file has {rows}, but simulation {simulation} needs one: add rows")
             return self._file.rows[simulation]
         if simulation < self._num_validation:
             return self._validation.values(simulation)

@@ -181,12 +181,13 @@ class Roster:
     def ends(self) -> dict[int, SimulationEnd]:
         """How every simulation ended, for the closing account."""
         steps = self.facts.time_steps.num
+        failing = {it["id"]: f"attempt {it['attempts'] - 1} failed: {it['reason']}" for it in self.failing}
         return {
             simulation: SimulationEnd(
                 state=entry.phase.value,
                 num_steps=entry.num_steps if steps is None else steps,
                 num_sent=entry.num_steps if entry.phase is SimulationPhase.FINISHED else None,
-                reason=entry.reason,
+                reason=entry.reason or failing.get(simulation, ""),
                 held_out=simulation < self._num_held_out,
             )
             for simulation, entry in self.entries.items()

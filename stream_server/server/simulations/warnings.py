@@ -5,6 +5,7 @@ from enum import StrEnum
 from typing import Any
 
 from stream_server.server.intake.mailbox import SimulationWarning
+from stream_server.wording import counted
 
 MOST_TOLD = 5
 
@@ -28,7 +29,7 @@ class SimulationWarnings:
     def texts(self) -> list[str]:
         """Lines for the report."""
         beyond = {kind: num - MOST_TOLD for kind, num in self._num_of.items() if num > MOST_TOLD}
-        return [*self._texts, *(f"{num} more times a simulation {kind}" for kind, num in beyond.items())]
+        return [*self._texts, *(f"{counted(num, 'more time')} a simulation {kind}" for kind, num in beyond.items())]
 
     def kept(self, simulation: int, why: str, reason: str) -> list[SimulationWarning]:
         """Note that one could not be withdrawn any more, for its own `reason`; gives what is to be told now."""

@@ -18,6 +18,7 @@ from stream_server.server.training.fingerprint import require_equal
 from stream_server.server.user.callbacks import Callback, Callbacks
 from stream_server.server.user.framework import Step
 from stream_server.server.user.normalization import Normalization
+from stream_server.wording import counted
 
 if TYPE_CHECKING:
     from stream_server.config.training_sections import TrainingSettings
@@ -46,7 +47,8 @@ class TrainingLimits(Callback):
     def on_round(self, server: Any) -> None:
         settings = self._settings
         if self.has_all_batches:
-            text = f"{settings.max_batches} batches, as training.max_batches says"
+            assert settings.max_batches is not None
+            text = f"{counted(settings.max_batches, 'batch')}, as training.max_batches says"
             self._stops.request(StopReason.MAX_BATCHES, text)
         if settings.max_s is not None and self._progress.elapsed_s >= settings.max_s:
             self._stops.request(StopReason.MAX_S, f"{settings.max_s:g} s, as training.max_s says")

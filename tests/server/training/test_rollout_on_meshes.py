@@ -167,7 +167,7 @@ def test_a_trajectory_ends_where_its_number_of_rows_changes_and_one_without_any_
     assert found.num_trajectories == [1, 1]
     assert found.mse["u"] == pytest.approx([0.1**2, (0.5 + 0.4 * 0.9 - 1) ** 2])
     [warning] = forecasting.warnings
-    assert "no rollout of 2 held-out simulation(s): fewer than 3 steps follow one another" in warning
+    assert "no rollout of 2 held-out simulations: fewer than 3 steps follow one another" in warning
 
 
 def test_windows_whose_steps_differ_in_size_are_not_packed() -> None:

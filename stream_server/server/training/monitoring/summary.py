@@ -7,12 +7,12 @@ from typing import Any
 
 from rich.text import Text
 
-from stream_server.config.problems import counted
 from stream_server.machine.screen import escaped
 from stream_server.machine.terminal import terminal_of_stderr
 from stream_server.messages.simulation_phase import SimulationPhase
 from stream_server.server.training.monitoring.display import console_on, number, shares
 from stream_server.server.training.monitoring.run_bottleneck import BESIDE, bottleneck_of_run
+from stream_server.wording import counted
 
 MOST_IDS = 5
 WIDTH = 13

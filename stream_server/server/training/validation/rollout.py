@@ -19,6 +19,7 @@ from stream_server.server.user.forecast import array_of
 from stream_server.server.user.framework import Step
 from stream_server.server.user.simulation_data import SimulationBatch
 from stream_server.user_code import call_user
+from stream_server.wording import counted
 
 ROLLOUT = "rollout"
 ROLLOUT_ERROR = "rollout_error"
@@ -156,8 +157,8 @@ class Rollouts:
     def _warn_of_missing(self, num: int) -> None:
         if num and not self.warnings:
             self.warnings.append(
-                f"no rollout of {num} held-out simulation(s): fewer than {self._settings.input_steps + 1} steps "
-                "follow one another from the first one on, with as many rows in each"
+                f"no rollout of {counted(num, 'held-out simulation')}: fewer than {self._settings.input_steps + 1} "
+                "steps follow one another from the first one on, with as many rows in each"
             )
             _log.warning("%s", self.warnings[-1])
 
