@@ -197,7 +197,8 @@ def account_rows(facts: RunFacts) -> list[tuple[str, str]]:
     samples = facts.state.report.get("samples")
     if not isinstance(samples, dict):
         return []
-    names = ("expected", "accepted", "rejected", "never_produced", "trained", "skipped", "withdrawn", "untrained")
+    used = ("trained", "recorded", "skipped", "withdrawn", "untrained")
+    names = ("expected", "accepted", "rejected", "never_produced", *used)
     rows = [(_words(name), f"{_total(samples[name]):,}") for name in names if name in samples]
     if isinstance(windows := samples.get("windows"), dict):
         rows += [(f"windows {_words(name)}", f"{num:,}") for name, num in windows.items()]

@@ -157,11 +157,12 @@ def test_the_account_adds_up_reasons_and_says_what_is_not_balanced() -> None:
     report = {
         "balanced": False,
         "unbalanced": ["one sample too many"],
-        "samples": {"expected": 1200, "rejected": {"late": 2, "double": 3}},
+        "samples": {"expected": 1200, "rejected": {"late": 2, "double": 3}, "recorded": 1195},
     }
     assert columns.account_rows(facts(report=report)) == [
         ("expected", "1,200"),
         ("rejected", "5"),
+        ("recorded", "1,195"),
         ("account", "NOT BALANCED"),
         ("", "one sample too many"),
     ]

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from stream_server.analysis.operating import status_rows
 from stream_server.server.intake.account import Learned, RankAccount, Received, SimulationEnd
 from stream_server.server.run.report import (
     NO_ACCOUNT,
@@ -93,6 +94,18 @@ def test_a_finished_study_that_balances_ends_with_exit_code_0() -> None:
     assert (found["exit_code"], found["exit_reason"]) == (0, "finished")
     assert (found["balanced"], found["unbalanced"]) == (True, [])
     assert found["samples"]["expected"] == found["samples"]["accepted"] == found["samples"]["trained"] == 20
+
+
+def test_a_study_that_writes_files_has_trained_nothing() -> None:
+    found = report(writes_files=True)
+    assert (found["balanced"], found["samples"]["recorded"]) == (True, 20)
+    assert "trained" not in found["samples"]
+    told = str(summary(found))
+    assert "20 expected, 20 accepted, 20 recorded" in told
+    assert not any(word in told for word in ("trained", "batches", "draws"))
+    assert ("files", "20 samples recorded in 0:00:12") in status_rows(
+        {"run": "runs/heat", "state": "finished", "detail": "", "checkpoint": None, "report": found}
+    )
 
 
 @pytest.mark.parametrize(

@@ -161,8 +161,8 @@ class Account:
     def balanced(self) -> bool:
         return not self.problems
 
-    def to_report(self) -> dict[str, Any]:
-        """The `samples` of report.json."""
+    def to_report(self, use: str = "trained") -> dict[str, Any]:
+        """The `samples` of report.json; `use` is what was done with those that were drawn."""
         return {
             "expected": self.expected,
             "accepted": self.accepted,
@@ -171,7 +171,7 @@ class Account:
             "rejected": dict(self.rejected),
             "rejected_of": {str(simulation): num for simulation, num in self.rejected_of.items()},
             "never_produced": dict(self.never_produced),
-            "trained": self.trained,
+            use: self.trained,
             "skipped": self.skipped,
             "dropped": self.dropped,
             "added": self.added,

@@ -66,7 +66,8 @@ class StudyReport:
 
     `batches` counts the steps of the whole study (a step in which several ranks had a batch is one), `updates`
     those of the optimizer, `draws` every use of a sample. `training_s` is what throughput is measured against.
-    `awaited` is what had to come from outside for the study to go on, `security` that of the TCP connections.
+    `awaited` is what had to come from outside for the study to go on, `security` that of the TCP connections. A study
+    that `writes_files` trains on nothing.
     """
 
     study: str
@@ -93,6 +94,7 @@ class StudyReport:
     cores: Cores = field(default_factory=Cores)
     awaited: str = ""
     security: str = "curve"
+    writes_files: bool = False
 
 
 def build_report(
@@ -139,7 +141,7 @@ def build_report(
         "failures": [dict(failure) for failure in study.failures],
         "retried": [dict(failure) for failure in study.retried],
         "failed_later": [dict(failure) for failure in study.failed_later],
-        "samples": account.to_report(),
+        "samples": account.to_report("recorded" if study.writes_files else "trained"),
         "lonely_steps": study.lonely_steps,
         "draws": study.draws,
         "batches": study.batches,

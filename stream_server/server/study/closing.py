@@ -150,4 +150,5 @@ class Closing:
             cores=self.cores,
             awaited="" if simulations is None else simulations.awaited,
             security=self.config.network.security,
+            writes_files=self.config.offline.write_files,
         )

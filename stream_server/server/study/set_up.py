@@ -303,6 +303,8 @@ class StudySetUp(Composition):
         return [ProgressDisplay(self.display, status)]
 
     def _make_operator_status(self) -> list[OperatorStatus]:
+        if self.config.offline.write_files:
+            return []
         if self.ranks.rank != 0:
             return []
         status = OperatorStatus(

@@ -377,11 +377,12 @@ class StudyRank:
             validation_loss=metrics.latest.get("val/loss"),
             phases_s=set_up.phases.seconds,
             fraction=progress.fraction,
-            draws=progress.draws,
+            trained=progress.samples,
             restarts=set_up.continuation.identity.incarnation - 1,
             warnings=[*set_up.unprotected, *set_up.source.warnings, *(set_up.warnings if self.is_set_up else [])],
             awaited=set_up.source.awaited,
             is_degraded=self.is_set_up and set_up.checkpoints.counts.degraded,
+            writes_files=set_up.config.offline.write_files,
         )
 
     def _results(self) -> Results | None:

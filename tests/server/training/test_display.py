@@ -265,7 +265,7 @@ def test_the_panel_has_bars_losses_rates_and_a_sentence() -> None:
     trend = Trend(
         batches_per_s=3.2,
         samples_per_s=90.0,
-        draws_per_s=100.0,
+        trained_per_s=100.0,
         waiting=0.75,
         left_s=360.0,
         losses=[4.0, 3.0, 2.0, 1.0],
@@ -278,8 +278,8 @@ def test_the_panel_has_bars_losses_rates_and_a_sentence() -> None:
         " buffer       ━━━━━━                    50/200 (25%)",
         " loss         █▆▃▁                      0.1235, validation 0.2",
         " time         step 75%, wait for data 25%",
-        " bottleneck   training waits for data: 2 simulations at a time produce 90 samples/s, training could",
-        "              take 400",
+        " bottleneck   training waits for data: 2 simulations at a time bring 100 new samples/s, training",
+        "              could take 400",
         " restarts     2 of the server",
         " warnings     2, the last: the disk\\x1b[2J is full",
     ]
@@ -287,7 +287,7 @@ def test_the_panel_has_bars_losses_rates_and_a_sentence() -> None:
 
 @pytest.mark.parametrize("width", [40, 60, 80, 200])
 def test_no_line_of_the_panel_is_wider_than_the_terminal(width: int) -> None:
-    trend = Trend(waiting=0.5, draws_per_s=1.0, losses=[1.0] * 300)
+    trend = Trend(waiting=0.5, trained_per_s=1.0, losses=[1.0] * 300)
     status = replace(STATUS, fraction=0.25, awaited="a client " * 30)
     assert max(map(len, lines_of(status, trend, width))) <= width
 
@@ -297,20 +297,31 @@ def test_a_line_has_no_control_characters() -> None:
 
 
 def test_the_bottleneck_is_told_in_words() -> None:
-    waits = Trend(samples_per_s=90.0, draws_per_s=100.0, waiting=0.75)
+    # Time steps of held-out simulations come too, and each sample is drawn several times: neither is a measure.
+    waits = Trend(samples_per_s=1000.0, draws_per_s=2000.0, trained_per_s=100.0, waiting=0.75)
     assert bottleneck(STATUS, waits) == (
-        "training waits for data: 2 simulations at a time produce 90 samples/s, training could take 400"
+        "training waits for data: 2 simulations at a time bring 100 new samples/s, training could take 400"
     )
     one = replace(STATUS, simulations={"running": 1})
-    assert bottleneck(one, waits).startswith("training waits for data: 1 simulation at a time produces 90")
+    assert bottleneck(one, waits).startswith("training waits for data: 1 simulation at a time brings 100")
+    slow = bottleneck(one, replace(waits, trained_per_s=0.125))
+    assert slow.endswith("brings 0.12 new samples/s, training could take 0.5")
     full = replace(STATUS, population=199, room=1)
-    busy = Trend(samples_per_s=90.0, draws_per_s=90.0, waiting=0.01)
+    busy = Trend(samples_per_s=90.0, draws_per_s=1800.0, trained_per_s=90.0, waiting=0.01)
     assert bottleneck(full, busy) == (
-        "simulations wait for training: the buffer is full, and training takes 90 samples/s"
+        "simulations wait for training: the buffer is full, and training takes 90 new samples/s"
     )
     assert bottleneck(STATUS, busy) == bottleneck(STATUS, Trend()) == ""
     assert bottleneck(replace(STATUS, population=200), busy) == ""
     assert bottleneck(replace(STATUS, simulations={"finished": 9}), waits) == ""
+
+
+def test_a_study_that_writes_files_is_told_of_no_training() -> None:
+    writing = replace(STATUS, writes_files=True, fraction=0.25, batches=7, loss=None)
+    trend = Trend(samples_per_s=90.0, trained_per_s=100.0, waiting=0.75)
+    assert "batches" not in line(writing, trend) + "".join(lines_of(writing, trend, 100))
+    assert "training" not in line(writing, trend) + "".join(lines_of(writing, trend, 100))
+    assert "25% done" in lines_of(writing, trend, 100)[2]
 
 
 def test_until_training_begins_it_is_told_what_it_waits_for() -> None:
@@ -327,9 +338,9 @@ def test_rates_are_those_of_the_last_seconds() -> None:
     trends = Trends()
     for second in range(40):
         wait_s = 0.5 * second
-        status = replace(STATUS, samples=90 * second, draws=100 * second, phases_s={"wait_for_data": wait_s})
+        status = replace(STATUS, samples=90 * second, trained=100 * second, phases_s={"wait_for_data": wait_s})
         trend = trends.note(status.mark(float(second)), fraction=status.fraction)
-    assert (trend.samples_per_s, trend.draws_per_s, trend.waiting) == (90.0, 100.0, 0.5)
+    assert (trend.samples_per_s, trend.trained_per_s, trend.waiting) == (90.0, 100.0, 0.5)
 
 
 def test_a_sparkline_shows_the_course() -> None:
@@ -386,14 +397,14 @@ def test_what_waits_in_a_queue_is_told_apart_from_what_runs() -> None:
     queued = replace(STATUS, simulations={"waiting": 3, "queued": 2, "running": 0, "finished": 4})
     assert "simulations 3 waiting, 2 queued, 0 running, 4 done, 0 failed" in line(queued, Trend())
     assert "queued" not in line(STATUS, Trend())
-    told = bottleneck(queued, Trend(waiting=1.0, draws_per_s=1.0))
+    told = bottleneck(queued, Trend(waiting=1.0, trained_per_s=1.0))
     assert told == "training waits for data: no simulation runs, 2 in the queue"
 
 
 def test_between_two_simulations_of_a_worker_the_others_in_its_list_do_not_wait_in_a_queue() -> None:
     between = replace(STATUS, simulations={"waiting": 300, "queued": 130, "running": 0, "finished": 1570})
-    told = bottleneck(between, Trend(waiting=0.5, draws_per_s=400.0, samples_per_s=200.0))
-    assert told == "training waits for data: simulations produce 200 samples/s, training could take 800"
+    told = bottleneck(between, Trend(waiting=0.5, trained_per_s=200.0, samples_per_s=200.0))
+    assert told == "training waits for data: simulations bring 200 new samples/s, training could take 400"
 
 
 def test_a_loss_that_falls_by_orders_of_magnitude_is_shown_by_its_logarithm() -> None:

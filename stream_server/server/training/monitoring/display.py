@@ -49,10 +49,10 @@ class DisplayedStatus:
     """The progress of the study at one moment; `phases_s` are those of rank 0.
 
     `simulations` counts by state, with the states waiting, queued, running, finished and given_up among them.
-    `fraction` of the run is done, None when its length is not known. `draws` counts each use of a sample. Training
-    begins when the `population` has reached the `watermark`; a buffer takes `room` more samples now, also in the place
-    of others. `is_degraded`: the last checkpoint failed. `awaited` is
-    what must come from outside for the study to go on, "" if nothing must.
+    `fraction` of the run is done, None when its length is not known. `trained` counts a sample once, however often it
+    is drawn. Training begins when the `population` has reached the `watermark`; a buffer takes `room` more samples now,
+    also in the place of others. `is_degraded`: the last checkpoint failed. `awaited` is what must come from outside for
+    the study to go on, "" if nothing must. A study that `writes_files` trains on nothing.
     """
 
     simulations: Mapping[str, int]
@@ -63,7 +63,7 @@ class DisplayedStatus:
     room: int = 0
     watermark: int = 1
     batches: int = 0
-    draws: int = 0
+    trained: int = 0
     loss: float | None = None
     validation_loss: float | None = None
     fraction: float | None = None
@@ -72,6 +72,7 @@ class DisplayedStatus:
     awaited: str = ""
     restarts: int = 0
     warnings: Sequence[str] = ()
+    writes_files: bool = False
 
     @property
     def failed(self) -> int:
@@ -79,7 +80,8 @@ class DisplayedStatus:
 
     def mark(self, now: float) -> Mark:
         """The counts, at this moment."""
-        return Mark(now, self.batches, self.samples, self.draws, self.phases_s.get(WAIT, 0.0))
+        waited_s = self.phases_s.get(WAIT, 0.0)
+        return Mark(now, self.batches, self.samples, trained=self.trained, waited_s=waited_s)
 
     @property
     def troubles(self) -> tuple[object, ...]:
@@ -243,15 +245,13 @@ def _rows(status: DisplayedStatus, trend: Trend, bar_width: int) -> list[tuple[s
         (
             "samples",
             bar(status.samples, status.expected_samples),
-            f"{_samples(status)}, {trend.samples_per_s:,.1f}/s",
-        ),
-        (
-            "batches",
-            bar(status.fraction or 0.0, None if status.fraction is None else 1.0),
-            f"{status.batches:,}, {trend.batches_per_s:,.1f}/s{done}",
+            f"{_samples(status)}, {trend.samples_per_s:,.1f}/s{done if status.writes_files else ''}",
         ),
         ("buffer", bar(status.population, status.capacity), _buffer(status)),
     ]
+    if not status.writes_files:
+        batches = f"{status.batches:,}, {trend.batches_per_s:,.1f}/s{done}"
+        rows.insert(2, ("batches", bar(status.fraction or 0.0, None if status.fraction is None else 1.0), batches))
     if losses := _losses(status):
         rows.append(("loss", sparkline(trend.losses, bar_width), losses))
     return rows
@@ -288,11 +288,14 @@ def _sentences(status: DisplayedStatus, trend: Trend) -> list[tuple[str, str]]:
 
 def bottleneck(status: DisplayedStatus, trend: Trend) -> str:
     """The bottleneck of the study, in words; "" if there is nothing to tell yet."""
+    if status.writes_files:
+        return ""
     waiting, running = trend.waiting, status.simulations.get(SimulationPhase.RUNNING, 0)
     if not status.batches and status.samples and status.population < status.watermark != 1:
         first = "" if status.population else "; the held-out simulations come first"
         return f"training begins when each rank has {status.watermark:,} samples (buffer.watermark){first}"
-    if waiting is None or not trend.draws_per_s:
+    # What comes is no measure: held-out steps are not trained, and a window is a sample of many time steps.
+    if waiting is None or not trend.trained_per_s:
         return ""
     queued = status.simulations.get(QUEUED, 0)
     # Between two short simulations of a worker none runs, and the others of its list count as queued.
@@ -300,17 +303,18 @@ def bottleneck(status: DisplayedStatus, trend: Trend) -> str:
     if waiting >= MUCH and queued and not comes:
         return f"training waits for data: no simulation runs, {queued:,} in the queue"
     if waiting >= MUCH and comes:
-        possible = "much more" if waiting > 0.99 else f"{trend.draws_per_s / (1.0 - waiting):,.0f}"
-        simulations = {0: "simulations produce", 1: "1 simulation at a time produces"}.get(
-            running, f"{running} simulations at a time produce"
+        possible = "much more" if waiting > 0.99 else rate(trend.trained_per_s / (1.0 - waiting))
+        simulations = {0: "simulations bring", 1: "1 simulation at a time brings"}.get(
+            running, f"{running} simulations at a time bring"
         )
         return (
-            f"training waits for data: {simulations} {trend.samples_per_s:,.0f} samples/s, "
+            f"training waits for data: {simulations} {rate(trend.trained_per_s)} new samples/s, "
             f"training could take {possible}"
         )
     if waiting <= LITTLE_WAITING and running and status.room <= LITTLE_ROOM * status.capacity > 0:
         return (
-            f"simulations wait for training: the buffer is full, and training takes {trend.draws_per_s:,.0f} samples/s"
+            "simulations wait for training: the buffer is full, and training takes "
+            f"{rate(trend.trained_per_s)} new samples/s"
         )
     return ""
 
@@ -321,7 +325,7 @@ def line(status: DisplayedStatus, trend: Trend) -> str:
         f"simulations {_simulations(status)}",
         f"samples {_samples(status)}",
         f"buffer {_buffer(status)}",
-        f"batches {status.batches:,} ({trend.batches_per_s:.1f}/s)",
+        "" if status.writes_files else f"batches {status.batches:,} ({trend.batches_per_s:.1f}/s)",
         *([f"loss {number(status.loss)}"] if status.loss is not None else []),
         *([f"validation {number(status.validation_loss)}"] if status.validation_loss is not None else []),
         *([_done(status, trend)] if status.fraction is not None else []),
@@ -366,6 +370,11 @@ def _done(status: DisplayedStatus, trend: Trend) -> str:
 def number(value: float | None) -> str:
     """A loss as people read it."""
     return "-" if value is None else f"{value:.4g}"
+
+
+def rate(per_s: float) -> str:
+    """A rate as people read it: two digits of one that is below 10, so that a slow one is not 0."""
+    return f"{per_s:,.0f}" if per_s >= 9.95 else f"{per_s:.2g}"
 
 
 def shares(seconds: Mapping[str, float], num: int | None = None) -> str:

@@ -112,13 +112,16 @@ def _summary_rows(report: Mapping[str, Any], *, is_online: bool) -> list[tuple[s
     for title, key in REASONS.items():
         if samples[key]:
             rows.append((title, _some([f"{reason}: {num:,}" for reason, num in samples[key].items()])))
-    rows += [
-        (
-            "batches",
-            f"{report['batches']:,} on {counted(report['ranks'], 'rank')}, {rate['batches_per_s']:,.1f}/s",
-        ),
-        ("draws", f"{report['draws']:,}, {rate['samples_per_s']:,.0f}/s"),
-    ]
+    if "recorded" in samples:
+        rows.append(("held out", f"{_counts(samples['held_out'], ('expected', 'accepted'))}, recorded too"))
+    else:
+        rows += [
+            (
+                "batches",
+                f"{report['batches']:,} on {counted(report['ranks'], 'rank')}, {rate['batches_per_s']:,.1f}/s",
+            ),
+            ("draws", f"{report['draws']:,}, {rate['samples_per_s']:,.0f}/s"),
+        ]
     if report["validation"]:
         first, last = report["validation"][0], report["validation"][-1]
         best = f", best {number(report['best'].get('loss'))} at batch {report['best'].get('batch')}"
@@ -149,7 +152,7 @@ def _summary_rows(report: Mapping[str, Any], *, is_online: bool) -> list[tuple[s
 
 def _samples(samples: Mapping[str, Any]) -> list[tuple[str, str]]:
     """The samples that were received, and the use that the training made of them."""
-    used = ("trained", "skipped", "dropped", "added", "withdrawn", "untrained")
+    used = ("trained", "recorded", "skipped", "dropped", "added", "withdrawn", "untrained")
     windows = samples["windows"]
     if windows is None:
         return [("samples", _counts(samples, ("expected", "accepted", *used)))]

@@ -23,7 +23,8 @@ class Mark(NamedTuple):
     now: float
     batches: int
     samples: int
-    draws: int
+    draws: int = 0
+    trained: int = 0
     waited_s: float = 0.0
 
 
@@ -31,12 +32,14 @@ class Mark(NamedTuple):
 class Trend:
     """The trend of the last seconds. `waiting` is the share of time in which there was no data.
 
+    Each use of a sample is a draw; `trained_per_s` counts the first use alone.
     `left_s` is None unless it can be told.
     """
 
     batches_per_s: float = 0.0
     samples_per_s: float = 0.0
     draws_per_s: float = 0.0
+    trained_per_s: float = 0.0
     waiting: float | None = None
     left_s: float | None = None
     losses: Sequence[float] = ()
@@ -74,6 +77,7 @@ class Trends:
             batches_per_s=(mark.batches - first.batches) / seconds,
             samples_per_s=(mark.samples - first.samples) / seconds,
             draws_per_s=(mark.draws - first.draws) / seconds,
+            trained_per_s=(mark.trained - first.trained) / seconds,
             waiting=min(1.0, (mark.waited_s - first.waited_s) / seconds),
             left_s=None if is_held_up else self._pace.left_s,
             losses=self._losses,
