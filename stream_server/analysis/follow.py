@@ -13,10 +13,13 @@ from pathlib import Path
 from stream_server.analysis.reading import RunFolder
 from stream_server.analysis.run_state import OUTPUT_LOG, attempt_folders
 from stream_server.errors import NotRunning
+from stream_server.machine.log_end import shown_lines
 from stream_server.machine.screen import escaped
 from stream_server.storage.disk import ordinary
+from stream_server.wording import counted
 
 LOOK_S = 0.2
+MAX_CHARS = 2000
 OURS = "stream_server."
 RECORD = re.compile(r"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d),\d{3} ([A-Z]+) +(.*)")
 # Ranks also write which thread said it, and for which module.
@@ -44,8 +47,8 @@ def show(
 ) -> None:
     """Write the last lines of the logs to the standard output; with `follows`, go on until nothing `runs` any more.
 
-    `num_lines` None means all. Those of launcher and ranks are merged by time, and bear the name of their file. Of a
-    simulation the newest attempt is shown; while it is followed also those that come after it.
+    `num_lines` None means all, each in full length. Those of launcher and ranks are merged by time, and bear the name
+    of their file. Of a simulation the newest attempt is shown; while it is followed also those that come after it.
 
     Raises:
         NotRunning: there are none, and none will come.
@@ -62,7 +65,8 @@ def show(
         merged = heapq.merge(*new, key=lambda line: line.time) if simulation is None else chain.from_iterable(new)
         for line in deque(merged, most):
             has_lines = True
-            sys.stdout.write(f"{escaped(line.text if simulation is None else line.raw)}\n")
+            text = line.text if simulation is None else line.raw
+            sys.stdout.write(f"{escaped(text if num_lines is None else _shortened(text))}\n")
         sys.stdout.flush()
         if found:
             is_first, most = False, None
@@ -74,6 +78,13 @@ def show(
     if not tails:
         what = "logs" if simulation is None else f"output of simulation {simulation}"
         raise NotRunning(f"there is no {what} in {run.path}")
+
+
+def _shortened(text: str) -> str:
+    """The text, or if it is very long its beginning and its end."""
+    num = len(text) - MAX_CHARS
+    half = MAX_CHARS // 2
+    return text if num <= 0 else f"{text[:half]} … {counted(num, 'character')}, shown by -n 0 … {text[-half:]}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +112,8 @@ class Tail:
                 if not line.endswith(b"\n") and not is_last:
                     return
                 self._position += len(line)
-                yield self._line(line.decode(errors="replace").rstrip("\r\n"))
+                for text in shown_lines(line.decode(errors="replace").rstrip("\r\n")):
+                    yield self._line(text)
 
     def _line(self, raw: str) -> Line:
         """The line, without what is for developers; further lines of a record have the time of its first."""

@@ -233,6 +233,19 @@ def test_the_log_of_a_simulation_is_that_of_its_newest_attempt(
     assert capsys.readouterr() == ("", f"{folder / 'output.log'} is empty\n")
 
 
+@pytest.mark.parametrize("text", ["x" * 2_000_000, "".join(f"\rstep {it}" for it in range(300_000))])
+def test_a_few_lines_of_a_log_are_no_megabytes(text: str, run: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = run.path / "simulations" / "3" / "attempt-0"
+    folder.mkdir(parents=True)
+    (folder / "output.log").write_text(f"begins\n{text}\nends\n")
+    assert main(["logs", str(run.path), "3", "-n", "5"]) == 0
+    first, middle, last = capsys.readouterr().out.splitlines()
+    assert (first, last) == ("begins", "ends")
+    assert middle == "step 299999" or (len(middle) < 3000 and "1,998,000 characters, shown by -n 0" in middle)
+    assert main(["logs", str(run.path), "3", "-n", "0"]) == 0
+    assert len(capsys.readouterr().out) in (len("begins\nstep 299999\nends\n"), 2_000_013)
+
+
 @pytest.mark.parametrize("command", ["status", "stop", "logs", "simulations", "list"])
 def test_no_such_run_ends_with_1(command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([command, str(tmp_path / "nowhere")]) == 1

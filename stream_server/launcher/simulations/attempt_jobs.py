@@ -29,7 +29,7 @@ from stream_server.launcher.schedule.shared_jobs import ENDED_WITH_JOB, excuse_o
 from stream_server.launcher.schedule.simulation import RESTARTED
 from stream_server.launcher.simulations.attempts import CONNECTION_FILE, Attempts
 from stream_server.launcher.simulations.last_words import explanation, last_mistake, python_of
-from stream_server.machine.log_end import log_end
+from stream_server.machine.log_end import log_end, words_at_end
 from stream_server.storage.disk import MAX_TEXT_BYTES, UnusableFile, read_file
 
 Attempt = tuple[int, int]
@@ -237,7 +237,7 @@ class AttemptJobs:
     def _log_end(self, end: AttemptEnd) -> str:
         # The log of a job that several share is that of the first of them.
         is_own = end.log.parent == self.attempts.folder(end.simulation, end.attempt)
-        return log_end(end.log) if is_own else ""
+        return words_at_end(end.log) if is_own else ""
 
     def _explanation(self, end: AttemptEnd) -> str:
         """The words of its log about what went wrong, "" if there are none."""
