@@ -9,13 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from stream_server.analysis.attempts import span_of
+from stream_server.analysis.attempts import ENDED, INTERRUPTED, span_of
 from stream_server.analysis.reading import RunFolder, find_run
 from stream_server.config.parameters import ORIGIN_COLUMNS
 from stream_server.errors import EXIT_SAVED, ConfigError, DamagedCheckpoint, NotRunning, StreamServerError
 from stream_server.launcher.journal import records
 from stream_server.launcher.journal.history import History
 from stream_server.launcher.journal.journal import JOURNAL_FILE
+from stream_server.machine.run_folder import was_set_aside
 from stream_server.machine.study_lock import RUN_LOCK, SERVER_LOCK, holder_of
 from stream_server.messages.simulation_phase import SimulationPhase
 from stream_server.storage.checksums import parse_checksummed_json
@@ -148,7 +149,9 @@ def state_of(run: RunFolder) -> RunState:
         return RunState(state=ORPHANED, detail=detail, checkpoint=checkpoint, report={})
     report, failure = _read(run.path / "report.json"), _read(run.path / "exit.json")
     state, detail = _end(report, failure)
-    if state != FINISHED:
+    if state != FINISHED and _was_set_aside(run):
+        detail = f"{detail}; it was set aside by --fresh: no start continues it"
+    elif state != FINISHED:
         then = (
             f"goes on from checkpoint {checkpoint.number}"
             if checkpoint
@@ -215,10 +218,13 @@ def simulations_of(run: RunFolder) -> list[SimulationFacts]:
             state = SimulationPhase.GIVEN_UP.value
         elif state == SimulationPhase.RUNNING or (state == SimulationPhase.WAITING and attempts):
             # The next start of the study tries it again, as it does one that failed and is not given up.
-            state = "failed" if simulation in history.failed else "interrupted"
+            # One whose attempt has ended may have finished: no checkpoint knows what came of it.
+            state = "failed" if simulation in history.failed else ENDED if simulation in history.ended else INTERRUPTED
         reason = entry.get("reason") or history.given_up.get(simulation, "")
-        if state in ("failed", "interrupted"):
+        if state in ("failed", INTERRUPTED, ENDED):
             reason = history.reasons.get(simulation, "")
+        if state == ENDED:
+            reason = f"{reason}, but its end is in no checkpoint: when the study goes on, it is run again"
         facts.append(
             SimulationFacts(
                 simulation=simulation,
@@ -252,6 +258,12 @@ def seconds_of(run: RunFolder, simulation: int, *, is_running: bool) -> float | 
     if span is None or span.started_s is None or span.ended_s is None:
         return None
     return max(0.0, (time.time() if is_running else span.ended_s) - span.started_s)
+
+
+def _was_set_aside(run: RunFolder) -> bool:
+    study = _read(run.path / "study.json").get("study")
+    output_dir = study.get("output_dir") if isinstance(study, dict) else None
+    return isinstance(output_dir, str) and was_set_aside(run.path, Path(output_dir))
 
 
 def _has_given_up(report: Mapping[str, Any]) -> bool:

@@ -34,6 +34,7 @@ SIMULATION_COLOURS = {
     SimulationPhase.STOPPED: "#E69F00",
     "failed": "#D55E00",
     "interrupted": "#7F7F7F",
+    "ended": "#8FD0B8",
 }
 OTHER_COLOUR = "#000000"
 PALE = "#DDDDDD"

@@ -49,6 +49,12 @@ def set_aside(folder: Path) -> str:
     return f"the earlier run in {folder} is kept as {free.name}"
 
 
+def was_set_aside(folder: Path, output_dir: Path) -> bool:
+    """Whether the name of a folder is one that `set_aside` gives to what was `output_dir`."""
+    name, _, number = folder.resolve().name.rpartition(".")
+    return name == output_dir.name and number.isdecimal()
+
+
 def _is_a_start(folder: Path) -> bool:
     """A launcher has been here, or there is nothing but what is made before a run has begun."""
     names = {entry.name for entry in folder.iterdir()}

@@ -13,6 +13,7 @@ from stream_server.commands.cli import main
 from stream_server.errors import NotRunning
 from stream_server.launcher.journal import records
 from stream_server.launcher.schedule.actions import Fail, GiveUp
+from stream_server.machine.run_folder import set_aside
 from stream_server.machine.study_lock import RUN_LOCK, SERVER_LOCK, StudyLock, holder_of
 from stream_server.storage.checksums import checksummed_json
 
@@ -69,6 +70,16 @@ def test_without_a_report_a_run_has_failed_or_was_killed(run: RunFolder) -> None
         "failed",
         "exit code 7: rank 1 was lost; run again, it goes on from checkpoint 4",
     )
+
+
+def test_a_run_that_was_set_aside_is_not_said_to_go_on(run: RunFolder) -> None:
+    (run.path / "study.json").write_text(json.dumps({"study": {"output_dir": str(run.path)}}))
+    checkpoint(run.path / "checkpoints", 4, 80)
+    assert state_of(run).detail.endswith("run again, it goes on from checkpoint 4")
+    set_aside(run.path)
+    aside = state_of(RunFolder(run.path.with_name("heat.1")))
+    assert aside.state == "killed"
+    assert aside.detail.endswith("; it was set aside by --fresh: no start continues it")
 
 
 def test_of_a_failed_run_status_tells_what_failed_and_not_that_it_balances(
@@ -142,7 +153,7 @@ def test_a_server_that_has_outlived_its_launcher_is_orphaned(
 
 
 def test_the_journal_and_the_folders_tell_of_simulations_that_no_checkpoint_has(run: RunFolder) -> None:
-    (run.path / "parameters.csv").write_text("simulation,x\n0,0.5\n1,1.5\n2,2.5\n3,3.5\n")
+    (run.path / "parameters.csv").write_text("simulation,x\n0,0.5\n1,1.5\n2,2.5\n3,3.5\n4,4.5\n5,5.5\n")
     (run.path / "simulations" / "0" / "attempt-1").mkdir(parents=True)
     (run.path / "simulations" / "0" / "attempt-1" / "output.log").touch()
     journal = [
@@ -152,12 +163,18 @@ def test_the_journal_and_the_folders_tell_of_simulations_that_no_checkpoint_has(
         Fail(simulation=2, attempt=0, reason="late"),
         Fail(simulation=0, attempt=0, reason="slow"),
         records.AttemptStarting(simulation=0, attempt=1, folder="0/attempt-1", public_key=None),
+        records.AttemptStarting(simulation=4, attempt=0, folder="4/attempt-0", public_key=None),
+        records.AttemptEnded(simulation=4, attempt=0, reason="ended with exit code 0"),
+        records.AttemptStarting(simulation=5, attempt=0, folder="5/attempt-0", public_key=None),
+        records.AttemptCancelled(simulation=5, attempt=0, reason="the study stops", excuse=""),
+        records.AttemptEnded(simulation=5, attempt=0, reason="was killed by SIGTERM"),
     ]
     (run.path / "journal.jsonl").write_bytes(b"".join(map(records.encode, journal)))
     table = simulations_of(run)
-    assert [it.state for it in table] == ["interrupted", "given_up", "failed", "waiting"]
-    assert [it.attempts for it in table] == [2, 3, 1, 0]
-    assert [it.reason for it in table] == ["slow", "crashed", "late", ""]
+    assert [it.state for it in table] == ["interrupted", "given_up", "failed", "waiting", "ended", "interrupted"]
+    assert [it.attempts for it in table] == [2, 3, 1, 0, 1, 1]
+    not_saved = "ended with exit code 0, but its end is in no checkpoint: when the study goes on, it is run again"
+    assert [it.reason for it in table] == ["slow", "crashed", "late", "", not_saved, "was killed by SIGTERM"]
     assert table[0].parameters == {"x": 0.5}
     assert table[0].seconds == 0
     assert table[3].seconds is None

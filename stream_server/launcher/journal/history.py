@@ -58,7 +58,8 @@ class History:
     `highest` has the highest attempt of every simulation and `num_starts` counts the server's starts, over all
     runs. All else is of the last run alone, the one that the `launcher` began which wrote last, or that it resumed.
     `jobs` has all attempts, open or not, of each job that was shared, by its folder. `reasons` tell how the last
-    attempt of a simulation ended, and `failed` has those whose last attempt failed. `why_finishing` tells why
+    attempt of a simulation ended, `failed` has those whose last attempt failed, and `ended` those whose last
+    attempt came to an end that was neither a failure nor ordered. `why_finishing` tells why
     nothing is started any more, "" unless that is so.
     """
 
@@ -72,6 +73,7 @@ class History:
     failures: dict[int, int] = field(default_factory=dict)
     reasons: dict[int, str] = field(default_factory=dict)
     failed: set[int] = field(default_factory=set)
+    ended: set[int] = field(default_factory=set)
     given_up: dict[int, str] = field(default_factory=dict)
     anything_came: bool = False
     why_finishing: str = ""
@@ -138,6 +140,7 @@ class History:
         self.highest[simulation] = max(attempt, self.highest.get(simulation, -1))
         if not isinstance(record, AttemptStarted | AttemptCancelled):
             self.failed.discard(simulation)
+            self.ended.discard(simulation)
         match record:
             case AttemptStarting():
                 job = record.job or record.folder
@@ -158,12 +161,14 @@ class History:
             case AttemptCancelled() if simulation in self.attempts:
                 self.attempts[simulation].cancelled = record
             case AttemptEnded() | Fail():
-                self.attempts.pop(simulation, None)
+                was_open = self.attempts.pop(simulation, None)
                 is_counted = isinstance(record, Fail) and not record.excuse
                 self.failures[simulation] = self.failures.get(simulation, 0) + is_counted
                 self.reasons[simulation] = record.reason
                 if isinstance(record, Fail):
                     self.failed.add(simulation)
+                elif was_open is None or was_open.cancelled is None:
+                    self.ended.add(simulation)
 
 
 def entries_of(history: History, now: float) -> list[ScheduledSimulation]:
