@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from stream_server.analysis.palette import COLOURS
-from stream_server.analysis.reading import Line, is_validation_loss, names_in
+from stream_server.analysis.reading import Line, is_validation_loss, names_in, needs_log_scale
 
 SIZE_INCHES = (6.0, 3.6)
 NUM_PHASES = len(COLOURS) - 1
@@ -27,7 +27,7 @@ def losses(records: list[Line]) -> Figure | None:
         marker = "o" if is_validation_loss(name) else ""
         axes.plot(x, y, color=colour, marker=marker, markersize=3, linewidth=1.2, label=name)
         values += y
-    if min((value for value in values if math.isfinite(value)), default=0.0) > 0:
+    if needs_log_scale(values):
         axes.set_yscale("log")
     axes.legend(frameon=False)
     return figure

@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -126,6 +126,12 @@ def names_in(records: list[Line]) -> list[str]:
 def is_validation_loss(name: str) -> bool:
     """Whether what was logged under this name is the loss of a validation set."""
     return name.startswith("val/") and name.endswith("/loss")
+
+
+def needs_log_scale(values: Iterable[float]) -> bool:
+    """Whether values are shown on a logarithmic axis: all are positive, and they span two decades at least."""
+    finite = [value for value in values if math.isfinite(value)]
+    return bool(finite) and min(finite) > 0 and max(finite) >= 100 * min(finite)
 
 
 def _is_record(line: Line) -> bool:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from stream_server.analysis.figures import empty
 from stream_server.analysis.palette import COLOURS
+from stream_server.analysis.reading import needs_log_scale
 from stream_server.analysis.run_state import SimulationFacts
 from stream_server.analysis.validations import RecordedRollouts, RecordedValidation, relative_error
 
@@ -49,7 +50,7 @@ def errors(validation: RecordedValidation) -> Figure | None:
         axes.set_xlabel(label)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.spines[["top", "right"]].set_visible(False)
-        if min(values.values()) > 0:
+        if needs_log_scale([*by_simulation.values(), *by_time_step.values()]):
             axes.set_yscale("log")
     left.set_ylabel(validation.error_label)
     return figure
@@ -75,7 +76,7 @@ def _rollout(name: str, recorded: RecordedRollouts, units: Mapping[str, str]) ->
         low, high = np.nanquantile(recorded.mse[name][:, is_finite], (0.1, 0.9), axis=0)
         axes.fill_between(x, low, high, color=COLOURS[0], alpha=0.2, lw=0, label="from 10 % to 90 % of them")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    if x.size and mean[is_finite].min() > 0:
+    if needs_log_scale(mean.tolist()):
         axes.set_yscale("log")
     if not is_finite.all():
         axes.set_title(f"not finite from lead time {recorded.lead_times[int(np.argmin(is_finite))]} on", fontsize=8)
@@ -121,6 +122,8 @@ def _panels(name: str, validation: RecordedValidation) -> Figure:
     samples = [it for it in validation.samples if name in it.shown]
     unit = validation.units.get(name, "")
     quantity = f"{name} ({unit})" if unit else name
+    if all(truth.size == 1 for truth, _ in (it.shown[name] for it in samples)):
+        return _single_values([it.shown[name] for it in samples], quantity)
     are_images = _plane(samples[0].shown[name][0]).ndim == 2
     titles = ["truth", "prediction", DIFFERENCE] if are_images else ["truth and prediction", DIFFERENCE]
     # Images keep their shape, and would be far apart.
@@ -137,6 +140,16 @@ def _panels(name: str, validation: RecordedValidation) -> Figure:
         axes.set_title(title, fontsize=9)
     if not are_images:
         rows[0][0].legend(frameon=False, fontsize=8)
+    return figure
+
+
+def _single_values(pairs: Sequence[tuple[Array, Array]], quantity: str) -> Figure:
+    """A point for each sample of one value: the prediction over the truth, and the line on which both are the same."""
+    truths, predictions = (np.concatenate([_plane(it) for it in arrays]) for arrays in zip(*pairs, strict=True))
+    figure, axes = empty(f"truth: {quantity}", "prediction")
+    if np.isfinite(truths).any():
+        axes.axline((float(truths[np.isfinite(truths)][0]),) * 2, slope=1, color="0.7", lw=0.8)
+    axes.plot(truths, predictions, "o", color=COLOURS[0], markersize=4)
     return figure
 
 

@@ -87,6 +87,12 @@ def chart(title: str, x: str, y: str, **options: Any) -> Figure:
     return made
 
 
+def _have_whole_ticks(axis: Any) -> None:
+    """No tick of an axis of whole numbers is between two of them."""
+    axis.ticker.min_interval = 1
+    axis.ticker.num_minor_ticks = 0
+
+
 class LineChart:
     """Curves over one axis, in one or several figures that show the same with other scales."""
 
@@ -106,8 +112,16 @@ class LineChart:
             each.add_layout(legend, "above")
             each.add_tools(hover)
 
-    def show(self, curves: Mapping[object, tuple[CurveStyle, Columns]]) -> int:
-        """Draw these curves and no others; gives the number of values that were sent."""
+    def show(self, curves: Mapping[object, tuple[CurveStyle, Columns]], *, on_log: bool = False) -> int:
+        """Draw these curves and no others; gives the number of values that were sent.
+
+        Of two figures the first one has a logarithmic axis. Without anything to draw none is to be seen.
+        """
+        has_points = any(columns["x"] for _, columns in curves.values())
+        for each in self.figures:
+            is_shown = has_points and each is self.figures[0 if on_log else -1]
+            if each.visible != is_shown:
+                each.visible = is_shown
         gone = [key for key in self._curves if key not in curves or curves[key][0] != self._curves[key][0]]
         if gone:
             self._remove(gone)
@@ -170,6 +184,7 @@ class Timeline:
             source=self.source,
         )
         self.figure.y_range.flipped = True
+        _have_whole_ticks(self.figure.yaxis)
         self.figure.add_tools(
             HoverTool(
                 renderers=[bars],
@@ -190,8 +205,7 @@ class RankPhases:
         self.figure.x_range = Range1d(start=0, end=1.001)
         self.figure.y_range.flipped = True
         self.figure.yaxis.ticker.desired_num_ticks = 8
-        self.figure.yaxis.ticker.min_interval = 1
-        self.figure.yaxis.ticker.num_minor_ticks = 0
+        _have_whole_ticks(self.figure.yaxis)
         self.source = ColumnDataSource(
             {name: [] for name in ("rank", "phase", "left", "right", "colour")}, name="ranks"
         )

@@ -9,7 +9,7 @@ from typing import Any
 from stream_server.analysis.attempts import CANCELLED, ENDED, FAILED, INTERRUPTED, RUNNING
 from stream_server.analysis.reading import Line, is_validation_loss, names_in
 from stream_server.analysis.run_state import balance_rows
-from stream_server.analysis.validations import RenderedSample
+from stream_server.analysis.validations import RenderedSample, relative_error
 from stream_server.dashboard.changes import Columns
 from stream_server.dashboard.facts import RunFacts
 from stream_server.messages.simulation_phase import QUEUED, SimulationPhase
@@ -191,6 +191,17 @@ def log_range(values: Sequence[float]) -> tuple[float, float]:
 def sample_name(sample: RenderedSample) -> str:
     """The simulation and the time step of a held-out sample."""
     return f"simulation {sample.simulation}, time step {sample.time_step}"
+
+
+def single_values(samples: Iterable[RenderedSample], name: str) -> list[tuple[str, str]]:
+    """Truth and prediction of each held-out sample of which this is one value, as the rows of a table."""
+    rows = []
+    for sample in samples:
+        truth, prediction = sample.shown[name]
+        error = relative_error(truth, prediction)
+        off = "" if error is None else f", off by {error:.2%}"
+        rows.append((sample_name(sample), f"truth {truth.item():.4g}, prediction {prediction.item():.4g}{off}"))
+    return rows
 
 
 def account_rows(facts: RunFacts) -> list[tuple[str, str]]:

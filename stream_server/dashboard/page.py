@@ -19,6 +19,7 @@ from bokeh.palettes import Viridis256
 from stream_server.analysis.follow import newest_log, server_logs
 from stream_server.analysis.operating import MOST_PARAMETERS, facts_of, status_rows
 from stream_server.analysis.palette import COLOURS
+from stream_server.analysis.reading import needs_log_scale
 from stream_server.analysis.run_state import RunState
 from stream_server.dashboard import columns
 from stream_server.dashboard.changes import Columns
@@ -44,6 +45,8 @@ LOG_BYTES = 20_000
 MAX_COMPARED = 8
 BY_STATE = "state"
 BY_ERROR = "error"
+# By itself, and as somebody wants it.
+SCALES = ("auto", "log", "linear")
 COLOURINGS: tuple[Any, ...] = (BY_STATE, BY_ERROR)
 DASHES = ("solid", "dashed", "dotted", "dashdot")
 OF_SIMULATION = "a simulation"
@@ -78,6 +81,11 @@ NO_RUN = """<h2>There is no run in {folder} yet</h2>
 cd my-study
 mpirun -n 2 stream-server --config study.json</pre>
 <p>Or give <code>stream-study serve</code> the folder that has your runs.</p>"""
+
+
+NO_CURVES = """<h2>There are no curves yet</h2>
+<p>They begin when the training has logged for the first time; <code>training.log_every_batches</code> says how often it
+does.</p>"""
 
 
 class Page:
@@ -138,7 +146,7 @@ class Page:
             name="compared", title="compared with", options=[], width=420, max_items=MAX_COMPARED - 1
         )
         self._axis = Select(title="losses over", options=axes, value="batch", width=150)
-        self._scale = RadioButtonGroup(labels=["log", "linear"], active=0, width=130, margin=(24, 5, 5, 5))
+        self._scale = RadioButtonGroup(labels=list(SCALES), active=0, width=170, margin=(24, 5, 5, 5))
         self._x = Select(title="x", options=[], width=140)
         self._y = Select(title="y", options=[], width=140)
         self._colour = Select(name="colour", title="coloured by", options=list(COLOURINGS), value=BY_STATE, width=140)
@@ -164,7 +172,7 @@ class Page:
             self._shown,
         ):
             control.on_change("value", self._choice_changed)
-        self._scale.on_change("active", self._scale_changed)
+        self._scale.on_change("active", self._choice_changed)
         self._stop.on_click(lambda: self._ask(finish=False))
         self._finish.on_click(lambda: self._ask(finish=True))
         self._yes.on_click(self._confirm)
@@ -172,14 +180,13 @@ class Page:
 
     def _make_charts(self) -> None:
         on_log = chart("Losses of training and validation", "batch", "loss", y_axis_type="log")
-        on_linear = chart("Losses of training and validation", "batch", "loss", visible=False)
+        on_linear = chart("Losses of training and validation", "batch", "loss")
         self._losses = LineChart(on_log, on_linear)
         self._rates = LineChart(chart("Samples per second", "training time (s)", "samples/s"))
         self._buffers = LineChart(chart("Buffer, mean over the ranks", "training time (s)", "samples"))
         self._running = LineChart(chart("Simulations at once", "training time (s)", "simulations"))
-        self._rollouts = LineChart(
-            chart("Forecasts of held-out simulations", "lead time (time steps)", "squared error", y_axis_type="log")
-        )
+        forecasts = ("Forecasts of held-out simulations", "lead time (time steps)", "squared error")
+        self._rollouts = LineChart(chart(*forecasts, y_axis_type="log"), chart(*forecasts))
         for each in (*self._rates.figures, *self._buffers.figures, *self._running.figures):
             each.y_range.start = 0
         self._timeline = Timeline()
@@ -187,6 +194,8 @@ class Page:
         self._space = ParameterSpace()
         self._predictions = PredictionCharts()
         self._predictions_title = self._div(name="predictions")
+        self._single_values = self._div(name="single_values", visible=False)
+        self._no_curves = self._div(NO_CURVES, name="no_curves", visible=False)
         self._status, self._problems = self._div(name="status"), self._div(name="problems")
         self._account, self._log_text = self._div(name="account"), self._div(name="log_text")
         self._phase_legend = self._div(name="phases")
@@ -195,10 +204,17 @@ class Page:
         attempts = self._div(columns.legend_html(columns.ATTEMPT_COLOURS))
         states = {name.replace("_", " "): colour for name, colour in columns.SIMULATION_COLOURS.items()}
         self._state_legend = self._div(columns.legend_html(states))
-        space = column(self._space.figure, _wrapped(self._x, self._y), self._colour, self._state_legend)
+        self._loss_panel = _wide(column(*self._losses.figures, row(self._axis, self._scale)))
+        self._timeline_panel = _wide(column(self._timeline.figure, attempts))
+        self._phase_panel = column(self._phases.figure, self._phase_legend, sizing_mode="stretch_width")
+        self._space_panel = _wide(
+            column(self._space.figure, _wrapped(self._x, self._y), self._colour, self._state_legend)
+        )
+        self._prediction_charts = _wrapped(*self._predictions.figures)
         self._prediction_row = column(
             _wrapped(self._predictions_title, self._sample, self._shown),
-            _wrapped(*self._predictions.figures),
+            self._prediction_charts,
+            self._single_values,
             sizing_mode="stretch_width",
             visible=False,
         )
@@ -206,15 +222,16 @@ class Page:
         self._charts = column(
             _wrapped(
                 column(self._div("<h2>Status</h2>"), self._status, width=NARROW),
-                _wide(column(*self._losses.figures, row(self._axis, self._scale))),
+                self._loss_panel,
+                self._no_curves,
             ),
             _wrapped(*self._rates.figures, *self._buffers.figures),
             _wrapped(*self._rollouts.figures),
-            _wrapped(_wide(column(self._timeline.figure, attempts)), *self._running.figures),
-            column(self._phases.figure, self._phase_legend, sizing_mode="stretch_width"),
+            _wrapped(self._timeline_panel, *self._running.figures),
+            self._phase_panel,
             self._prediction_row,
             _wrapped(
-                _wide(space),
+                self._space_panel,
                 _wide(column(self._div("<h2>Log</h2>"), row(self._log, self._simulation), self._log_text)),
                 column(self._div("<h2>Closing account</h2>"), self._account, width=260),
             ),
@@ -259,13 +276,15 @@ class Page:
         axis = self._axis.value
         for each in self._losses.figures:
             _set(each.xaxis[0], axis_label=columns.AXES[axis])
-        self._losses.show(_styled({path: columns.losses(it, axis) for path, it in known.items()}, chosen, self._watch))
+        losses = _styled({path: columns.losses(it, axis) for path, it in known.items()}, chosen, self._watch)
+        scale = SCALES[self._scale.active or 0]
+        self._losses.show(losses, on_log=_needs_log_scale(losses) if scale == "auto" else scale == "log")
+        _set(self._loss_panel, visible=bool(losses))
+        _set(self._no_curves, visible=not losses)
         self._rates.show(_styled({path: columns.rates(it) for path, it in known.items()}, chosen, self._watch))
         self._buffers.show(_styled({path: columns.buffers(it) for path, it in known.items()}, chosen, self._watch))
-        forecasts = {path: columns.rollouts(it) for path, it in known.items()}
-        for each in self._rollouts.figures:
-            _set(each, visible=any(forecasts.values()))
-        self._rollouts.show(_styled(forecasts, chosen, self._watch))
+        forecasts = _styled({path: columns.rollouts(it) for path, it in known.items()}, chosen, self._watch)
+        self._rollouts.show(forecasts, on_log=_needs_log_scale(forecasts))
         self._running.show(_styled({path: columns.running(it) for path, it in known.items()}, chosen, self._watch))
 
     def _show_run(self, facts: RunFacts) -> None:
@@ -277,8 +296,12 @@ class Page:
         problems = [f'<div class="problem">{html.escape(text)}</div>' for text in facts.problems]
         said = [f'<div class="said">{html.escape(facts.said)}</div>'] if facts.said else []
         _set(self._problems, text="".join([*problems, *said]))
-        bring_up_to_date(self._timeline.source, columns.timeline(facts))
-        bring_up_to_date(self._phases.source, columns.phases(facts))
+        attempts, phases = columns.timeline(facts), columns.phases(facts)
+        bring_up_to_date(self._timeline.source, attempts)
+        bring_up_to_date(self._phases.source, phases)
+        _set(self._timeline_panel, visible=bool(attempts["simulation"]))
+        _set(self._phase_panel, visible=bool(phases["rank"]))
+        _set(self._space_panel, visible=bool(facts.simulations))
         _set(self._phase_legend, text=columns.legend_html(columns.phase_legend(facts)))
         self._show_space(facts)
         self._show_predictions(facts)
@@ -321,11 +344,21 @@ class Page:
         if self._shown.value not in sample.shown:
             self._shown.value = next(iter(sample.shown))
         name = self._shown.value
-        first = list(sample.parameters.items())[:MOST_PARAMETERS]
-        parameters = ", ".join([f"{each} {value:.4g}" for each, value in first])
-        title = f"<h2>Prediction after batch {validation.batch:,}</h2>{html.escape(parameters)}"
+        unit = validation.units.get(name, "")
+        of_one_value = [it for it in samples.values() if name in it.shown and it.shown[name][0].size == 1]
+        is_one_value = sample.shown[name][0].size == 1
+        for part in (self._sample, self._prediction_charts):
+            _set(part, visible=not is_one_value)
+        _set(self._single_values, visible=is_one_value)
+        if is_one_value:
+            below = f"{name} ({unit})" if unit else name
+            _set(self._single_values, text=columns.table_html(columns.single_values(of_one_value, name)))
+        else:
+            first = list(sample.parameters.items())[:MOST_PARAMETERS]
+            below = ", ".join([f"{each} {value:.4g}" for each, value in first])
+            self._predictions.show(*sample.shown[name], name=name, unit=unit)
+        title = f"<h2>Prediction after batch {validation.batch:,}</h2>{html.escape(below)}"
         _set(self._predictions_title, text=title)
-        self._predictions.show(*sample.shown[name], name=name, unit=validation.units.get(name, ""))
 
     def _show_log(self, facts: RunFacts) -> None:
         logs = {path.stem: path for path in server_logs(facts.run)}
@@ -343,10 +376,6 @@ class Page:
 
     def _choice_changed(self, name: str, old: Any, new: Any) -> None:
         self.update()
-
-    def _scale_changed(self, name: str, old: Any, new: Any) -> None:
-        for position, each in enumerate(self._losses.figures):
-            each.visible = position == self._scale.active
 
     def _ask(self, *, finish: bool) -> None:
         self._order = finish
@@ -383,6 +412,10 @@ def _styled(
             style = CurveStyle(label=label, colour=colour, dash=dash, has_marks=columns.is_validation(name))
             styled[path, name] = (style, points)
     return styled
+
+
+def _needs_log_scale(curves: Mapping[object, tuple[CurveStyle, Columns]]) -> bool:
+    return needs_log_scale(value for _, points in curves.values() for value in points["y"])
 
 
 def _name(path: Path, folder: Path) -> str:

@@ -33,12 +33,17 @@ def lines(axes: Any) -> dict[str, tuple[list[float], list[float]]]:
     return {line.get_label(): (list(line.get_xdata()), list(line.get_ydata())) for line in axes.get_lines()}
 
 
-def test_losses_of_training_and_validation_are_drawn_over_batches_on_a_log_axis(run: RunFolder) -> None:
+def test_losses_of_training_and_validation_are_drawn_over_batches(run: RunFolder) -> None:
     axes = drawn(figures.losses(read_records(run)))
     curves = lines(axes)
     assert curves["train/loss"] == ([10, 20, 30, 40, 50], [1 / 10, 1 / 20, 1 / 30, 1 / 40, 1 / 50])
     assert curves["val/loss"] == ([20, 40], [0.1, 0.05])
-    assert axes.get_yscale() == "log"
+
+
+@pytest.mark.parametrize(("least", "scale"), [(0.02, "linear"), (0.01, "log")])
+def test_two_decades_make_a_logarithmic_axis(least: float, scale: str) -> None:
+    records = [{"batch": 10, "train/loss": 1.0}, {"batch": 20, "train/loss": least}]
+    assert drawn(figures.losses(records)).get_yscale() == scale
 
 
 def test_every_validation_set_has_its_curve_and_other_metrics_have_none() -> None:

@@ -74,12 +74,20 @@ def test_the_name_of_a_field_of_one_letter_stands_upright() -> None:
     assert [label.get_rotation() for label in labels] == [0, 0, 0, 0]
 
 
-@pytest.mark.parametrize("truth", [np.arange(50.0), np.arange(3.0), np.array(2.0)])
+@pytest.mark.parametrize("truth", [np.arange(50.0), np.arange(3.0)])
 def test_a_field_of_one_dimension_is_shown_as_lines_with_their_unit(truth: Any) -> None:
     figure = sample_figures.predictions(validation(truth, {"u": "m/s"}))["u"]
     drawn = [list(line.get_ydata()) for line in figure.axes[0].get_lines()]
     assert drawn == [truth.reshape(-1).tolist(), (truth + 1).reshape(-1).tolist()]
     assert figure.axes[1].get_ylabel() == "u (m/s)"
+
+
+@pytest.mark.parametrize("truth", [np.array(2.0), np.array([2.0]), np.array([[2.0]])])
+def test_samples_of_one_value_are_points_of_one_picture(truth: Any) -> None:
+    figure = sample_figures.predictions(validation(truth, {"u": "K"}))["u"]
+    [axes] = figure.axes
+    assert (axes.get_xlabel(), axes.get_ylabel()) == ("truth: u (K)", "prediction")
+    assert axes.get_lines()[-1].get_xydata().tolist() == [[2.0, 3.0]] * 2
 
 
 def test_errors_are_drawn_by_simulation_and_by_time_step() -> None:
@@ -99,7 +107,7 @@ def test_rollouts_are_drawn_by_lead_time_with_the_unit_as_far_as_they_are_finite
     drawn = replace(validation(np.zeros(3), {"u": "m/s"}), rollouts=ROLLOUTS)
     [axes] = sample_figures.rollouts(drawn)["u"].axes
     assert axes.lines[0].get_xydata().tolist() == [[2, 2.0], [4, 4.0]]
-    assert (axes.get_ylabel(), axes.get_yscale()) == ("mean squared error of u ((m/s)²)", "log")
+    assert (axes.get_ylabel(), axes.get_yscale()) == ("mean squared error of u ((m/s)²)", "linear")
     assert axes.get_title() == "not finite from lead time 6 on"
     assert sample_figures.rollouts(validation(np.zeros(3))) == {}
 
