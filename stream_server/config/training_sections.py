@@ -81,7 +81,8 @@ class TrainingSettings(Section):
     )
     max_nonfinite: Count = Field(
         default=10,
-        description="Updates that may be skipped in a row, as the gradient was not finite; one more ends the study.",
+        description="Updates that may be skipped in a row, as the gradient was not finite or reached no parameter of "
+        "the optimizer; one more ends the study.",
     )
     lr_clock: Literal["updates", "samples"] = filled_in(
         "Clock of the lr_scheduler: every update, or every batch's worth of new samples; "

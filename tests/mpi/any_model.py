@@ -24,7 +24,7 @@ from stream_server.server.progress.batches import UnionBatch
 from stream_server.server.progress.progress import Progress
 from stream_server.server.ranks.communicator import ranks_from_environment
 from stream_server.server.training.torch.step import TorchStep
-from stream_server.server.user.torch_server import TorchServer
+from stream_server.server.user.torch_server import SkippedBatch, TorchServer
 from tests.support.settings import settings
 from tests.support.streams import batch_of
 
@@ -190,7 +190,29 @@ class SomeWithoutLoss(Submodules):
     """Batches whose first number is negative are skipped."""
 
     def loss(self, model: Any, batch: Pair, index: int) -> Any:
-        return None if batch[0][0, 0] < 0 else {"loss": super().loss(model, batch, index), "more": 1}
+        if batch[0][0, 0] < 0:
+            return SkippedBatch()
+        return {"loss": super().loss(model, batch, index), "more": 1}
+
+
+class WithoutReturn(Submodules):
+    def loss(self, model: Any, batch: Pair, index: int) -> None:
+        super().loss(model, batch, index)
+
+
+class OwnLoop(Submodules):
+    """Optimises by itself, and returns the loss as well."""
+
+    def make(self) -> tuple[nn.Module, Any]:
+        model, self.optimizer = super().make()
+        return model, self.optimizer
+
+    def loss(self, model: Any, batch: Pair, index: int) -> Any:
+        self.optimizer.zero_grad()
+        loss = super().loss(model, batch, index)
+        loss.backward()
+        self.optimizer.step()
+        return loss
 
 
 class Manual(Kind):
@@ -402,7 +424,11 @@ def train_plainly(job: dict[str, Any], of_rank: Kind) -> list[float]:
 
 def update_plainly(kind: Kind, model: Any, optimizer: Any, parts: list[tuple[Pair, int]], training: Any) -> None:
     losses = [(len(part[0]), kind.loss(model, part, index)) for part, index in parts]
-    given = [(num, loss["loss"] if isinstance(loss, dict) else loss) for num, loss in losses if loss is not None]
+    given = [
+        (num, loss["loss"] if isinstance(loss, dict) else loss)
+        for num, loss in losses
+        if not isinstance(loss, SkippedBatch)
+    ]
     if not given:
         return
     model.zero_grad()

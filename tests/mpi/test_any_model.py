@@ -49,6 +49,14 @@ REFUSED: dict[str, tuple[Job, str]] = {
         {"kind": "OwnBackward", "steps": UNEVEN},
         "must call self.manual_backward(loss) for loss.backward()",
     ),
+    "nothing is returned": (
+        {"kind": "WithoutReturn", "steps": UNEVEN},
+        "must return the mean loss of its batch, but returned None for batch 0",
+    ),
+    "a loop of its own": (
+        {"kind": "OwnLoop", "steps": UNEVEN},
+        "steps its optimizer itself, but automatic_optimization",
+    ),
     "sparse": ({"kind": "Sparse", "steps": UNEVEN}, "the gradient of table.weight is sparse"),
     "other models": ({"kind": "OtherModels", "steps": UNEVEN}, "rank 0 has no further parameter where rank 1 has more"),
     "norm of all ranks": ({"kind": "NormOfAllRanks", "steps": UNEVEN}, "training.uneven must be stop for a model with"),
@@ -74,6 +82,7 @@ def test_a_model_of_any_kind_learns_what_it_learns_in_a_plain_loop(name: str, re
     first, second = found["ranks"]
     assert first["error"] == ""
     assert first["weights"] == second["weights"]
+    assert first["counts"] == second["counts"]
     np.testing.assert_allclose(first["weights"], found["plain"], rtol=1e-12, atol=1e-12)
 
 

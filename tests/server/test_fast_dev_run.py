@@ -142,6 +142,28 @@ def test_a_torch_server_is_tried_without_a_process_group(
     assert not torch.distributed.is_initialized()
     assert "process_batch, 5 calls" in capsys.readouterr().out
 
+    class WithoutReturn(LinearServer):
+        def training_step(self, batch: Any, batch_idx: int) -> None:
+            super().training_step(batch, batch_idx)
+
+    class Skipping(LinearServer):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            return self.skip_batch()
+
+    class PositiveOnly(LinearServer):
+        def process_batch(self, batch: Any, config: Any) -> Any:
+            return super().process_batch(batch, config) + np.nan
+
+    for server, exit_code, said in (
+        (WithoutReturn, 3, "It does not work yet: WithoutReturn.training_step must return the mean loss of its batch"),
+        (Skipping, 3, "It does not work yet: no update was made of 3 batches"),
+        (PositiveOnly, 0, "It runs, and what it learns is not known: the train/loss of made-up samples is nan"),
+    ):
+        assert fast_dev_run(server, study(tmp_path)) == exit_code
+        shown = capsys.readouterr()
+        assert said in shown.out + shown.err
+        assert "It works" not in shown.out
+
 
 def test_made_up_samples_have_the_fields_of_the_study(tmp_path: Path) -> None:
     fields = {

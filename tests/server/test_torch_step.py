@@ -133,6 +133,159 @@ def test_manual_optimisation_refuses_what_it_would_ignore() -> None:
         TorchStep(server, SoloRanks(), server.config)
 
 
+def test_optimizers_that_are_stepped_at_every_other_batch_make_half_as_many_updates() -> None:
+    class EveryOther(Scale):
+        automatic_optimization = False
+
+        def training_step(self, batch: Any, batch_idx: int) -> None:
+            self.manual_backward(super().training_step(batch, batch_idx) / 2)
+            if batch_idx % 2:
+                self.optimizer.step()
+                self.optimizer.zero_grad()
+
+    server = EveryOther(settings())
+    outcomes = train(server, [[0.25], [0.5], [0.25]])
+    assert [outcome and outcome.updated for outcome in outcomes] == [False, True, False, True]
+    # No optimizer has used the last gradient.
+    assert outcomes[-1] == StepOutcome(skipped=True)
+    assert weight(server) == 0.625
+
+
+def test_a_step_of_the_optimizer_itself_counts_as_one_of_its_wrapper() -> None:
+    class Unwrapped(Manual):
+        def prepare_training_attributes(self) -> Any:
+            model, self.own = super().prepare_training_attributes()
+            return model, self.own
+
+        def training_step(self, batch: Any, batch_idx: int) -> None:
+            self.own.zero_grad()
+            self.manual_backward(self.model(batch).mean())
+            self.own.step()
+
+    assert train(Unwrapped(settings()), [[0.25]]) == [StepOutcome(), None]
+
+
+def test_without_a_step_of_an_optimizer_nothing_is_trained() -> None:
+    class NeverStepping(Scale):
+        automatic_optimization = False
+
+        def training_step(self, batch: Any, batch_idx: int) -> None:
+            self.manual_backward(super().training_step(batch, batch_idx))
+
+    outcomes = train(NeverStepping(settings()), [[0.25], [0.5]])
+    assert outcomes == [StepOutcome(updated=False), StepOutcome(updated=False), StepOutcome(skipped=True)]
+
+
+class Skipping(Scale):
+    """Skips batches that begin with a negative number."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        return self.skip_batch() if batch[0] < 0 else super().training_step(batch, batch_idx)
+
+
+def test_a_batch_is_skipped_by_its_method_only() -> None:
+    server = Skipping(settings())
+    assert train(server, [[-1.0], [0.25]]) == [StepOutcome(skipped=True), StepOutcome(loss=0.25), None]
+    assert weight(server) == 0.75
+
+
+class OfAnotherModel(Scale):
+    def prepare_training_attributes(self) -> Any:
+        model, _ = super().prepare_training_attributes()
+        return model, torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=1.0)
+
+
+def test_a_gradient_that_reaches_no_parameter_of_the_optimizer_is_no_update() -> None:
+    said = r"the gradient of batch 0 reaches no parameter of the optimizer, .* those of the model, like those of the 1"
+    server = OfAnotherModel(settings(max_nonfinite=1))
+    assert train(server, [[0.5]]) == [StepOutcome(loss=0.5, skipped=True), None]
+    with pytest.raises(UserCodeError, match=said):
+        train(server, [[0.5], [0.5]])
+
+
+def test_the_gradient_that_a_callback_leaves_is_no_part_of_the_next_update() -> None:
+    server = Scale(settings())
+    with TorchStep(server, SoloRanks(), server.config) as step:
+        server.model(torch.ones(1, 1, dtype=torch.float64)).sum().backward()
+        union_batch, data = union_batch_of([0.25])
+        step.run(union_batch, data, 0)
+    assert weight(server) == 0.75
+
+
+class Forgetful(Scale):
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        super().training_step(batch, batch_idx)
+
+
+class ForgetfulInDict(Scale):
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        return {"loss": None}
+
+
+class OwnLoop(Scale):
+    """As in a loop of one's own."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        self.optimizer.zero_grad()
+        loss = super().training_step(batch, batch_idx)
+        loss.backward()
+        self.optimizer.step()
+
+
+class OwnLoopWithLoss(OwnLoop):
+    """Clears the gradients last, and steps the optimizer itself."""
+
+    def prepare_training_attributes(self) -> Any:
+        model, self.own = super().prepare_training_attributes()
+        return model, self.own
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        loss = self.model(batch).mean()
+        loss.backward()
+        self.own.step()
+        self.own.zero_grad()
+        return self.model(batch).mean()
+
+
+class OwnBackward(Scale):
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        loss = super().training_step(batch, batch_idx)
+        loss.backward(retain_graph=True)
+        return loss
+
+
+class OwnZeroGrad(Scale):
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        self.optimizer.zero_grad()
+        return super().training_step(batch, batch_idx)
+
+
+@pytest.mark.parametrize(
+    ("server", "said"),
+    [
+        (
+            Forgetful,
+            r"Forgetful\.training_step must return the mean loss .* but returned None for batch 0: .*skip_batch",
+        ),
+        (ForgetfulInDict, r"returned None for batch 0"),
+        (OwnLoop, r"OwnLoop\.training_step steps its optimizer itself, .* set automatic_optimization = False"),
+        (OwnLoopWithLoss, r"OwnLoopWithLoss\.training_step steps its optimizer itself"),
+        (OwnBackward, r"OwnBackward\.training_step backpropagates itself"),
+    ],
+)
+def test_a_step_that_does_not_leave_the_optimisation_to_the_study_is_named_at_the_first_batch(
+    server: type[TorchServer], said: str
+) -> None:
+    with pytest.raises(UserCodeError, match=said):
+        train(server(settings()), [[0.5, 0.5]])
+
+
+def test_gradients_that_accumulate_are_not_cleared_by_the_user() -> None:
+    train(OwnZeroGrad(settings()), [[0.5], [0.5]])
+    with pytest.raises(UserCodeError, match=r"OwnZeroGrad\.training_step clears the gradients itself"):
+        train(OwnZeroGrad(settings(accumulate=2)), [[0.5], [0.5]])
+
+
 class TextLoss(Scale):
     def training_step(self, batch: Any, batch_idx: int) -> str:
         return "0.5"

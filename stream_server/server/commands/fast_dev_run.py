@@ -4,11 +4,12 @@ import sys
 import tempfile
 import traceback
 from contextlib import ExitStack
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
 from stream_server.config import StudyConfig
-from stream_server.errors import StreamServerError
+from stream_server.errors import StreamServerError, UserCodeError
 from stream_server.server.commands.call_record import CallRecord
 from stream_server.server.commands.synthetic_samples import SyntheticSource
 from stream_server.server.metrics.log_record import LoggedRun
@@ -49,7 +50,8 @@ def fast_dev_run(server_class: type[StreamServer], config: StudyConfig) -> int:
     All in this process and in a temporary folder.
 
     Returns:
-        The exit code: 0, or that of the first error, which is printed with its traceback.
+        The exit code: 0, or that of the first error, which is printed with its traceback. A class that made no update
+        does not work, unless its loss of made-up samples was not finite.
     """
     print(f"Trying {server_class.__name__} on synthetic samples: one rank, no simulation, nothing is kept.")
     with tempfile.TemporaryDirectory(prefix="stream-") as folder:
@@ -62,8 +64,7 @@ def fast_dev_run(server_class: type[StreamServer], config: StudyConfig) -> int:
             _print_error(error)
             return error.exit_code
     _print_calls(trial.record)
-    _print_result(trial, logged)
-    return 0
+    return _print_result(trial.progress, logged)
 
 
 class Trial:
@@ -143,15 +144,30 @@ def _print_error(error: StreamServerError) -> None:
     print(f"\nIt does not work yet: {error}", file=sys.stderr)
 
 
-def _print_result(trial: Trial, logged: dict[str, float]) -> None:
-    progress = trial.progress
+def _print_result(progress: Progress, logged: dict[str, float]) -> int:
+    """Say whether something was learned; gives the exit code."""
+    loss = logged.get("train/loss", 0.0)
+    if not progress.updates and isfinite(loss):
+        print(
+            f"\nIt does not work yet: no update was made of {counted(progress.batches, 'batch')}. Every batch was skipped by "
+            "training_step, no optimizer was stepped, or none has parameters on which the loss depends",
+            file=sys.stderr,
+        )
+        return UserCodeError.exit_code
+    if not progress.updates:
+        print(
+            f"\nIt runs, and what it learns is not known: the train/loss of made-up samples is {loss}. Their floating "
+            "numbers are normally distributed, so that those of which only positive ones make sense are negative, too."
+        )
+        return 0
     losses = [f"{name} {logged[name]:.4g}" for name in ("train/loss", "val/loss") if name in logged]
     if progress.skipped:
-        losses.append(f"{progress.skipped} samples skipped, since their gradient was not finite")
+        losses.append(f"{progress.skipped} samples skipped, by training_step or since a gradient was not finite")
     if "val/loss" not in logged:
         losses.append("nothing was validated: the study holds no simulation out and there is no val_dataloader")
     tried = f"{counted(progress.batches, 'batch')} with {counted(progress.draws, 'sample')}"
     print(f"\nIt works: {tried}; {'; '.join(losses)}.")
+    return 0
 
 
 def _is_users(server: Any, method: str) -> bool:

@@ -183,6 +183,9 @@ class PlainStep:
     def _loss_of(self, name: str, loss: Any, num: int) -> tuple[float | None, Array | None]:
         if loss is None:
             if self._server.automatic_optimization:
-                raise UserCodeError(f"{name} must return the mean loss of its batch, but returned None")
+                raise UserCodeError(
+                    f"{name} must return the mean loss of its batch, but returned None: end it with `return loss`, or "
+                    "set automatic_optimization = False in its class if there is none"
+                )
             return None, None
         return loss_of(loss, num, f"{name} returned a loss")

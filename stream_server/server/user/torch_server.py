@@ -44,14 +44,18 @@ class LastCall:
         return self._known[1] if self._versions == (inputs._version, self._known[1]._version) else None
 
 
+class SkippedBatch:
+    """What `skip_batch` gives: `training_step` returns it in the place of a loss."""
+
+
 class TorchServer(StreamServer):
     """A server that trains a torch model on all ranks as if on the union of their batches.
 
     `train_dataset` has the samples of the stream, for `train_dataloader`.
 
     `model`, `optimizer` and `lr_scheduler` are what `prepare_training_attributes` returned: the model is your own
-    module, the optimizers are wrapped by Fabric. `training_step` returns the loss, a dict with it as "loss", or None,
-    which skips the batch. With `automatic_optimization = False` it calls `manual_backward` and steps the optimizers.
+    module, the optimizers are wrapped by Fabric. `training_step` returns the loss, a dict with it as "loss", or what
+    `skip_batch` gives. With `automatic_optimization = False` it calls `manual_backward` and steps the optimizers.
     """
 
     framework: ClassVar[str] = "torch"
@@ -143,6 +147,14 @@ class TorchServer(StreamServer):
                 '"updates", a buffer.policy or training.draws_per_sample that bounds the number of draws'
             )
         return num_steps
+
+    def skip_batch(self) -> SkippedBatch:
+        """Leave this rank's batch out of the training: `return self.skip_batch()` in `training_step`.
+
+        Its samples have no part in the step, and are `skipped` in the account. If no rank has a loss, there is no
+        update.
+        """
+        return SkippedBatch()
 
     def manual_backward(self, loss: torch.Tensor, **options: Any) -> None:
         """Backpropagate the mean loss of this rank's batch; adds the gradient of the union batch to the gradients.

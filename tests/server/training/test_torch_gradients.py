@@ -102,7 +102,7 @@ class Apart(Scale):
         return encoder, torch.optim.SGD(parameters, lr=1.0)
 
     def training_step(self, batch: Any, batch_idx: int) -> Any:
-        return None if batch.isnan().any() else (self.factor * self.decoder(self.model(batch))).mean()
+        return self.skip_batch() if batch.isnan().any() else (self.factor * self.decoder(self.model(batch))).mean()
 
 
 @pytest.mark.parametrize(

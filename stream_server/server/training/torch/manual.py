@@ -16,7 +16,7 @@ from stream_server.server.training.torch.learning_rates import as_list
 from stream_server.server.training.torch.lightning import Precision
 from stream_server.server.training.torch.reduction import UnionGradients
 from stream_server.server.training.torch.state import plain, restored
-from stream_server.server.training.torch.weights import other_modules
+from stream_server.server.training.torch.weights import other_modules, unwrapped
 from stream_server.server.user.torch_server import TorchServer
 from stream_server.storage.plain_state import from_bytes, to_bytes
 from stream_server.user_code import call_user
@@ -41,13 +41,19 @@ class ManualOptimization:
         self._gradients = gradients
         self._union = union
         self._in_backward = False
+        self._in_step = False
+        self._num_steps = 0
         self._behind: set[int] = set()
         self._newest = 0
+        self.is_pending = False
+        """Whether batches were trained since the last step of an optimizer."""
         self._refuse_local_gradients()
+        for optimizer in as_list(server.optimizer):
+            before_each_step(optimizer, self._note_own_step)
 
     def joins(self) -> dict[str, Callable[[], None]]:
         """The part of a rank without a batch in each call of the others, by the name of the call."""
-        steps = {_step_of(number): _nothing for number in range(len(as_list(self._server.optimizer)))}
+        steps = {_step_of(number): self._count_step for number in range(len(as_list(self._server.optimizer)))}
         return {_BACKWARD: self._join, **steps}
 
     def backward(self, loss: Tensor, **options: Any) -> None:
@@ -73,8 +79,7 @@ class ManualOptimization:
     def step(self, optimizer: Any, step: Callable[..., Any], closure: Callable[[], Any] | None = None) -> Any:
         """Clip the gradients of an optimizer, and take its step; a closure's loss becomes that of the union batch."""
         server = self._server
-        numbers = [number for number, it in enumerate(as_list(server.optimizer)) if it.optimizer is optimizer]
-        server.union_mean.announce(_step_of(*numbers))
+        self._announce_step(optimizer)
 
         def evaluated() -> Any:
             # The weights have changed since, and autocast keeps what it has cast.
@@ -85,19 +90,24 @@ class ManualOptimization:
             self._gradients.clip(optimizer)
             return server.all_reduce(loss.detach()) if isinstance(loss, Tensor) and self._ranks.size > 1 else loss
 
+        self._in_step = True
         with self._without_autocast():
             if closure is None:
                 self._gradients.clip(optimizer)
                 result = step(optimizer)
             else:
                 result = step(optimizer, closure=evaluated)
+        self._in_step = False
         torch.clear_autocast_cache()
         return result
 
-    def note(self, union_batch: UnionBatch) -> None:
-        """A step was taken, in which some ranks may have had no batch."""
+    def note(self, union_batch: UnionBatch) -> bool:
+        """A batch was trained, which some ranks may not have had; whether an optimizer was stepped for it."""
         self._behind |= {rank for rank, size in enumerate(union_batch.sizes) if not size}
         self._newest = union_batch.lowest_rank
+        has_stepped, self._num_steps = self._num_steps > 0, 0
+        self.is_pending = not has_stepped
+        return has_stepped
 
     def catch_up(self, union_batch: UnionBatch | None = None) -> None:
         """Give ranks that had no batch what the others have learned, if one of them has one now. Collective."""
@@ -109,6 +119,20 @@ class ManualOptimization:
         if self._ranks.rank in self._behind:
             self._load(restored(from_bytes(received)))
         self._behind.clear()
+
+    def _announce_step(self, optimizer: Any) -> None:
+        numbers = [number for number, it in enumerate(as_list(self._server.optimizer)) if it.optimizer is optimizer]
+        self._server.union_mean.announce(_step_of(*numbers))
+        self._count_step()
+
+    def _note_own_step(self, optimizer: Any, *_: Any) -> None:
+        """The user may call the optimizer itself instead of Fabric's wrapper."""
+        if not self._in_step:
+            self._announce_step(optimizer)
+
+    def _count_step(self) -> None:
+        """A rank without a batch takes over the outcome later."""
+        self._num_steps += 1
 
     def _join(self) -> None:
         self._union.clear()
@@ -177,5 +201,8 @@ def _step_of(*numbers: int) -> str:
     return f"a step of optimizer {', '.join(map(str, numbers))}"
 
 
-def _nothing() -> None:
-    """A rank without a batch takes over the outcome later."""
+def before_each_step(optimizer: Any, hook: Callable[..., None]) -> None:
+    """Call `hook` with the user's own optimizer at each of its steps; one that is not of torch's class has no hooks."""
+    own: Any = unwrapped(optimizer)
+    if hasattr(own, "register_step_pre_hook"):
+        own.register_step_pre_hook(hook)

@@ -1,4 +1,4 @@
-"""The count of the updates that a step skips because its gradient is not finite."""
+"""The count of the updates that a step skips because its gradient is not finite, or none of the optimizer's."""
 
 import logging
 from typing import Any
@@ -28,8 +28,8 @@ class SkippedUpdates:
         """A batch of this rank takes part in the next update; `keys` of shape (2, size), simulations and steps."""
         self._keys.append(keys)
 
-    def judge(self, batch: int, *, is_finite: bool, is_excused: bool = False) -> None:
-        """The update after batch number `batch` was made, or skipped if `is_finite` is false.
+    def judge(self, batch: int, fault: str = "", *, is_excused: bool = False) -> None:
+        """The update after batch number `batch` was made, or skipped because its gradient has a `fault`.
 
         `is_excused`: a lower scale of the loss may cure it, so it does not count.
 
@@ -37,10 +37,10 @@ class SkippedUpdates:
             UserCodeError: too many updates in a row were skipped.
         """
         keys, self._keys = self._keys, []
-        if is_finite:
+        if not fault:
             self.num_in_row = 0
             return
-        text = f"the gradient of batch {batch} is not finite"
+        text = f"the gradient of batch {batch} {fault}"
         if is_excused:
             _log.info("%s: the update is skipped, and the loss will be scaled less", text)
             return

@@ -1,6 +1,6 @@
 """The training step of a TorchServer: the exact gradient of the union of all ranks' batches."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from math import isfinite
@@ -22,7 +22,7 @@ from stream_server.server.training.torch.gradients import Gradients
 from stream_server.server.training.torch.group import TorchGroup
 from stream_server.server.training.torch.learning_rates import LearningRates, as_list
 from stream_server.server.training.torch.lightning import Precision
-from stream_server.server.training.torch.manual import ManualOptimization
+from stream_server.server.training.torch.manual import ManualOptimization, before_each_step
 from stream_server.server.training.torch.model import load_state, set_up, state_of
 from stream_server.server.training.torch.precision import LossScaling, make_precision, numerics
 from stream_server.server.training.torch.reduction import UnionGradients, clear, further_parameters
@@ -30,7 +30,7 @@ from stream_server.server.training.torch.skipped_updates import SkippedUpdates
 from stream_server.server.training.torch.state import set_torch_random_states, torch_random_states
 from stream_server.server.training.torch.weights import Weights, other_modules
 from stream_server.server.user.framework import LearningRateCallback
-from stream_server.server.user.torch_server import TorchServer
+from stream_server.server.user.torch_server import SkippedBatch, TorchServer
 from stream_server.user_code import call_user
 
 if TYPE_CHECKING:
@@ -42,8 +42,8 @@ class TorchStep:
 
     `training_step` returns a mean over n samples. With N samples in all in an update, the sum of the ranks' gradients
     of n / N × loss is the gradient of the union's mean loss, whatever the n. When updates accumulate, N is known only
-    at the end: then n × loss is backpropagated and the gradients are scaled by 1 / N once. A batch for which
-    `training_step` returns None has no part in n and N.
+    at the end: then n × loss is backpropagated and the gradients are scaled by 1 / N once. A batch that
+    `training_step` skips has no part in n and N.
 
     The phases it measures are forward, backward, optimizer and, for the reduction of gradients, the sharing of module
     buffers and the waiting of ranks without a batch, all_reduce.
@@ -68,6 +68,7 @@ class TorchStep:
         self._weights = Weights(server, exclude=config.checkpoint.exclude)
         self._union: UnionGradients | None = None
         self._manual: ManualOptimization | None = None
+        self._is_in_training_step = False
         self._num_accumulated = 0
         self._num_planned = 0
         self._num_learned = 0
@@ -127,10 +128,18 @@ class TorchStep:
         self._buffers_from = union_batch.lowest_rank
         if self._manual:
             return self._run_manually(self._manual, union_batch, data, batch_idx)
+        assert self._union is not None
+        parameters = self._union.named().values()
+        if self.at_boundary:
+            # What a callback has backpropagated since is no part of the update.
+            clear(parameters)
+        had_gradient = _have_gradient(parameters)
         self._num_planned += union_batch.num_samples
         self._num_accumulated += 1
         self._sizes = union_batch.sizes
         loss = self._forward(union_batch, data, batch_idx)
+        if _have_gradient(parameters) != had_gradient:
+            raise self._optimizes_itself("clears the gradients" if had_gradient else "backpropagates")
         if union_batch.own is not None and loss is None:
             self._num_first_left_out += union_batch.own.num_first
         elif union_batch.own is not None:
@@ -144,6 +153,9 @@ class TorchStep:
 
     def finish(self) -> StepOutcome | None:
         self.synchronize()
+        if self._manual:
+            # Gradients that no step has used are in no checkpoint.
+            return StepOutcome(skipped=True) if self._manual.is_pending else None
         return None if self.at_boundary else self._update(None)
 
     @contextmanager
@@ -224,16 +236,20 @@ class TorchStep:
         if not server.automatic_optimization:
             self._manual = ManualOptimization(server, self._ranks, self._precision, self._gradients, self._union)
             server.take_steps(self._manual)
+        else:
+            for optimizer in as_list(server.optimizer):
+                before_each_step(optimizer, self._refuse_own_step)
 
     def _run_manually(
         self, manual: ManualOptimization, union_batch: UnionBatch, data: Any, batch_idx: int
     ) -> StepOutcome:
         manual.catch_up(union_batch)
         loss = self._forward(union_batch, data, batch_idx)
-        manual.note(union_batch)
+        has_stepped = manual.note(union_batch)
         if self._scaling is not None:
             self._scaling.update_scale()
-        return StepOutcome(loss=None if loss is None else loss.item(), sample_losses=self._sample_losses)
+        value = None if loss is None else loss.item()
+        return StepOutcome(loss=value, updated=has_stepped, sample_losses=self._sample_losses)
 
     def _step_manually(self, *arguments: Any, **options: Any) -> Any:
         assert self._manual is not None
@@ -247,8 +263,10 @@ class TorchStep:
             if own is None:
                 return None
             with self._precision.forward_context():
+                self._is_in_training_step = True
                 returned = call_user(self._name, server.training_step, data, batch_idx)
-                return self._loss_of(returned, own.size)
+                self._is_in_training_step = False
+                return self._loss_of(returned, own.size, batch_idx)
 
     def _backward(self, loss: Tensor, union_batch: UnionBatch) -> None:
         assert union_batch.own is not None
@@ -269,6 +287,12 @@ class TorchStep:
         self._num_accumulated = self._num_planned = self._num_learned = self._num_first_left_out = 0
         if not num_learned:
             return StepOutcome(loss=loss, skipped=True)
+        if not _have_gradient(it for group in server.optimizer.param_groups for it in group["params"]):
+            clear(named.values())
+            self._skipped.judge(
+                server.progress.batches, "reaches no parameter of the optimizer, which must have those of the model"
+            )
+            return StepOutcome(loss=loss, skipped=True)
         with self._measure("optimizer"):
             norm = self._gradients.prepare(named.values(), weight)
             is_excused = scaling is not None and scaling.scale > 1
@@ -278,17 +302,24 @@ class TorchStep:
             if scaling is not None:
                 scaling.update_scale()
             clear(named.values())
-        self._skipped.judge(server.progress.batches, is_finite=isfinite(norm), is_excused=is_excused)
+        self._skipped.judge(server.progress.batches, "" if isfinite(norm) else "is not finite", is_excused=is_excused)
         if isfinite(norm):
             server.log("grad/norm", norm)
         return StepOutcome(loss=loss, skipped=not isfinite(norm), num_left_out=num_left_out)
 
-    def _loss_of(self, returned: Any, num: int) -> Tensor | None:
-        """The mean loss in what `training_step` returned for `num` samples, None if it has none for this batch."""
+    def _loss_of(self, returned: Any, num: int, batch_idx: int) -> Tensor | None:
+        """The mean loss in what `training_step` returned for `num` samples, None if it skips the batch."""
         if isinstance(returned, Mapping) and "loss" in returned:
             returned = returned["loss"]
-        if returned is None:
+        if isinstance(returned, SkippedBatch) or (returned is None and self._manual):
             return None
+        if returned is None:
+            raise UserCodeError(
+                f"{self._name} must return the mean loss of its batch, but returned None for batch {batch_idx}: end it "
+                "with `return loss`, or with `return self.skip_batch()` for a batch that is not to be trained. If it "
+                "steps its optimizer itself, set automatic_optimization = False in its class, and call "
+                "self.manual_backward(loss) for loss.backward()"
+            )
         if isinstance(returned, Tensor) and returned.shape == (num,):
             self._sample_losses = returned.detach()
             return returned.mean()
@@ -297,9 +328,21 @@ class TorchStep:
             found = f"a tensor of shape {tuple(returned.shape)}" if is_tensor else f"{returned!r}"
             raise UserCodeError(
                 f"{self._name} must return the mean loss of its batch, a tensor of one element or of one for each of "
-                f'{num} samples, a dict with it as "loss", or None to skip the batch, not {found}'
+                f'{num} samples, a dict with it as "loss", or self.skip_batch(), not {found}'
             )
         return returned
+
+    def _refuse_own_step(self, *_: Any) -> None:
+        if self._is_in_training_step:
+            raise self._optimizes_itself("steps its optimizer")
+
+    def _optimizes_itself(self, found: str) -> UserCodeError:
+        return UserCodeError(
+            f"{self._name} {found} itself, but automatic_optimization is True, so that the study does it with the loss "
+            "that is returned: leave zero_grad, backward and step out and return the loss, or set "
+            "automatic_optimization = False in the class and call self.manual_backward(loss) for loss.backward(). For "
+            "a gradient within the loss there is torch.autograd.grad"
+        )
 
     def _refuse_what_manual_optimisation_ignores(self) -> None:
         if self._server.automatic_optimization:
@@ -319,3 +362,7 @@ class TorchStep:
                 "for all ranks, and one whose data has ended has none"
             )
         self.needs_every_rank = True
+
+
+def _have_gradient(parameters: Iterable[Tensor]) -> bool:
+    return any(parameter.grad is not None for parameter in parameters)

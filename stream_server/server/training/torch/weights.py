@@ -70,7 +70,7 @@ class Weights:
         stepped = {
             id(parameter)
             for optimizer in as_list(self._server.optimizer)
-            for parameter, its_state in _unwrapped(optimizer).state.items()
+            for parameter, its_state in unwrapped(optimizer).state.items()
             if its_state
         }
         parameters = dict(self._parameters()) if self._left_out else {}
@@ -253,7 +253,7 @@ def _marks(parameter: nn.Parameter) -> tuple[int, int]:
     return parameter.data_ptr(), parameter._version
 
 
-def _unwrapped(optimizer: Any) -> torch.optim.Optimizer:
+def unwrapped(optimizer: Any) -> torch.optim.Optimizer:
     """The user's own optimizer, without Fabric's wrapper."""
     own: torch.optim.Optimizer = getattr(optimizer, "optimizer", optimizer)
     return own
