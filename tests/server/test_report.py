@@ -146,6 +146,52 @@ def test_a_study_that_does_not_balance_never_ends_with_exit_code_0() -> None:
     assert "rank 1 accepted 10 samples, but 9 are accounted for" in found["message"]
 
 
+@pytest.mark.parametrize("reason", ["finished", "early_stop", "max_batches", "max_s"])
+def test_a_study_without_an_update_of_what_came_has_failed(reason: str) -> None:
+    learned = Learned(trained=0, skipped=20)
+    found = report(Outcome(exit_code=0, reason=reason), updates=0, learned=learned)
+    assert (found["exit_code"], found["exit_reason"], found["balanced"]) == (5, "failed", True)
+    said = "nothing was learned: no update was made, though 20 time steps came, of which 20 were skipped. "
+    assert found["message"].startswith(said)
+    assert "updates       0\n" in shown(found)
+
+
+def test_so_has_one_whose_time_steps_were_all_rejected() -> None:
+    account = RankAccount(intake={0: Received(accepted=0, rejected={"nonfinite": 20})})
+    found = build_report(FINISHED, study_report(updates=0, learned=Learned(trained=0)), [RankReport(account=account)])
+    assert (found["exit_code"], found["balanced"]) == (5, True)
+    assert "of which 20 were rejected" in found["message"]
+
+
+def test_one_to_which_nothing_came_or_that_goes_on_later_has_not() -> None:
+    nothing = study_report(updates=0, learned=Learned(trained=0), simulations={})
+    assert build_report(FINISHED, nothing, [RankReport(account=RankAccount(intake={}))])["exit_code"] == 0
+    assert report(Outcome(exit_code=75, reason="saved"), updates=0)["exit_reason"] == "saved"
+
+
+@pytest.mark.parametrize("num", [0, 1, 2])
+def test_more_than_a_small_part_that_is_skipped_or_rejected_is_a_warning(num: int) -> None:
+    account = RankAccount(intake={0: Received(accepted=100, rejected={"nonfinite": num})}, drawn=100)
+    found = build_report(
+        FINISHED,
+        study_report(
+            learned=Learned(trained=100 - num, skipped=num),
+            simulations={0: SimulationEnd(state="finished", num_steps=100 + num)},
+        ),
+        [RankReport(account=account)],
+    )
+    assert (found["exit_code"], found["balanced"]) == (0, True)
+    assert found["warnings"] == (
+        [
+            "2 of 102 time steps were rejected (nonfinite)",
+            "2 of 100 samples were in batches that no update has used: training_step skipped them, or their gradient "
+            "was not finite",
+        ]
+        if num > 1
+        else []
+    )
+
+
 def test_the_cause_of_a_failed_study_is_not_hidden_by_its_account() -> None:
     failed = Outcome(exit_code=3, reason="failed", message="HeatServer.training_step raised KeyError: 'lr'")
     found = build_report(failed, study_report(), [rank_report(), rank_report(drawn=9)])

@@ -154,6 +154,15 @@ class Account:
     windows: Mapping[str, int] | None = None
 
     @property
+    def num_rejected(self) -> int:
+        return sum(self.rejected.values())
+
+    @property
+    def arrived(self) -> int:
+        """Time steps of training simulations that came."""
+        return self.accepted + self.num_rejected
+
+    @property
     def untrained(self) -> int:
         return sum(self.untrained_reasons.values())
 

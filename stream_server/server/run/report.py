@@ -9,6 +9,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from stream_server.config.problems import counted
 from stream_server.errors import NotBalanced
 from stream_server.messages.simulation_phase import SimulationPhase
 from stream_server.server.intake.account import Account, Learned, RankAccount, SimulationEnd, close_account
@@ -22,6 +23,8 @@ UNPROTECTED = (
 )
 NO_ACCOUNT = "the ranks did not come together at the end, so what they received and trained is not known here"
 FORMAT = 1
+# What is left out of the training without a warning.
+SMALL_PART = 0.01
 PACKAGES = ("stream-server", "numpy", "pyzmq", "mpi4py", "torch", "lightning-fabric")
 
 
@@ -105,8 +108,8 @@ def build_report(
 ) -> dict[str, Any]:
     """The whole of report.json. Without `ranks`, which did not come together at the end, it has no account.
 
-    A study that would have ended well but whose account does not balance ends with the exit code of
-    `NotBalanced`, and the message says what does not add up.
+    A study that would have ended well but whose account does not balance, or that has learned nothing from its
+    samples, ends with the exit code of `NotBalanced`, and the message says why.
     """
     complete = outcome.reason == "finished" and outcome.exit_code == 0
     accounts = [rank.account for rank in ranks]
@@ -114,7 +117,7 @@ def build_report(
         accounts, study.simulations, study.learned, complete=complete, num_samples_of=num_samples_of
     )
     problems = account.problems if ranks else [NO_ACCOUNT]
-    outcome = _judge(outcome, account)
+    outcome = _judge(outcome, account, study.updates)
     return {
         "format": FORMAT,
         "study": study.study,
@@ -127,6 +130,7 @@ def build_report(
             *([UNPROTECTED] if study.security == "none" else []),
             *study.cores.warnings,
             *_ended_early(outcome, study.simulations),
+            *_left_out(account),
             *(f"rank {number}: {it}" for number, rank in enumerate(ranks) for it in rank.warnings),
         ],
         "started": study.started,
@@ -183,11 +187,35 @@ def versions(mpi: str = "") -> Mapping[str, str]:
     return {**found, "mpi": mpi} if mpi else found
 
 
-def _judge(outcome: Outcome, account: Account) -> Outcome:
-    if account.balanced or outcome.exit_code != 0:
+def _judge(outcome: Outcome, account: Account, num_updates: int) -> Outcome:
+    if outcome.exit_code != 0:
         return outcome
-    message = "the account does not balance: " + "; ".join(account.problems)
+    if not account.balanced:
+        message = "the account does not balance: " + "; ".join(account.problems)
+    elif num_updates == 0 and account.arrived:
+        message = f"nothing was learned: no update was made, though {counted(account.arrived, 'time step')} came"
+        fates = {"skipped": account.skipped, "rejected": account.num_rejected, "dropped": account.dropped}
+        if found := [f"{num:,} were {name}" for name, num in fates.items() if num]:
+            message += f", of which {' and '.join(found)}"
+        message += ". The logs of the ranks say why; when that is repaired, start over with --fresh"
+    else:
+        return outcome
     return Outcome(exit_code=NotBalanced.exit_code, reason="failed", message=message)
+
+
+def _left_out(account: Account) -> list[str]:
+    """Warnings of samples that the training has left out, if they are more than a small part."""
+    num_used = account.trained + account.skipped
+    reasons = ", ".join(account.rejected)
+    rejected = f"{account.num_rejected:,} of {account.arrived:,} time steps were rejected ({reasons})"
+    skipped = (
+        f"{account.skipped:,} of {num_used:,} samples were in batches that no update has used: training_step skipped "
+        "them, or their gradient was not finite"
+    )
+    return [
+        *([rejected] if account.num_rejected > SMALL_PART * account.arrived else []),
+        *([skipped] if account.skipped > SMALL_PART * num_used else []),
+    ]
 
 
 def _count(simulations: Mapping[int, SimulationEnd], failures: Sequence[Mapping[str, Any]]) -> dict[str, int]:

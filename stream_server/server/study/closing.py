@@ -1,5 +1,6 @@
 """The end of a study: every rank's account, report.json, and the exit code that all ranks leave with."""
 
+import logging
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,6 +23,8 @@ from stream_server.server.study.failure import Failure
 from stream_server.server.training.monitoring.summary import show_summary
 
 FAILED = "failed"
+
+_log = logging.getLogger(__name__)
 
 
 def outcome_of(stops: StopRequests, *, is_saved: bool) -> Outcome:
@@ -98,6 +101,8 @@ class Closing:
             return StaleIncarnation.exit_code
         simulations = None if results is None else results.simulations
         report = build_report(outcome, self._study_report(outcome, results), parts, self.config.num_samples_of)
+        for warning in report["warnings"]:
+            _log.info("warning: %s", warning)
         try:
             if simulations is not None:
                 write_csv(self.folder.parameters, simulations.parameters, simulations.origins)

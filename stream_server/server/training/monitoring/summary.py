@@ -120,6 +120,7 @@ def _summary_rows(report: Mapping[str, Any], *, is_online: bool) -> list[tuple[s
                 "batches",
                 f"{report['batches']:,} on {counted(report['ranks'], 'rank')}, {rate['batches_per_s']:,.1f}/s",
             ),
+            ("updates", f"{report['updates']:,}"),
             ("draws", f"{report['draws']:,}, {rate['samples_per_s']:,.0f}/s"),
         ]
     if report["validation"]:
