@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.launch import IMPLEMENTATIONS
-from tests.support.runs import LiveRun, run_here
+from tests.support.runs import NUMPY_STUDY, LiveRun, run_here
 
 METHODS = ("prepare_training_attributes", "process_simulation_data", "training_step")
 
@@ -38,6 +38,14 @@ def test_an_error_of_the_users_class_on_one_rank_ends_all_with_its_traceback(
     else:
         assert done.report["simulations"]["requested"] == 7
         assert done.account["accepted"] == done.account["trained"] + done.account["untrained"] > 0
+
+
+def test_a_plain_server_whose_losses_are_never_finite_has_failed(tmp_path: Path) -> None:
+    settings = {"study.simulations": 1, "validation.simulations": 0, "user.diverges": True}
+    done = run_here(NUMPY_STUDY, tmp_path / "run", settings={**settings, "training.max_nonfinite": 1000})
+    assert (done.exit_code, done.report["exit_code"]) == (3, 3)
+    assert "not one loss that training_step returned is finite" in done.report["message"]
+    assert "losses that training_step returned were not finite, the last one too" in done.report["warnings"][-1]
 
 
 def test_three_mistakes_in_study_json_are_reported_together(tmp_path: Path) -> None:

@@ -147,19 +147,19 @@ def _print_error(error: StreamServerError) -> None:
 def _print_result(progress: Progress, logged: dict[str, float]) -> int:
     """Say whether something was learned; gives the exit code."""
     loss = logged.get("train/loss", 0.0)
-    if not progress.updates and isfinite(loss):
+    if not isfinite(loss):
+        print(
+            f"\nIt runs, and what it learns is not known: the train/loss of made-up samples is {loss}. Their floating "
+            "numbers are normally distributed, so that those of which only positive ones make sense are negative, too."
+        )
+        return 0
+    if not progress.updates:
         print(
             f"\nIt does not work yet: no update was made of {counted(progress.batches, 'batch')}. Every batch was skipped by "
             "training_step, no optimizer was stepped, or none has parameters on which the loss depends",
             file=sys.stderr,
         )
         return UserCodeError.exit_code
-    if not progress.updates:
-        print(
-            f"\nIt runs, and what it learns is not known: the train/loss of made-up samples is {loss}. Their floating "
-            "numbers are normally distributed, so that those of which only positive ones make sense are negative, too."
-        )
-        return 0
     losses = [f"{name} {logged[name]:.4g}" for name in ("train/loss", "val/loss") if name in logged]
     if progress.skipped:
         losses.append(f"{progress.skipped} samples skipped, by training_step or since a gradient was not finite")

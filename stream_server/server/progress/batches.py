@@ -6,6 +6,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+# So much may be left out of the training without a warning.
+SMALL_PART = 0.01
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Batch:

@@ -13,6 +13,7 @@ from stream_server.config.problems import counted
 from stream_server.errors import NotBalanced
 from stream_server.messages.simulation_phase import SimulationPhase
 from stream_server.server.intake.account import Account, Learned, RankAccount, SimulationEnd, close_account
+from stream_server.server.progress.batches import SMALL_PART
 from stream_server.server.progress.phases import mean_over_ranks
 from stream_server.server.run.cores import Cores
 from stream_server.storage.disk import make_folder, replace_file
@@ -23,8 +24,6 @@ UNPROTECTED = (
 )
 NO_ACCOUNT = "the ranks did not come together at the end, so what they received and trained is not known here"
 FORMAT = 1
-# What is left out of the training without a warning.
-SMALL_PART = 0.01
 PACKAGES = ("stream-server", "numpy", "pyzmq", "mpi4py", "torch", "lightning-fabric")
 
 

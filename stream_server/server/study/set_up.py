@@ -49,6 +49,7 @@ from stream_server.server.training.control_round import barrier
 from stream_server.server.training.loop import Training
 from stream_server.server.training.monitoring.display import Display, DisplayedStatus, ProgressDisplay
 from stream_server.server.training.monitoring.early_stopping import EarlyStopping
+from stream_server.server.training.monitoring.finite_losses import FiniteLosses
 from stream_server.server.training.monitoring.gauges import (
     BufferGauge,
     InputGauge,
@@ -84,6 +85,7 @@ class StudySetUp(Composition):
     export: ModelExport | None = None
     best_models: BestModels | None = None
     display: Display | None = None
+    losses: FiniteLosses | None = None
 
     def __init__(
         self,
@@ -141,7 +143,8 @@ class StudySetUp(Composition):
     def warnings(self) -> list[str]:
         """Failures on this rank that did not end the study, once it is set up."""
         of_export = self.export.warnings if self.export else []
-        return [*self.checkpoints.warnings, *self.validation.warnings, *of_export, *self.metrics.warnings]
+        of_losses = self.losses.warnings if self.losses else []
+        return [*self.checkpoints.warnings, *self.validation.warnings, *of_export, *self.metrics.warnings, *of_losses]
 
     def open(self, stack: ExitStack, status: Callable[[Metrics], DisplayedStatus]) -> Training:
         """Call the user's class, restore what was saved, open the sockets and make the training.
@@ -168,6 +171,8 @@ class StudySetUp(Composition):
         self._make_scheduled_validation(None if feedback is None else feedback.scores.note_held_out)
         self.best_models = self._make_best_models()
         self.export = self._make_export()
+        if not (framework_of(self.server).trains_model and self.server.automatic_optimization):
+            self.losses = FiniteLosses(self.config.training)
         speed = SpeedGauge(self.progress, self.phases)
         # A replay receives nothing.
         has_stream = self.ranks.rank == 0 and not self.is_replay
@@ -178,7 +183,7 @@ class StudySetUp(Composition):
             log_every=self.config.training.log_every_batches,
             checkpoints=self.checkpoints,
             leave_at_s=self.leave_at_s,
-            before_user=[speed, *stream],
+            before_user=[speed, *stream, *optional(self.losses)],
             before_logging=[*optional(self.best_models), *optional(stopping)],
             after_logging=[
                 *display,

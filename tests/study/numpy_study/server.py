@@ -31,7 +31,7 @@ class LinearServer(StreamServer):
         errors = inputs @ self.weights - signals
         (gradient,) = self.all_reduce([inputs.T @ errors / len(inputs)])
         self.weights -= STEP_SIZE * gradient
-        return float(np.mean(errors**2))
+        return float(np.mean(errors**2)) * (np.nan if self.config.user.get("diverges") else 1.0)
 
     def validation_step(self, batch, batch_idx):
         inputs, signals = batch

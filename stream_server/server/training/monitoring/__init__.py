@@ -1,5 +1,5 @@
 """Monitoring of a training: log points, gauges, the display, early stopping.
 
-Offers: display, early_stopping, gauges, log_points, summary, trends.
+Offers: display, early_stopping, finite_losses, gauges, log_points, summary, trends.
 May import: buffers, config, machine, messages, server.metrics, server.progress, server.user.
 """
