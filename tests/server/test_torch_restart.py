@@ -1,5 +1,6 @@
 """A torch step that is taken back goes on bit by bit as if nothing had been."""
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -169,6 +170,54 @@ def test_what_is_trained_after_the_state_was_taken_is_not_in_it() -> None:
         before = to_bytes(state)
         train(step, 3, 6)
         assert to_bytes(state) == before
+
+
+class Tuned(TorchServer):
+    """Makes what the test says."""
+
+    rate, t_max, end, milestones = 0.1, 20, 10, (5,)
+
+    def prepare_training_attributes(self) -> Any:
+        model = nn.Linear(3, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=self.rate, momentum=0.5)
+        rise = torch.optim.lr_scheduler.LinearLR(optimizer, total_iters=self.end)
+        fall = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=self.t_max)
+        return (
+            model,
+            optimizer,
+            torch.optim.lr_scheduler.SequentialLR(optimizer, [rise, fall], milestones=list(self.milestones)),
+        )
+
+    training_step = Noisy.training_step
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        (
+            {"rate": 0.2},
+            ["Tuned.prepare_training_attributes makes optimizer.lr = 0.2 now, .* the 0.1 that the run began"],
+        ),
+        ({"t_max": 30}, [r"lr_scheduler\[1\]\.T_max = 30 now, .* the 20 that"]),
+        ({"milestones": (7,)}, [r"lr_scheduler\._milestones = \[7\] now, .* the \[5\] that"]),
+        ({}, []),
+    ],
+)
+def test_settings_that_are_changed_and_not_taken_are_told_at_each_restart(
+    changed: dict[str, Any], said: list[str]
+) -> None:
+    with fresh(Tuned) as step:
+        train(step, 0, 7)
+        state = saved(step)
+    for _ in range(2):
+        with fresh(type("Tuned", (Tuned,), changed)) as step:
+            take_back(step, state)
+            [rates] = step.learning_rates()
+            rates.on_train_start(step._server)
+            assert len(rates.warnings) == len(said)
+            for text, pattern in zip(rates.warnings, said, strict=True):
+                assert re.search(pattern, text)
+            state = saved(step)
 
 
 def test_a_skipped_update_is_no_part_of_the_state() -> None:

@@ -33,7 +33,7 @@ from stream_server.server.training.validation.validation import Validation
 from stream_server.server.training.validation.validation_batches import HeldOutSamples, Observe
 from stream_server.server.training.validation.validation_record import ValidationRecord
 from stream_server.server.user.callbacks import Callback, Callbacks
-from stream_server.server.user.framework import Step, framework_of
+from stream_server.server.user.framework import LearningRateCallback, Step, framework_of
 from stream_server.server.user.stream_server import StreamServer
 from stream_server.user_code import call_user
 
@@ -81,6 +81,7 @@ class Composition:
     step: Step
     stream: SampleStream
     validation: Validation
+    rates: Sequence[LearningRateCallback] = ()
 
     def __init__(
         self,
@@ -243,7 +244,7 @@ class Composition:
         normalization = self.server.normalization
         limits = TrainingLimits(self.config.training, self.progress, self.stops, leave_at_s=leave_at_s)
         logging = Logging(self.metrics, schedule=Schedule(every=log_every), progress=self.progress, phases=self.phases)
-        rates = self.step.learning_rates()
+        self.rates = rates = self.step.learning_rates()
         self.metrics.gauges += rates
         self.callbacks.surround(
             before=[

@@ -144,7 +144,9 @@ class StudySetUp(Composition):
         """Failures on this rank that did not end the study, once it is set up."""
         of_export = self.export.warnings if self.export else []
         of_losses = self.losses.warnings if self.losses else []
-        return [*self.checkpoints.warnings, *self.validation.warnings, *of_export, *self.metrics.warnings, *of_losses]
+        of_rates = [warning for rates in self.rates for warning in rates.warnings]
+        others = [*of_export, *self.metrics.warnings, *of_losses, *of_rates]
+        return [*self.checkpoints.warnings, *self.validation.warnings, *others]
 
     def open(self, stack: ExitStack, status: Callable[[Metrics], DisplayedStatus]) -> Training:
         """Call the user's class, restore what was saved, open the sockets and make the training.

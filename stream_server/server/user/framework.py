@@ -5,7 +5,7 @@ or as `package.module:Class`.
 """
 
 import importlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -25,7 +25,12 @@ FRAMEWORKS = {
 
 
 class LearningRateCallback(Callback):
-    """A callback that steps learning-rate schedulers; called, it logs the rates."""
+    """A callback that steps learning-rate schedulers; called, it logs the rates.
+
+    `warnings` are what people should know of the rates although all went on.
+    """
+
+    warnings: Sequence[str] = ()
 
     def __call__(self, metrics: "Metrics", /) -> None:
         raise NotImplementedError

@@ -10,7 +10,7 @@ from stream_server.errors import UserCodeError
 from stream_server.server.progress.batches import StepOutcome, UnionBatch
 from stream_server.server.progress.length import TrainingLength
 from stream_server.server.progress.progress import Progress
-from stream_server.server.training.torch.learning_rates import LearningRates
+from stream_server.server.training.torch.learning_rates import MANY, LearningRates
 from tests.support.torch_servers import Scale
 
 BATCH_SIZE = 4
@@ -181,6 +181,70 @@ def test_a_scheduler_that_raises_is_the_users_to_mend() -> None:
     step(server, rates, num_first=0)
     with pytest.raises(UserCodeError, match="the lr_scheduler of MultiStep raised TypeError"):
         step(server, rates, num_first=0)
+
+
+def test_a_rate_of_0_in_many_updates_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    server = prepared(WarmUpAndCosine(), KNOWN, "updates")
+    rates = LearningRates(server)
+    rates.on_train_start(server)
+    for _ in range(NUM_STEPS):
+        step(server, rates, num_first=0)
+    server.optimizer.param_groups[0]["lr"] = 0.0
+    for _ in range(MANY - 1):
+        step(server, rates, num_first=0)
+    step(server, rates, num_first=0, skipped=True)
+    assert rates.warnings == []
+    step(server, rates, num_first=0)
+    step(server, rates, num_first=0)
+    [said] = rates.warnings
+    assert said.startswith(f"the learning rate was 0 in {MANY} updates, until batch {NUM_STEPS + MANY + 1}: ")
+    assert [it.message for it in caplog.records] == [said]
+
+
+@pytest.mark.parametrize(("num_zero", "rank", "num_warnings"), [(1, 0, 0), (2, 0, 1), (2, 1, 0)])
+def test_one_of_several_rates_is_enough_and_rank_0_speaks_for_all(num_zero: int, rank: int, num_warnings: int) -> None:
+    server = prepared(TwoGroups(), UNKNOWN, "updates")
+    server.lr_scheduler, server.rank = None, rank
+    for optimizer in server.optimizer[:num_zero]:
+        optimizer.param_groups[0]["lr"] = 0.0
+    rates = LearningRates(server)
+    for _ in range(MANY):
+        step(server, rates, num_first=0)
+    assert len(rates.warnings) == num_warnings
+
+
+def grown(factor: int, *, num_steps: int = NUM_STEPS) -> tuple[Scale, LearningRates]:
+    """A study that was trained for so many steps, and goes on with `factor` times as many simulations."""
+    server = prepared(WarmUpAndCosine(), KNOWN, "updates")
+    rates = LearningRates(server)
+    for _ in range(num_steps):
+        server.optimizer.step()
+        whole = UnionBatch(own=None, sizes=(BATCH_SIZE,), num_first=BATCH_SIZE, lonely=False)
+        server.progress.count_batch(whole)
+        server.progress.count_update(StepOutcome())
+        rates.on_step_end(server)
+    num = factor * NUM_SAMPLES
+    longer = TrainingLength(batches=num // BATCH_SIZE, samples=num, draws=num, samples_per_update=BATCH_SIZE)
+    progress = Progress(length=longer)
+    progress.load_state_dict(server.progress.state_dict())
+    server.progress = progress
+    again = LearningRates(server)
+    again.load_state_dict(rates.state_dict())
+    return server, again
+
+
+def test_a_study_that_grows_after_its_schedule_has_ended_says_why_that_does_not() -> None:
+    server, rates = grown(2)
+    rates.on_train_start(server)
+    [said] = rates.warnings
+    assert said.startswith(f"the learning-rate schedule has ended: it took all of its {NUM_STEPS} steps")
+    assert '"what": "model+optimizer"' in said
+
+
+def test_one_that_grows_before_or_has_all_is_silent() -> None:
+    for server, rates in (grown(2, num_steps=NUM_STEPS - 1), grown(1)):
+        rates.on_train_start(server)
+        assert rates.warnings == []
 
 
 def test_a_length_that_nobody_knows_is_told_with_what_to_write() -> None:

@@ -1,5 +1,7 @@
 """The learning rates of a TorchServer's optimizers."""
 
+import logging
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from torch.optim.lr_scheduler import ReduceLROnPlateau
@@ -11,6 +13,11 @@ from stream_server.user_code import call_user
 if TYPE_CHECKING:
     from stream_server.server.user.torch_server import TorchServer
 
+# Updates in a row without a learning rate that are worth a warning.
+MANY = 10
+
+_log = logging.getLogger(__name__)
+
 
 class LearningRates(LearningRateCallback):
     """Steps the server's `lr_scheduler`, or each of several, and logs the rates whenever metrics are written.
@@ -19,10 +26,17 @@ class LearningRates(LearningRateCallback):
     and without, and at the end of the training those that are left of `progress.expected_lr_steps`; a
     ReduceLROnPlateau takes one step at each validation, with its loss. The rates that are logged are those of the last
     update.
+
+    `warnings`, on rank 0: what was `ignored` when the training was restored, a schedule that has ended before the
+    training, and a rate of 0 in `MANY` updates in a row.
     """
 
-    def __init__(self, server: "TorchServer") -> None:
+    def __init__(self, server: "TorchServer", *, ignored: Sequence[str] = ()) -> None:
+        self.warnings: list[str] = []
+        self._ignored = ignored
         self._server = server
+        self._num_updates = 0
+        self._num_without_rate = 0
         self._num_steps = 0
         self._used: list[float] = []
         self._used_by = 0
@@ -34,21 +48,36 @@ class LearningRates(LearningRateCallback):
         for number, rate in enumerate(rates):
             metrics.log("lr" if len(rates) == 1 else f"lr/{number}", rate)
 
+    def on_train_start(self, server: "TorchServer") -> None:
+        self._num_updates = server.progress.updates
+        for text in self._ignored:
+            self._warn(text)
+        num_steps, is_scheduled = server.progress.expected_lr_steps, any(map(_counts_updates, self._schedulers))
+        has_ended = num_steps is not None and 0 < num_steps <= self._num_steps
+        if is_scheduled and has_ended and server.progress.fraction != 1.0:
+            rates = ", ".join(f"{rate:g}" for rate in self._rates())
+            self._warn(
+                f"the learning-rate schedule has ended: it took all of its {num_steps} steps, which is what the study "
+                f"had when it began, and does not grow with it. What is still to come is trained at the last rate, "
+                f"{rates}. For another schedule begin a new study that loads this one: "
+                '"load": {"checkpoint": …, "what": "model+optimizer"}'
+            )
+
     def on_step_end(self, server: "TorchServer") -> None:
+        self._watch()
         progress = server.progress
         # Before the first update torch would warn, and nothing has been learned at the present rate.
         while progress.updates and self._num_steps < progress.lr_steps:
-            for scheduler in as_list(server.lr_scheduler):
-                if not isinstance(scheduler, ReduceLROnPlateau):
-                    self._step(scheduler)
+            for scheduler in filter(_counts_updates, self._schedulers):
+                self._step(scheduler)
             self._num_steps += 1
 
     def on_train_end(self, server: "TorchServer") -> None:
         self.on_step_end(server)
 
     def on_validation_end(self, server: "TorchServer", metrics: dict[str, float]) -> None:
-        for scheduler in as_list(server.lr_scheduler):
-            if isinstance(scheduler, ReduceLROnPlateau):
+        for scheduler in self._schedulers:
+            if not _counts_updates(scheduler):
                 self._step(scheduler, metrics["loss"])
 
     def state_dict(self) -> dict[str, Any]:
@@ -56,6 +85,29 @@ class LearningRates(LearningRateCallback):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._num_steps = state["num_steps"]
+
+    @property
+    def _schedulers(self) -> list[Any]:
+        return as_list(self._server.lr_scheduler)
+
+    def _watch(self) -> None:
+        """Count the updates that were made without a rate; schedulers have taken no step since."""
+        num_updates = self._server.progress.updates
+        if num_updates == self._num_updates:
+            return
+        self._num_updates = num_updates
+        self._num_without_rate = 0 if any(self._rates()) else self._num_without_rate + 1
+        if self._num_without_rate == MANY:
+            self._warn(
+                f"the learning rate was 0 in {MANY} updates, until batch {self._server.progress.batches}: what comes "
+                "is trained without effect until it rises. A schedule should be as long as the training "
+                "(self.expected_lr_steps), or end above 0"
+            )
+
+    def _warn(self, text: str) -> None:
+        if self._server.rank == 0:
+            self.warnings.append(text)
+            _log.warning("%s", text)
 
     def _rates(self) -> list[float]:
         optimizers = as_list(self._server.optimizer)
@@ -66,6 +118,10 @@ class LearningRates(LearningRateCallback):
         if self._used_by != num_updates:
             self._used, self._used_by = self._rates(), num_updates
         call_user(f"the lr_scheduler of {type(self._server).__name__}", scheduler.step, *arguments)
+
+
+def _counts_updates(scheduler: Any) -> bool:
+    return not isinstance(scheduler, ReduceLROnPlateau)
 
 
 def as_list(values: Any) -> list[Any]:

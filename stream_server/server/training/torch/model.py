@@ -1,7 +1,7 @@
 """The model and optimizers of a TorchServer: made by the user, set up with Fabric, saved and restored."""
 
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -104,6 +104,61 @@ def _kind(it: Any) -> str:
         return f"{name} of {' + '.join(str(len(group['params'])) for group in it.param_groups)} parameters"
     parts = [_kind(part) for part in getattr(it, "_schedulers", ())]
     return type(it).__qualname__ + (f"({', '.join(parts)})" if parts else "")
+
+
+def settings_of(server: TorchServer) -> dict[str, str]:
+    """The settings of optimizers and schedulers by name, as text; called before either has taken a step.
+
+    Restored states overwrite them, so that those of a changed file would be ignored without a word.
+    """
+    found: dict[str, str] = {}
+    for place, optimizer in enumerate(as_list(server.optimizer)):
+        for number, group in enumerate(optimizer.param_groups):
+            name = _numbered("optimizer", place, server.optimizer) + (f".param_groups[{number}]" if number else "")
+            # A scheduler may begin with another rate than the optimizer was made with.
+            settings = {**group, "lr": group.get("initial_lr", group["lr"]), "params": None, "initial_lr": None}
+            found |= _settings(name, settings)
+    for place, scheduler in enumerate(as_list(server.lr_scheduler)):
+        found |= _settings(_numbered("lr_scheduler", place, server.lr_scheduler), vars(scheduler))
+    return found
+
+
+def changed_settings(before: Mapping[str, str], now: Mapping[str, str], owner: str) -> list[str]:
+    """A line for each setting that is another one now, and that the restored states have overwritten."""
+    return [
+        f"{owner}.prepare_training_attributes makes {name} = {now[name]} now, but the training goes on with the "
+        f"{value} that the run began with, since optimizers and schedulers are restored as they were saved. To train "
+        'on with what it makes now, begin a new study that loads this one: "load": {"checkpoint": …, "what": '
+        '"model+optimizer"}'
+        for name, value in before.items()
+        if name in now and now[name] != value
+    ]
+
+
+def _numbered(name: str, place: int, made: Any) -> str:
+    return f"{name}[{place}]" if isinstance(made, tuple | list) else name
+
+
+def _settings(name: str, values: Mapping[str, Any]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for key, value in values.items():
+        if key == "_schedulers":
+            for place, part in enumerate(value):
+                found |= _settings(f"{name}[{place}]", vars(part))
+        # The rates of a scheduler are those of its optimizer.
+        elif (
+            (not key.startswith("_") or key == "_milestones")
+            and key not in ("base_lrs", "last_epoch")
+            and _is_setting(value)
+        ):
+            found[f"{name}.{key}"] = repr(value)
+    return found
+
+
+def _is_setting(value: Any) -> bool:
+    if isinstance(value, tuple | list | Mapping):
+        return all(map(_is_setting, value))
+    return isinstance(value, int | float | str)
 
 
 def load_state(server: TorchServer, state: dict[str, Any]) -> None:

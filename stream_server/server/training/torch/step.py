@@ -23,7 +23,13 @@ from stream_server.server.training.torch.group import TorchGroup
 from stream_server.server.training.torch.learning_rates import LearningRates, as_list
 from stream_server.server.training.torch.lightning import Precision
 from stream_server.server.training.torch.manual import ManualOptimization, before_each_step
-from stream_server.server.training.torch.model import load_state, set_up, state_of
+from stream_server.server.training.torch.model import (
+    changed_settings,
+    load_state,
+    set_up,
+    settings_of,
+    state_of,
+)
 from stream_server.server.training.torch.precision import LossScaling, make_precision, numerics
 from stream_server.server.training.torch.reduction import UnionGradients, clear, further_parameters
 from stream_server.server.training.torch.skipped_updates import SkippedUpdates
@@ -69,6 +75,8 @@ class TorchStep:
         self._union: UnionGradients | None = None
         self._manual: ManualOptimization | None = None
         self._is_in_training_step = False
+        self._made: dict[str, str] = {}
+        self._ignored: list[str] = []
         self._num_accumulated = 0
         self._num_planned = 0
         self._num_learned = 0
@@ -97,6 +105,7 @@ class TorchStep:
             fabric = launch(self._ranks, group.environment, self._device, self._precision, on_step)
             torch.manual_seed(self._seed)
             set_up(self._server, fabric, self._precision, compiled=self._settings.compile, seed=self._seed)
+            self._made = settings_of(self._server)
             self._weights.move(self._precision)
             # The same seed made the same weights on all ranks; noise, such as dropout, differs from here on.
             torch.manual_seed(self._seed + 1 + self._ranks.rank)
@@ -186,11 +195,20 @@ class TorchStep:
         learned = call_user(name, lambda: {**self._weights.state(), **state_of(self._server)})
         assert self._union is not None
         trained = {parameter: it.requires_grad for parameter, it in self._union.named().items()}
-        return {**learned, "trained": trained, "scaler": scaler, "skipped": self._skipped.state_dict()}
+        return {
+            **learned,
+            "trained": trained,
+            "scaler": scaler,
+            "skipped": self._skipped.state_dict(),
+            "made": dict(self._made),
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._weights.load(state)
         load_state(self._server, state)
+        before = state.get("made", self._made)
+        self._ignored = changed_settings(before, self._made, type(self._server).__name__)
+        self._made = before
         assert self._union is not None
         for parameter, it in self._union.named().items():
             it.requires_grad_(state["trained"].get(parameter, it.requires_grad))
@@ -205,7 +223,7 @@ class TorchStep:
         self._weights.load(state)
 
     def learning_rates(self) -> list[LearningRateCallback]:
-        return [LearningRates(self._server)]
+        return [LearningRates(self._server, ignored=self._ignored)]
 
     def random_state(self) -> dict[str, Any]:
         states: dict[str, Any] = torch_random_states()
