@@ -19,8 +19,9 @@ class MetricObjects:
 
     A metrics object is known by its `update`, `compute` and `reset`. Only those that `validation_step` updated, on
     some rank, are computed, and reset afterwards; one that counts its updates in `update_count` may thus serve the
-    training instead. They bring the ranks together themselves in `compute`, which torchmetrics does through
-    torch.distributed; every rank calls it, in the same order. Main thread; all but `name` is collective.
+    training instead, and is refused if it is to serve both. They bring the ranks together themselves in `compute`,
+    which torchmetrics does through torch.distributed; every rank calls it, in the same order. Main thread; all but
+    `name` is collective.
     """
 
     def __init__(self, server: Any, ranks: Ranks) -> None:
@@ -65,18 +66,30 @@ class MetricObjects:
         return bool(in_use)
 
     def _in_use(self) -> dict[str, str]:
-        """The metrics that some rank updated, and the names of their values; the same on all ranks."""
+        """The metrics that some rank updated, and the names of their values; the same on all ranks.
+
+        Raises:
+            UserCodeError: one of them had been updated before this validation, too.
+        """
         if not self._metrics:
             return {}
         mine = {
-            own: self._given.get(own, own)
+            own: (self._given.get(own, own), bool(self._before[own]))
             for own, metric in self._metrics.items()
             if _num_updates(metric) is None or _num_updates(metric) != self._before[own]
         }
         gathered = self._ranks.gather(mine)
-        merged = None if gathered is None else {own: name for of_rank in gathered for own, name in of_rank.items()}
-        merged = self._ranks.broadcast(merged)
-        return {own: merged[own] for own in self._metrics if own in merged}
+        merged = None if gathered is None else [it for of_rank in gathered for it in of_rank.items()]
+        named: dict[str, str] = {}
+        for own, (name, is_shared) in self._ranks.broadcast(merged):
+            if is_shared:
+                raise UserCodeError(
+                    f"{self._owner}.{own} holds updates of the training when validation_step updates it, so that its "
+                    "value would be of both: make one object for each, as self.train_metric and self.val_metric, and "
+                    "do not update that of the training in a method which validation_step calls"
+                )
+            named[own] = name
+        return {own: named[own] for own in self._metrics if own in named}
 
     def _compute(self, own: str) -> Any:
         with warnings.catch_warnings():

@@ -2,8 +2,8 @@
 
 import io
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from threading import Lock
@@ -88,6 +88,17 @@ class Metrics:
         number = _one_number(name, value)
         with self._lock:
             self._values.setdefault(name, []).append(number)
+
+    @contextmanager
+    def apart(self) -> Iterator[dict[str, list[Any]]]:
+        """Within, numbers that are logged belong to no log point: gives them, by name. Main thread."""
+        with self._lock:
+            kept, self._values = self._values, {}
+        try:
+            yield self._values
+        finally:
+            with self._lock:
+                self._values = kept
 
     def log_histogram(self, name: str, values: Any) -> None:
         """Note the distribution of an array of any shape."""

@@ -295,7 +295,10 @@ class StreamServer:
             self._end_early(int(simulation_id), reason)
 
     def log(self, name: str, value: Any) -> None:
-        """Log one number. Never communicates: the mean over ranks and batches is taken where it is written."""
+        """Log one number. Never communicates: the mean over ranks and batches is taken where it is written.
+
+        In `validation_step` it is a value of the validation, as if it were returned: `val/NAME`.
+        """
         self._metrics.log(name, value)
 
     def log_histogram(self, name: str, values: Any) -> None:

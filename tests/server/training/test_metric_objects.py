@@ -128,6 +128,27 @@ def test_a_metric_whose_value_is_no_number_is_an_error_of_the_user() -> None:
         validation(Measuring(BATCHES, Vector())).run()
 
 
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_a_metric_that_holds_updates_of_the_training_is_not_mixed_with_those_of_the_validation(num_ranks: int) -> None:
+    def run(ranks: Ranks) -> str:
+        server = Measuring(BATCHES, Largest(ranks), ranks)
+        if ranks.rank == 0:
+            server.largest.update(np.array([100.0]))
+        with pytest.raises(UserCodeError) as caught:
+            validation(server, ranks).run()
+        return str(caught.value)
+
+    said = "Measuring.largest holds updates of the training when validation_step updates it"
+    assert all(text.startswith(said) for text in on_ranks(num_ranks, run))
+
+
+def test_a_metric_of_the_training_that_was_reset_may_serve_the_validation() -> None:
+    server = Measuring(BATCHES, Largest())
+    server.largest.update(np.array([100.0]))
+    server.largest.reset()
+    assert validation(server).run() == {"loss": 4.0, "largest": 8.0}
+
+
 def test_metrics_of_a_validation_that_is_left_begin_anew() -> None:
     leave = iter([False, True])
     server = Measuring(BATCHES, Largest())

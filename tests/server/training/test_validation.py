@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from stream_server.errors import ConfigError, UserCodeError
 from stream_server.server.intake.validation_store import ValidationStore
+from stream_server.server.metrics.metrics import Metrics
 from stream_server.server.metrics.union_mean import UnionMean
 from stream_server.server.progress.progress import Progress
 from stream_server.server.progress.schedules import Schedule
@@ -337,3 +338,26 @@ def test_a_listener_that_changes_the_values_changes_its_own_only() -> None:
     run = validation(Spoiler([[1.0, 2.0]]))
     assert run.run() == {"loss": 1.5}
     assert run.best["loss"] == 1.5
+
+
+@pytest.mark.parametrize(("loader", "more"), [([1, 2], {}), ({"near": [1, 2]}, {"near/loss": 3.0, "near/error": 30.0})])
+def test_what_validation_step_logs_is_validated_and_no_part_of_the_curves_of_the_training(
+    loader: Any, more: dict[str, float]
+) -> None:
+    sizes = {1: np.array([1.0]), 2: np.array([3.0, 5.0])}
+    metrics = Metrics(SoloRanks())
+
+    class Logging(Server):
+        def validation_step(self, batch: Any, batch_idx: int) -> Any:
+            # As a training_step does that is called here.
+            metrics.log("error", 10 * batch.mean())
+            metrics.log("val/loss", -1.0)
+            return batch.mean()
+
+    metrics.log("error", 0.5)
+    sets = {name: [sizes[it] for it in batches] for name, batches in loader.items()} if more else list(sizes.values())
+    values = validation(Logging(sets), metrics=metrics).run()
+    assert values == {"loss": 3.0, "error": 30.0, **more}
+    metrics.write(1, 0.0)
+    assert metrics.latest["error"] == 0.5
+    assert metrics.latest["val/error"] == 30.0

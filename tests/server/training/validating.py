@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from stream_server.server.metrics.metrics import Metrics
 from stream_server.server.metrics.union_mean import UnionMean
 from stream_server.server.progress.progress import Progress
 from stream_server.server.ranks.communicator import Ranks, SoloRanks
@@ -28,10 +29,11 @@ class Model:
         return data
 
 
-class Written:
+class Written(Metrics):
     """The metrics of a rank that notes what it is given."""
 
     def __init__(self) -> None:
+        super().__init__(SoloRanks())
         self.records: list[tuple[int, dict[str, float]]] = []
 
     def write_reduced(self, batch: int, wall_s: float, values: Mapping[str, float]) -> None:

@@ -179,6 +179,7 @@ class Validation(Callback):
                 self._server,
                 self._ranks,
                 self._step,
+                self._metrics,
                 sets,
                 must_leave=must_leave,
                 left=left,

@@ -10,6 +10,8 @@ from stream_server.errors import UserCodeError
 from stream_server.failpoints import failpoint
 from stream_server.server.metrics.means import Means
 from stream_server.server.metrics.metric_objects import MetricObjects, is_metric
+from stream_server.server.metrics.metrics import Metrics
+from stream_server.server.metrics.monitor import VALIDATED
 from stream_server.server.ranks.communicator import Ranks
 from stream_server.server.training.validation.validation_batches import Observe, ValidationSet
 from stream_server.server.training.validation.validation_record import ValidationRecord
@@ -26,7 +28,8 @@ class ValidationPass:
     """Calls `validation_step` on every batch of every set, and takes the means over all samples.
 
     Main thread, collective. The ranks agree before each batch, so that a rank whose batches have ended joins the
-    reductions of the others, and that all leave at the same batch once some rank must. `left` then says where, in plain
+    reductions of the others, and that all leave at the same batch once some rank must. What `validation_step` logs is
+    a value like those that it returns, and no part of the curves of the training. `left` then says where, in plain
     values that are the same on all ranks; with it another pass over the same sets and with the same model goes on from
     there. `observe` gets the loss of each held-out sample; the mean of its batch where that is all that is known.
     """
@@ -36,6 +39,7 @@ class ValidationPass:
         server: Any,
         ranks: Ranks,
         step: Step,
+        metrics: Metrics,
         sets: Sequence[ValidationSet],
         *,
         must_leave: Callable[[], bool],
@@ -47,6 +51,7 @@ class ValidationPass:
         self._server = server
         self._ranks = ranks
         self._step = step
+        self._logging = metrics
         self._sets = sets
         self._must_leave = must_leave
         self._record = record
@@ -96,10 +101,11 @@ class ValidationPass:
                 return index if leave else None
             failpoint("validation.before_batch")
             placed = self._step.to_device(data) if num else None
-            with self._server.union_mean.step(sizes):
+            with self._server.union_mean.step(sizes), self._logging.apart() as logged:
                 returned = call_user(self._where, self._server.validation_step, placed, index) if num else None
             if num:
                 mean, losses = self._add(validation_set.name, returned, num)
+                self._add_logged(validation_set.name, logged, returned, num)
                 raw = None if validation_set.raw is None else validation_set.raw(index)
                 if self._record is not None and raw is not None:
                     self._keep(self._record, raw, placed, losses)
@@ -138,10 +144,21 @@ class ValidationPass:
                 continue
             number, of_samples = loss_of(value, num, f'{self._where} returned "{key}"')
             mean, losses = (number, of_samples) if key == LOSS else (mean, losses)
-            self._means.add(str(key), number, num)
-            if name:
-                self._means.add(f"{name}/{key}", number, num)
+            self._add_number(name, str(key), number, num)
         return mean, losses
+
+    def _add_logged(self, name: str, logged: Mapping[str, list[Any]], returned: Any, num: int) -> None:
+        """Add what was logged in `validation_step` to the means, unless it returned a value of the same name."""
+        known = returned if isinstance(returned, Mapping) else (LOSS,)
+        for key, values in logged.items():
+            own = key.removeprefix(VALIDATED)
+            if own not in known:
+                self._add_number(name, own, sum(float(it) for it in values) / len(values), num)
+
+    def _add_number(self, name: str, key: str, number: float, num: int) -> None:
+        self._means.add(key, number, num)
+        if name:
+            self._means.add(f"{name}/{key}", number, num)
 
     def _take_metrics(self, name: str) -> None:
         for key, value in self._metrics.take().items():
