@@ -55,6 +55,7 @@ def test_no_log_table_or_message_has_what_a_simulation_wrote_as_it_was(
     settings = {
         "study.simulations": 3,
         "validation.simulations": 0,
+        "validation.every_batches": None,
         "simulation.command": [sys.executable, str(program)],
         "simulation.retries": 0,
         "simulation.max_failed": 1.0,

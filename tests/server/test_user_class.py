@@ -1,8 +1,9 @@
 """The user's server class is found, and what it lacks is told before anything starts."""
 
 import sys
+from collections.abc import Mapping
 from pathlib import Path
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,13 +17,29 @@ WHOLE = """
 """
 
 
-def load(folder: Path, body: str, *, num_held_out: int = 0, has_rollouts: bool = False) -> type:
+def load(
+    folder: Path,
+    body: str,
+    *,
+    num_held_out: int = 0,
+    has_rollouts: bool = False,
+    asked: Mapping[str, Any] = MappingProxyType({}),
+) -> type:
     (folder / "mine.py").write_text(f"from stream_server import StreamServer\n\nclass Mine(StreamServer):{body}")
     config: Any = SimpleNamespace(
         study_dir=folder,
         server=SimpleNamespace(class_="mine.py:Mine"),
-        validation=SimpleNamespace(simulations=num_held_out, rollout=SimpleNamespace() if has_rollouts else None),
-        training=SimpleNamespace(model=None, optimizer=None, lr_scheduler=None, callbacks=()),
+        validation=SimpleNamespace(
+            simulations=num_held_out,
+            rollout=SimpleNamespace() if has_rollouts else None,
+            **{name: asked.get(f"validation.{name}") for name in ("every_batches", "every_s", "at")},
+        ),
+        training=SimpleNamespace(
+            model=None,
+            optimizer=None,
+            callbacks=(),
+            **{name: asked.get(f"training.{name}") for name in ("lr_scheduler", "early_stop")},
+        ),
     )
     return load_server_class(config)
 
@@ -51,6 +68,32 @@ def test_process_batch_stands_in_for_process_simulation_data(tmp_path: Path) -> 
 def test_missing_methods_are_named(tmp_path: Path, body: str, num_held_out: int, missing: str) -> None:
     with pytest.raises(ConfigError, match=f"Mine must define {missing}, which this study needs"):
         load(tmp_path, body, num_held_out=num_held_out)
+
+
+ASKED: list[tuple[str, Any]] = [
+    ("validation.every_batches", 10),
+    ("validation.every_s", 60.0),
+    ("validation.at", (5,)),
+    ("training.early_stop", SimpleNamespace(monitor="val/loss")),
+]
+
+
+@pytest.mark.parametrize(("key", "value"), ASKED)
+def test_validations_that_are_asked_for_need_something_to_validate(tmp_path: Path, key: str, value: Any) -> None:
+    with pytest.raises(
+        ConfigError, match=rf"^{key} must be left out where nothing is validated: .* Mine has no val_dat"
+    ):
+        load(tmp_path, WHOLE, asked={key: value})
+
+
+@pytest.mark.parametrize("num_held_out", [0, 1])
+def test_one_way_to_have_it_is_enough(tmp_path: Path, num_held_out: int) -> None:
+    body = VALIDATED if num_held_out else VALIDATED + "    def val_dataloader(self): ...\n"
+    load(tmp_path, body, num_held_out=num_held_out, asked=dict(ASKED))
+
+
+def test_an_early_stop_by_a_value_of_the_training_needs_no_validation(tmp_path: Path) -> None:
+    load(tmp_path, WHOLE, asked={"training.early_stop": SimpleNamespace(monitor="train/loss")})
 
 
 VALIDATED = WHOLE + "    def validation_step(self, batch, batch_idx): ...\n"

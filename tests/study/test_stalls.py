@@ -107,7 +107,8 @@ def test_a_server_that_stalls_is_started_again_by_the_launcher(start: Start) -> 
 
 def test_simulations_that_take_longer_than_the_limit_to_end_are_no_stall(start: Start, tmp_path: Path) -> None:
     settings = {"simulation.command": ["python", "lingering.py", "16"], "server.stall_s": STALL_S}
-    with start(num_ranks=2, settings=settings | {"study.simulations": 1, "validation.simulations": 0}) as live:
+    alone = {"study.simulations": 1, "validation.simulations": 0, "validation.every_batches": None}
+    with start(num_ranks=2, settings=settings | alone) as live:
         done = live.end()
     assert done.exit_code == 0, done.output
 

@@ -41,8 +41,8 @@ def test_an_error_of_the_users_class_on_one_rank_ends_all_with_its_traceback(
 
 
 def test_a_plain_server_whose_losses_are_never_finite_has_failed(tmp_path: Path) -> None:
-    settings = {"study.simulations": 1, "validation.simulations": 0, "user.diverges": True}
-    done = run_here(NUMPY_STUDY, tmp_path / "run", settings={**settings, "training.max_nonfinite": 1000})
+    settings = {"study.simulations": 1, "user.diverges": True, "training.max_nonfinite": 1000}
+    done = run_here(NUMPY_STUDY, tmp_path / "run", settings=settings)
     assert (done.exit_code, done.report["exit_code"]) == (3, 3)
     assert "not one loss that training_step returned is finite" in done.report["message"]
     assert "losses that training_step returned were not finite, the last one too" in done.report["warnings"][-1]

@@ -28,6 +28,11 @@ class Schedule:
         self._fraction = 0.0
         self._time_s = 0.0
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether the action never takes place."""
+        return self._every is None and self._every_s is None and not self._at
+
     def is_due(self, progress: Progress) -> bool:
         """Return whether the action is due."""
         # The user may have continued the study with more to train: then a smaller fraction is done than before.

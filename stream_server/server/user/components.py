@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from stream_server.config.placeholders import EXPECTED_LR_STEPS
 from stream_server.config.problems import nearest, one_of
 from stream_server.errors import ConfigError, UserCodeError
+from stream_server.server.metrics.monitor import VALIDATED
 from stream_server.server.user.callbacks import Callback
 from stream_server.server.user.stream_server import StreamServer
 from stream_server.user_code import call_user, load_class
@@ -48,6 +49,8 @@ def load_server_class(config: "StudyConfig") -> type[StreamServer]:
         hints = [f"; did you mean {meant} by {name}?" for name, meant in misspelt.items() if meant in missing]
         names = " and ".join(missing)
         raise ConfigError(f"{found.__name__} must define {names}, which this study needs{''.join(hints)}")
+    if not _validates(config, found):
+        _require_nothing_of_validations(config, found)
     _warn_of(found, misspelt)
     check_components(config, found)
     return found
@@ -56,14 +59,36 @@ def load_server_class(config: "StudyConfig") -> type[StreamServer]:
 def _required(config: "StudyConfig", server_class: type[StreamServer]) -> list[str]:
     """The methods without which a study would fail at its first batch, or, worse, at its first validation."""
     formed = [] if _defines(server_class, "process_batch") else ["process_simulation_data"]
-    validates = config.validation.simulations > 0 or _defines(server_class, "val_dataloader")
     forecasts = config.validation.rollout is None or _defines(server_class, "predict")
     return [
         *formed,
         "training_step",
-        *(["validation_step"] if validates else []),
+        *(["validation_step"] if _validates(config, server_class) else []),
         *([] if forecasts or _defines(server_class, "rollout_step") else ["rollout_step"]),
     ]
+
+
+def _validates(config: "StudyConfig", server_class: type[StreamServer]) -> bool:
+    return config.validation.simulations > 0 or _defines(server_class, "val_dataloader")
+
+
+def _require_nothing_of_validations(config: "StudyConfig", server_class: type[StreamServer]) -> None:
+    """Refuse what would wait for validations for ever."""
+    stop, scheduler = config.training.early_stop, config.training.lr_scheduler
+    asked = {
+        "validation.every_batches": config.validation.every_batches is not None,
+        "validation.every_s": config.validation.every_s is not None,
+        "validation.at": bool(config.validation.at),
+        "training.early_stop": stop is not None and stop.monitor.startswith(VALIDATED),
+        "training.lr_scheduler": scheduler is not None and scheduler.class_.endswith(":ReduceLROnPlateau"),
+    }
+    if keys := [key for key, is_asked in asked.items() if is_asked]:
+        them = " and ".join(keys)
+        raise ConfigError(
+            f"{them} must be left out where nothing is validated: no simulation is held out, and "
+            f"{server_class.__name__} has no val_dataloader. Write validation.simulations, define val_dataloader, or "
+            f"leave {them} out"
+        )
 
 
 def _defines(server_class: type[StreamServer], method: str) -> bool:

@@ -133,6 +133,16 @@ def test_a_plateau_is_stepped_by_validations_alone(clock: str) -> None:
         assert rate(server) == expected
 
 
+@pytest.mark.parametrize(("num_validations", "num_warnings"), [(0, 1), (1, 1), (2, 0)])
+def test_a_plateau_without_a_validation_before_the_end_is_told(num_validations: int, num_warnings: int) -> None:
+    server = prepared(Plateau(), UNKNOWN, "updates")
+    rates = LearningRates(server)
+    for _ in range(num_validations):
+        rates.on_validation_end(server, {"loss": 1.0})
+    rates.on_train_end(server)
+    assert len(rates.warnings) == num_warnings
+
+
 def test_steps_that_were_taken_are_not_taken_again_after_a_restart() -> None:
     server = prepared(MultiStep(), UNKNOWN, "updates")
     before = LearningRates(server)

@@ -361,3 +361,15 @@ def test_what_validation_step_logs_is_validated_and_no_part_of_the_curves_of_the
     metrics.write(1, 0.0)
     assert metrics.latest["error"] == 0.5
     assert metrics.latest["val/error"] == 30.0
+
+
+@pytest.mark.parametrize(
+    ("values", "every", "num"), [(None, 10, 1), ([1.0], 10, 0), (None, None, 0)], ids=["none", "held out", "not asked"]
+)
+def test_a_validation_that_is_asked_for_and_never_took_place_is_a_warning(
+    values: list[float] | None, every: int | None, num: int
+) -> None:
+    one = validation(Server(), values=values, schedule=Schedule(every=every), progress=at(5))
+    assert one.warnings == []
+    one.on_train_end(None)
+    assert len(one.warnings) == num

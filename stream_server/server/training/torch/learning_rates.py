@@ -74,6 +74,11 @@ class LearningRates(LearningRateCallback):
 
     def on_train_end(self, server: "TorchServer") -> None:
         self.on_step_end(server)
+        if any(not _counts_updates(it) and it.last_epoch <= 1 for it in self._schedulers):
+            self._warn(
+                "the ReduceLROnPlateau took no step before the end: it takes one at each validation, so write "
+                "validation.every_batches"
+            )
 
     def on_validation_end(self, server: "TorchServer", metrics: dict[str, float]) -> None:
         for scheduler in self._schedulers:

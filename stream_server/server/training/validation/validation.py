@@ -86,6 +86,7 @@ class Validation(Callback):
         self._left: dict[str, Any] | None = None
         self._is_next = False
         self._is_recorded = False
+        self._missing: list[str] = []
 
     @property
     def best(self) -> dict[str, Any]:
@@ -118,6 +119,10 @@ class Validation(Callback):
         if not self.is_done:
             self._save_before()
             self.run()
+        if not self.history and not self._schedule.is_empty and self._ranks.rank == 0:
+            self._missing = [
+                "no validation took place: no held-out simulation came to its end, or val_dataloader was empty"
+            ]
 
     def run(self, *, must_leave: Callable[[], bool] = lambda: False) -> dict[str, float]:
         """Validate now: the exact weighted means, "loss" among them, the same on every rank.
@@ -144,8 +149,9 @@ class Validation(Callback):
 
     @property
     def warnings(self) -> list[str]:
-        """The reasons why predictions of this rank could not be recorded, or forecasts not made."""
-        return [it for part in (self._record, self._rollouts) if part is not None for it in part.warnings]
+        """The reasons why nothing was validated, predictions of this rank not recorded, or forecasts not made."""
+        parts = (self._record, self._rollouts)
+        return [*self._missing, *(it for part in parts if part is not None for it in part.warnings)]
 
     def state_dict(self) -> dict[str, Any]:
         return {
