@@ -15,12 +15,14 @@ class Record:
     """The record of one log point: means over the ranks, merged histograms, PNG images of rank 0.
 
     `update` and `sample` count the updates and the samples trained so far, `wall_s` the seconds of training.
+    `is_log_point` is false of a validation, and of what was logged for a batch of its own, between two log points.
     """
 
     batch: int
     update: int = 0
     sample: int = 0
     wall_s: float
+    is_log_point: bool = True
     values: Mapping[str, float] = field(default_factory=dict)
     histograms: Mapping[str, Histogram] = field(default_factory=dict)
     figures: Mapping[str, bytes] = field(default_factory=dict)
@@ -66,7 +68,7 @@ class Writer(Protocol):
     """
 
     def write(self, record: Record) -> None:
-        """Take a record; they come in the order of their batches, at most two for a batch."""
+        """Take a record; they come in the order of their batches, of which one may have several."""
         ...
 
     def flush(self) -> None:

@@ -4,7 +4,7 @@ import io
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from threading import Lock
 from types import MappingProxyType
@@ -13,6 +13,8 @@ from typing import Any, Protocol
 from stream_server.failpoints import failpoint
 from stream_server.server.metrics.histogram import Histogram
 from stream_server.server.metrics.log_record import AXES, Record, Writer
+from stream_server.server.metrics.logged_numbers import LoggedNumbers, Partial, Reduce, note, united
+from stream_server.server.metrics.monitor import VALIDATED
 from stream_server.server.progress.progress import Progress
 from stream_server.server.ranks.communicator import Ranks
 
@@ -25,13 +27,35 @@ class Gauge(Protocol):
     def __call__(self, metrics: "Metrics", /) -> None: ...
 
 
+@dataclass(slots=True)
+class OfBatch:
+    """What was logged for one batch, and where the study stood then."""
+
+    update: int
+    sample: int
+    wall_s: float
+    numbers: dict[str, LoggedNumbers] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values for rank 0."""
+        parts = {name: it.partial() for name, it in self.numbers.items()}
+        return {"update": self.update, "sample": self.sample, "wall_s": self.wall_s, "values": parts}
+
+
+def _record_of(step: int, parts: Sequence[Mapping[str, Any]]) -> Record:
+    """The record of what some ranks have logged for a batch."""
+    axes = {name: parts[0][name] for name in ("update", "sample", "wall_s")}
+    return Record(batch=step, **axes, is_log_point=False, values=united([it["values"] for it in parts]))
+
+
 class Metrics:
     """Collects what user code and the loop log on this rank, and writes it together with the other ranks'.
 
     Main thread only, but for `log` and `log_histogram`. These and `log_figure` never communicate, so it does no harm
-    when only some ranks call them. `write` is a collective call: every rank makes it at the same batches. A written
-    number is the mean of all that any rank logged under its name since the last `write`; a histogram holds the values
-    of all ranks, and its mean, standard deviation, smallest and largest value are written as numbers beside it.
+    when only some ranks call them. `write` and `write_reduced` are collective: every rank calls them at the same
+    batches. A written number is the mean, or what else was asked for, of all that any rank logged under its name since
+    the last `write`, or for a batch; a histogram holds the values of all ranks, and its mean, standard deviation,
+    smallest and largest value are written as numbers beside it.
 
     Leaving the `with` block closes the writers.
 
@@ -63,9 +87,13 @@ class Metrics:
         self._own = list(own)
         self._observer = observer
         self._progress = progress or Progress()
+        self._knows_batches = progress is not None
         # The run that is continued here has measured at the batch at which it was saved.
         self._gauged_at = self._progress.batches or None
-        self._values: dict[str, list[Any]] = {}
+        self._written_at = self._progress.batches
+        self._values: dict[str, LoggedNumbers] = {}
+        self._of_batches: dict[int, OfBatch] = {}
+        self._apart: dict[str, list[Any]] | None = None
         self._histograms: dict[str, Histogram] = {}
         self._figures: dict[str, bytes] = {}
         self._lock = Lock()
@@ -76,29 +104,41 @@ class Metrics:
     def __exit__(self, *exc_info: object) -> None:
         self.close()
 
-    def log(self, name: str, value: Any) -> None:
+    def log(self, name: str, value: Any, *, step: int | None = None, reduce: Reduce = "mean") -> None:
         """Note a number; a tensor of one element is read only when it is written, so a GPU is not waited for.
 
+        With a `step` it is written as that of this batch, else as that of the next log point.
+
         Raises:
-            TypeError: `value` is not one number.
-            ValueError: `name` is that of an axis.
+            TypeError: `value` is not one number, or `step` no whole one.
+            ValueError: `name` is that of an axis, `reduce` is unknown or not that of the other numbers of this name, or
+                `step` is not between the last log point and now.
         """
         if name in AXES:
             raise ValueError(f"log({name!r}, …) takes another name: every record has {', '.join(AXES)} already")
         number = _one_number(name, value)
+        if step is not None:
+            self._check(name, step)
         with self._lock:
-            self._values.setdefault(name, []).append(number)
+            if self._apart is not None:
+                if step is None and reduce == "mean":
+                    self._apart.setdefault(name, []).append(number)
+                    return
+                name = name if name.startswith(VALIDATED) else f"{VALIDATED}{name}"
+            note(self._values if step is None else self._of_batch(step).numbers, name, number, reduce)
 
     @contextmanager
     def apart(self) -> Iterator[dict[str, list[Any]]]:
-        """Within, numbers that are logged belong to no log point: gives them, by name. Main thread."""
-        with self._lock:
-            kept, self._values = self._values, {}
+        """Within, numbers of which the mean is asked for belong to no log point: gives them, by name. Main thread.
+
+        Others are written under the names of validations.
+        """
+        found: dict[str, list[Any]] = {}
+        self._apart = found
         try:
-            yield self._values
+            yield found
         finally:
-            with self._lock:
-                self._values = kept
+            self._apart = None
 
     def log_histogram(self, name: str, values: Any) -> None:
         """Note the distribution of an array of any shape."""
@@ -129,18 +169,19 @@ class Metrics:
             for gauge in self.gauges:
                 gauge(self)
             self._gauged_at = batch
-        sums, own_histograms = self._take()
-        mine = {"values": sums, "histograms": {name: it.to_json() for name, it in own_histograms.items()}}
+        numbers, own_histograms = self._take()
+        mine = {"values": numbers, "histograms": {name: it.to_json() for name, it in own_histograms.items()}}
         failpoint("metrics.before_write")
-        self._own = self._give(self._own, self._record(batch, wall_s, _means([mine["values"]]), own_histograms))
-        per_rank = self._ranks.gather(mine)
+        per_rank = self._gather(mine)
+        self._own = self._give(self._own, self._record(batch, wall_s, united([numbers]), own_histograms))
+        self._written_at = batch
         if per_rank is None:
             return
         histograms: dict[str, Histogram] = {}
         for rank in per_rank:
             for name, plain in rank["histograms"].items():
                 histograms.setdefault(name, Histogram()).add(Histogram.from_json(plain))
-        values = _means([rank["values"] for rank in per_rank])
+        values = united([rank["values"] for rank in per_rank])
         for name, histogram in histograms.items():
             values.update({f"{name}/{key}": value for key, value in histogram.statistics.items()})
         figures, self._figures = self._figures, {}
@@ -148,9 +189,11 @@ class Metrics:
         failpoint("metrics.written")
 
     def write_reduced(self, batch: int, wall_s: float, values: Mapping[str, float]) -> None:
-        """Write numbers that are the same on all ranks already, such as those of a validation; not collective."""
+        """Write numbers that are the same on all ranks already, such as those of a validation; collective."""
+        self._gather({})
+        self._written_at = batch
         if self._ranks.rank == 0:
-            self._write_reduced(self._record(batch, wall_s, values))
+            self._write_reduced(replace(self._record(batch, wall_s, values), is_log_point=False))
 
     def flush(self) -> None:
         """Let the writers of this rank hand over what they have kept back."""
@@ -163,12 +206,46 @@ class Metrics:
         for writer in writers:
             _close(writer)
 
-    def _take(self) -> tuple[dict[str, Any], dict[str, Histogram]]:
-        """The sums of the numbers that were logged since the last time, and the histograms."""
+    def _check(self, name: str, step: int) -> None:
+        if not isinstance(step, int):
+            raise TypeError(f"log({name!r}, …) takes a whole number of batches as step, but got {step!r}")
+        now = self._progress.batches
+        if self._knows_batches and not self._written_at <= step <= now:
+            raise ValueError(
+                f"log({name!r}, …) takes a step between {self._written_at}, at which metrics were written last, and "
+                f"{now}, the number of batches now, but got {step}: write step=self.progress.batches"
+            )
+
+    def _of_batch(self, step: int) -> "OfBatch":
+        if step not in self._of_batches:
+            progress = self._progress
+            self._of_batches[step] = OfBatch(progress.updates, progress.samples, progress.elapsed_s)
+        return self._of_batches[step]
+
+    def _gather(self, mine: Mapping[str, Any]) -> list[Any] | None:
+        """What all ranks have to be written, on rank 0; what was logged for batches of their own is written first."""
+        with self._lock:
+            of_batches, self._of_batches = self._of_batches, {}
+        plain = [(step, of_batches[step].to_json()) for step in sorted(of_batches)]
+        for step, it in plain:
+            self._own = self._give(self._own, _record_of(step, [it]))
+        per_rank = self._ranks.gather({**mine, "of_batches": plain})
+        if per_rank is None:
+            return None
+        parts: dict[int, list[Any]] = {}
+        for rank in per_rank:
+            for step, it in rank["of_batches"]:
+                parts.setdefault(step, []).append(it)
+        for step in sorted(parts):
+            self._write_reduced(_record_of(step, parts[step]))
+        return per_rank
+
+    def _take(self) -> tuple[dict[str, Partial], dict[str, Histogram]]:
+        """This rank's part of the numbers that were logged since the last time, and the histograms."""
         with self._lock:
             values, logged, self._values, self._histograms = self._values, self._histograms, {}, {}
-        sums = {name: _sum(of_name) for name, of_name in values.items()}
-        return sums, {name: histogram for name, histogram in logged.items() if histogram.num}
+        numbers = {name: it.partial() for name, it in values.items()}
+        return numbers, {name: histogram for name, histogram in logged.items() if histogram.num}
 
     def _record(
         self,
@@ -236,16 +313,3 @@ def _one_number(name: str, value: Any) -> Any:
             pass
     found = f"an array of shape {tuple(value.shape)}" if hasattr(value, "shape") else f"a {type(value).__name__}"
     raise TypeError(f"log({name!r}, …) takes one number, but got {found}; use log_histogram for many")
-
-
-def _sum(values: Sequence[Any]) -> tuple[float, int]:
-    return sum(float(value) for value in values), len(values)
-
-
-def _means(per_rank: Sequence[Mapping[str, tuple[float, int]]]) -> dict[str, float]:
-    names = dict.fromkeys(name for sums in per_rank for name in sums)
-    means = {}
-    for name in names:
-        sums = [rank[name] for rank in per_rank if name in rank]
-        means[name] = sum(total for total, _ in sums) / sum(num for _, num in sums)
-    return means

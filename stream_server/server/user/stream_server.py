@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from stream_server.errors import UserCodeError
 from stream_server.ragged import is_ragged, pack
+from stream_server.server.metrics.logged_numbers import Reduce
 from stream_server.server.metrics.metrics import Metrics
 from stream_server.server.metrics.union_mean import UnionMean
 from stream_server.server.progress.phases import Phases
@@ -294,12 +295,24 @@ class StreamServer:
         if self._end_early is not None:
             self._end_early(int(simulation_id), reason)
 
-    def log(self, name: str, value: Any) -> None:
+    def log(self, name: str, value: Any, *, step: int | None = None, reduce: Reduce = "mean") -> None:
         """Log one number. Never communicates: the mean over ranks and batches is taken where it is written.
 
         In `validation_step` it is a value of the validation, as if it were returned: `val/NAME`.
+
+        Args:
+            name: what the number is called.
+            value: a number, or a tensor or array of one element.
+            step: the batch at which it stands in the curves, usually `self.progress.batches`, and not before the last
+                log point. By default it becomes one value at the next log point, with all others since the last one.
+            reduce: what that value is of all that the ranks have logged under this name since then, or for this step:
+                "mean", "last" (the mean over the ranks of what each logged last), "sum" or "max".
+
+        Raises:
+            TypeError: `value` is not one number, or `step` no whole one.
+            ValueError: `step` lies before the last log point or after now, or the same name has another `reduce`.
         """
-        self._metrics.log(name, value)
+        self._metrics.log(name, value, step=step, reduce=reduce)
 
     def log_histogram(self, name: str, values: Any) -> None:
         """Log the distribution of an array."""

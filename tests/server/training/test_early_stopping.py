@@ -35,7 +35,8 @@ class Study:
     def log(self, **values: float) -> None:
         self.batch += 10
         named = {name.replace("_", "/"): value for name, value in values.items()}
-        self.stopping.on_record(Record(batch=self.batch, wall_s=0.0, values=named))
+        is_log_point = not all(name.startswith("val/") for name in named)
+        self.stopping.on_record(Record(batch=self.batch, wall_s=0.0, is_log_point=is_log_point, values=named))
 
     def restarted(self, **settings: Any) -> "Study":
         other = Study(**settings)

@@ -7,7 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from stream_server.errors import UserCodeError
 from stream_server.server.metrics.log_record import Record
+from stream_server.server.metrics.logged_numbers import Reduce
 from stream_server.server.metrics.metrics import Metrics
 from stream_server.server.progress.progress import Progress
 from tests.server.training.logged import Figure, Kept, OneOf, png
@@ -202,3 +204,96 @@ def test_gauges_are_not_read_again_at_the_batch_at_which_a_continued_run_was_sav
     metrics.write(10, 1.0)
     metrics.write(11, 1.0)
     assert [it.batch for it in writer.records] == [11]
+
+
+@pytest.mark.parametrize(("reduce", "expected"), [("mean", 11 / 5), ("last", (3 + 4) / 2), ("sum", 11.0), ("max", 4.0)])
+def test_a_number_is_reduced_as_it_is_asked_for(reduce: Reduce, expected: float) -> None:
+    def log(*values: float) -> Callable[[Metrics], None]:
+        def on_rank(metrics: Metrics) -> None:
+            for value in values:
+                metrics.log("x", value, reduce=reduce)
+
+        return on_rank
+
+    record = write_on_ranks(log(1.0, -1.0, 3.0), nothing, log(4.0, 4.0))
+    assert record is not None
+    assert record.values == {"x": pytest.approx(expected)}
+
+
+def test_the_largest_of_what_is_not_finite_is_not_hidden() -> None:
+    record = write_on_ranks(lambda m: m.log("x", math.nan, reduce="max"), lambda m: m.log("x", 1.0, reduce="max"))
+    assert record is not None
+    assert math.isnan(record.values["x"])
+
+
+def test_a_name_has_one_reduction() -> None:
+    metrics = Metrics(OneOf(0, []))
+    metrics.log("x", 1.0)
+    with pytest.raises(ValueError, match='takes the same reduce each time, but got "max" after "mean"'):
+        metrics.log("x", 1.0, reduce="max")
+    with pytest.raises(ValueError, match="reduce must be one of"):
+        metrics.log("y", 1.0, reduce="median")  # type: ignore[arg-type]
+    with pytest.raises(UserCodeError, match="must have the same reduce on all ranks"):
+        write_on_ranks(lambda m: m.log("x", 1.0), lambda m: m.log("x", 1.0, reduce="max"))
+
+
+def test_a_number_with_a_step_stands_at_its_batch_and_before_what_comes_later() -> None:
+    progress, writer, own = Progress(), Kept(), Kept()
+    metrics = Metrics(OneOf(0, []), [writer], own=[own], progress=progress)
+    for batch in range(21, 31):
+        progress.batches, progress.updates, progress.samples = batch, batch - 1, 10 * batch
+        metrics.log("loss", batch)
+        if batch in (21, 28):
+            metrics.log("probe", batch / 10, step=batch)
+        if batch == 25:
+            metrics.write_reduced(25, 2.5, {"val/loss": 1.0})
+    metrics.write(30, 3.0)
+    found = [(it.batch, it.update, it.sample, dict(it.values), it.is_log_point) for it in writer.records]
+    assert found == [
+        (21, 20, 210, {"probe": 2.1}, False),
+        (25, 24, 250, {"val/loss": 1.0}, False),
+        (28, 27, 280, {"probe": 2.8}, False),
+        (30, 29, 300, {"loss": 25.5}, True),
+    ]
+    assert [it.batch for it in own.records] == [21, 28, 30]
+
+
+def test_numbers_of_one_step_are_united_over_the_ranks() -> None:
+    mailbox: list[Any] = []
+    writer = Kept()
+    for rank in (1, 0):
+        metrics = Metrics(OneOf(rank, mailbox), [writer] if rank == 0 else [])
+        metrics.log("probe", rank, step=3)
+        metrics.log("probe", 5, step=4 + rank)
+        metrics.write(10, 1.0)
+    assert [(it.batch, it.values) for it in writer.records] == [
+        (3, {"probe": 0.5}),
+        (4, {"probe": 5}),
+        (5, {"probe": 5}),
+    ]
+
+
+def test_a_step_lies_between_the_last_log_point_and_now() -> None:
+    progress = Progress()
+    progress.batches = 20
+    metrics = Metrics(OneOf(0, []), progress=progress)
+    metrics.write(20, 1.0)
+    progress.batches = 25
+    for step in (20, 25):
+        metrics.log("x", 1.0, step=step)
+    for step in (19, 26):
+        with pytest.raises(ValueError, match=f"takes a step between 20, .*, and 25, .* but got {step}"):
+            metrics.log("x", 1.0, step=step)
+    with pytest.raises(TypeError, match=r"takes a whole number of batches as step, but got 2\.5"):
+        metrics.log("x", 1.0, step=2.5)  # type: ignore[arg-type]
+
+
+def test_in_a_validation_what_is_no_mean_is_written_under_its_names() -> None:
+    metrics = Metrics(OneOf(0, []))
+    metrics.log("worst", 1.0, reduce="max")
+    with metrics.apart() as found:
+        metrics.log("worst", 9.0, reduce="max")
+        metrics.log("error", 2.0)
+    metrics.write(1, 0.0)
+    assert found == {"error": [2.0]}
+    assert metrics.latest == {"worst": 1.0, "val/worst": 9.0}

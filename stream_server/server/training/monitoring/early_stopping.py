@@ -52,7 +52,7 @@ class EarlyStopping(Callback):
         value = record.values.get(self._monitor.name)
         if value is not None:
             self._check(value, record.batch)
-        elif self._best is None and not all(name.startswith("val/") for name in record.values):
+        elif self._best is None and record.is_log_point:
             self._num_missing += 1
             if self._num_missing == self._patience:
                 raise self._monitor.missing("a value that is logged", record.values)
