@@ -12,10 +12,12 @@ from stream_server.server.progress.batches import StepOutcome, UnionBatch
 from stream_server.server.progress.phases import Phases
 from stream_server.server.progress.progress import Progress
 from stream_server.server.ranks.communicator import SoloRanks
+from stream_server.server.training.monitoring.finite_losses import FiniteLosses
 from stream_server.server.training.validation.validation import Validation
 from stream_server.server.user.callbacks import Callbacks
 from stream_server.storage.plain_state import from_bytes, to_bytes
 from tests.support.intakes import block, data, make, opened, opening, send
+from tests.support.settings import settings
 from tests.support.timing import Clock
 
 
@@ -62,6 +64,11 @@ def validate(validation: Validation) -> None:
     validation.history.append({"batch": num, "loss": [float("inf"), float("nan"), 0.25][num % 3]})
 
 
+def lose(losses: FiniteLosses) -> None:
+    for number, loss in enumerate([0.5, float("nan"), None]):
+        losses.on_batch_end(None, None, number, loss)
+
+
 def validation() -> Validation:
     return Validation(
         None,
@@ -81,6 +88,7 @@ PARTS = {
     "progress": Stateful(lambda: Progress(2, clock=Clock()), train),
     "phases": Stateful(Phases, measure, save=lambda phases: phases.seconds),
     "validation": Stateful(validation, validate),
+    "losses": Stateful(lambda: FiniteLosses(settings().training), lose),
 }
 
 # What an intake knows of its clients is not saved: they say it again.

@@ -1,6 +1,6 @@
 """The training step of a TorchServer: the exact gradient of the union of all ranks' batches."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from math import isfinite
@@ -138,16 +138,16 @@ class TorchStep:
         if self._manual:
             return self._run_manually(self._manual, union_batch, data, batch_idx)
         assert self._union is not None
-        parameters = self._union.named().values()
-        if self.at_boundary:
+        had_gradient = self._has_gradient
+        if had_gradient and self.at_boundary:
             # What a callback has backpropagated since is no part of the update.
-            clear(parameters)
-        had_gradient = _have_gradient(parameters)
+            clear(self._union.named().values())
+            had_gradient = False
         self._num_planned += union_batch.num_samples
         self._num_accumulated += 1
         self._sizes = union_batch.sizes
         loss = self._forward(union_batch, data, batch_idx)
-        if _have_gradient(parameters) != had_gradient:
+        if self._has_gradient != had_gradient:
             raise self._optimizes_itself("clears the gradients" if had_gradient else "backpropagates")
         if union_batch.own is not None and loss is None:
             self._num_first_left_out += union_batch.own.num_first
@@ -239,6 +239,12 @@ class TorchStep:
     def _name(self) -> str:
         return f"{type(self._server).__name__}.training_step"
 
+    @property
+    def _has_gradient(self) -> bool:
+        """Whether a parameter of the optimizer has a gradient."""
+        groups = self._server.optimizer.param_groups
+        return any(parameter.grad is not None for group in groups for parameter in group["params"])
+
     def _measure(self, name: str) -> AbstractContextManager[None]:
         return self._server.phases.measure(name)
 
@@ -305,7 +311,7 @@ class TorchStep:
         self._num_accumulated = self._num_planned = self._num_learned = self._num_first_left_out = 0
         if not num_learned:
             return StepOutcome(loss=loss, skipped=True)
-        if not _have_gradient(it for group in server.optimizer.param_groups for it in group["params"]):
+        if not self._has_gradient:
             clear(named.values())
             self._skipped.judge(
                 server.progress.batches, "reaches no parameter of the optimizer, which must have those of the model"
@@ -380,7 +386,3 @@ class TorchStep:
                 "for all ranks, and one whose data has ended has none"
             )
         self.needs_every_rank = True
-
-
-def _have_gradient(parameters: Iterable[Tensor]) -> bool:
-    return any(parameter.grad is not None for parameter in parameters)
