@@ -9,7 +9,6 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from stream_server.config.problems import counted
 from stream_server.errors import NotBalanced
 from stream_server.messages.simulation_phase import SimulationPhase
 from stream_server.server.intake.account import Account, Learned, RankAccount, SimulationEnd, close_account
@@ -17,6 +16,7 @@ from stream_server.server.progress.batches import SMALL_PART
 from stream_server.server.progress.phases import mean_over_ranks
 from stream_server.server.run.cores import Cores
 from stream_server.storage.disk import make_folder, replace_file
+from stream_server.wording import counted
 
 UNPROTECTED = (
     "network.security is none: anybody who reaches the ports of this study can read and change what is sent over TCP, "

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from typing import Any
+from weakref import ReferenceType, ref
 
 import numpy as np
 from numpy.typing import DTypeLike
@@ -70,16 +71,19 @@ class NumpyCollate:
         found = value.dtype if isinstance(value, np.ndarray | np.generic) else np.asarray(value).dtype
         return {"f": self._dtype, "c": self._complex_dtype}.get(found.kind)
 
-    def content(self, data: Any) -> list[bytes]:
-        """Copies of the memory of all arrays in a sample."""
+    def arrays_in(self, data: Any) -> list[Any]:
+        """The arrays in a sample into which one may write."""
         if isinstance(data, Mapping):
             data = tuple(data.values())
         if isinstance(data, tuple | list):
-            return [each for value in data for each in self.content(value)]
-        return [self.bytes_of(data)] if self.is_array(data) else []
+            return [array for value in data for array in self.arrays_in(value)]
+        return [data] if self.is_writable(data) else []
+
+    def is_writable(self, value: Any) -> bool:
+        return isinstance(value, np.ndarray)
 
     def bytes_of(self, array: Any) -> bytes:
-        return np.asarray(array).tobytes()
+        return bytes(array.tobytes())
 
     def _agree_in_shape(self, samples: Sequence[Any]) -> None:
         shapes = [tuple(np.shape(sample)) for sample in samples]
@@ -102,17 +106,19 @@ class NumpyCollate:
 
 
 class KeptSample:
-    """Notices that making a sample has changed an earlier one of its batch: they would all hold the last one."""
+    """Notices that making a sample has changed an earlier one of its batch: they would all hold the last one.
+
+    It refers to no sample: a loader that has dropped one does not have it any more.
+    """
 
     def __init__(self, collate: NumpyCollate) -> None:
         self._collate = collate
-        self._first: Any = None
-        self._content: list[bytes] | None = None
+        self._first: list[tuple[ReferenceType[Any], bytes]] | None = None
 
     def note(self, sample: Any) -> Any:
         """A sample was made, and is given back; the first one since `check` is looked at again."""
-        if self._content is None and sample is not None:
-            self._first, self._content = sample, self._collate.content(sample)
+        if self._first is None and sample is not None:
+            self._first = [(ref(array), self._collate.bytes_of(array)) for array in self._collate.arrays_in(sample)]
         return sample
 
     def check(self) -> None:
@@ -121,9 +127,9 @@ class KeptSample:
         Raises:
             UserCodeError: the first of them is not what it was.
         """
-        first, content = self._first, self._content
-        self._first = self._content = None
-        if content is not None and self._collate.content(first) != content:
+        first, self._first = self._first or [], None
+        arrays = ((reference(), content) for reference, content in first)
+        if any(array is not None and self._collate.bytes_of(array) != content for array, content in arrays):
             raise UserCodeError(
                 "process_simulation_data fills an array anew that it has returned for another sample of the batch, so "
                 "that both hold the last one: return a new array each time, such as array.copy()"

@@ -42,10 +42,13 @@ class TorchCollate(NumpyCollate):
             array = torch.from_numpy(array if array.flags.writeable else array.copy())
         return self._as_precision(array)
 
+    def is_writable(self, value: Any) -> bool:
+        return isinstance(value, np.ndarray | torch.Tensor)
+
     def bytes_of(self, array: Any) -> bytes:
         if not isinstance(array, torch.Tensor):
             return super().bytes_of(array)
-        return super().bytes_of(array.detach().cpu().contiguous().reshape(-1).view(torch.uint8))
+        return super().bytes_of(array.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
 
     def _as_precision(self, tensor: torch.Tensor) -> torch.Tensor:
         if tensor.dtype == self._torch_dtype or not (tensor.is_floating_point() or tensor.is_complex()):
