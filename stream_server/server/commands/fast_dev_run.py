@@ -155,8 +155,8 @@ def _print_result(progress: Progress, logged: dict[str, float]) -> int:
         return 0
     if not progress.updates:
         print(
-            f"\nIt does not work yet: no update was made of {counted(progress.batches, 'batch')}. Every one was skipped by "
-            "training_step, no optimizer was stepped, or none has parameters on which the loss depends",
+            f"\nIt does not work yet: no update was made of {counted(progress.batches, 'batch')}. Every one was "
+            "skipped by training_step, no optimizer was stepped, or none has parameters on which the loss depends",
             file=sys.stderr,
         )
         return UserCodeError.exit_code
