@@ -2,31 +2,41 @@
 
 import os
 import sys
+from collections.abc import Callable
+from importlib import import_module
 
 from stream_server.machine.interpreter import python_command, python_environment
 
 
 def server() -> int:
     """Run `stream-server`; returns its exit status."""
-    _begin()
-    from stream_server.server.commands.cli import main
-
-    return main()
+    return _run("stream_server.server.commands.cli")
 
 
 def launcher() -> int:
     """Run `stream-launcher`; returns its exit status."""
-    _begin()
-    from stream_server.launcher.supervision.cli import main
-
-    return main()
+    return _run("stream_server.launcher.supervision.cli")
 
 
 def study() -> int:
     """Run `stream-study`; returns its exit status."""
-    _begin()
-    from stream_server.commands.cli import main
+    return _run("stream_server.commands.cli")
 
+
+def _run(module: str) -> int:
+    """Run `main` of a module; 2 where a package is missing, as in an environment of the client alone."""
+    _begin()
+    try:
+        main: Callable[[], int] = import_module(module).main
+    except ModuleNotFoundError as error:
+        if (error.name or "").startswith("stream_server"):
+            raise
+        print(
+            f"{os.path.basename(sys.argv[0])} needs {error.name}, which is not installed in {sys.prefix}: without its "
+            "dependencies Stream Server has the client alone. `pip install .` in its folder brings them, or its wheel",
+            file=sys.stderr,
+        )
+        return 2
     return main()
 
 

@@ -182,6 +182,17 @@ def test_the_client_alone_takes_little_room_beside_numpy(client_python: Path) ->
     assert sum(file.stat().st_size for file in files) <= CLIENT_BYTES
 
 
+@pytest.mark.parametrize("command", ["stream-server", "stream-launcher", "stream-study"])
+def test_a_command_beside_the_client_alone_says_what_brings_the_rest(
+    client_python: Path, tmp_path: Path, command: str
+) -> None:
+    done = subprocess.run([client_python.with_name(command)], cwd=tmp_path, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"{command} needs ")
+    assert f"which is not installed in {client_python.parents[1]}: without its dependencies" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 def test_a_study_is_fed_by_simulations_that_have_the_client_alone(client_python: Path, tmp_path: Path) -> None:
     settings = {"study.simulations": 2, "simulation.command": [str(client_python), "ripple.py"]}
     done = run_here(NUMPY_STUDY, tmp_path / "run", settings=settings)
