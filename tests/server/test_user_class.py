@@ -32,8 +32,9 @@ def load(
         validation=SimpleNamespace(
             simulations=num_held_out,
             rollout=SimpleNamespace() if has_rollouts else None,
-            **{name: asked.get(f"validation.{name}") for name in ("every_batches", "every_s", "at")},
+            **{name: asked.get(f"validation.{name}") for name in ("every_batches", "every_s", "at", "save_before")},
         ),
+        checkpoint=SimpleNamespace(monitor=asked.get("checkpoint.monitor", "val/loss")),
         training=SimpleNamespace(
             model=None,
             optimizer=None,
@@ -74,6 +75,8 @@ ASKED: list[tuple[str, Any]] = [
     ("validation.every_batches", 10),
     ("validation.every_s", 60.0),
     ("validation.at", (5,)),
+    ("validation.save_before", True),
+    ("checkpoint.monitor", "val/error"),
     ("training.early_stop", SimpleNamespace(monitor="val/loss")),
 ]
 

@@ -79,6 +79,8 @@ def _require_nothing_of_validations(config: "StudyConfig", server_class: type[St
         "validation.every_batches": config.validation.every_batches is not None,
         "validation.every_s": config.validation.every_s is not None,
         "validation.at": bool(config.validation.at),
+        "validation.save_before": config.validation.save_before,
+        "checkpoint.monitor": config.checkpoint.monitor != "val/loss",
         "training.early_stop": stop is not None and stop.monitor.startswith(VALIDATED),
         "training.lr_scheduler": scheduler is not None and scheduler.class_.endswith(":ReduceLROnPlateau"),
     }

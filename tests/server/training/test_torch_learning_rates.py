@@ -223,6 +223,30 @@ def test_one_of_several_rates_is_enough_and_rank_0_speaks_for_all(num_zero: int,
     assert len(rates.warnings) == num_warnings
 
 
+@pytest.mark.parametrize(
+    ("stepped", "num_updates", "said"),
+    [
+        ([0, 1], MANY, []),
+        ([0], MANY, ["of 2 optimizers, 1 (counted from 0) took"]),
+        ([0], MANY - 1, []),
+        ([], MANY, []),
+    ],
+)
+def test_an_optimizer_that_is_never_stepped_beside_another_is_told(
+    stepped: list[int], num_updates: int, said: list[str]
+) -> None:
+    server = prepared(TwoGroups(), UNKNOWN, "updates")
+    server.lr_scheduler = None
+    rates = LearningRates(server)
+    rates.on_train_start(server)
+    for _ in range(num_updates):
+        for place in stepped:
+            server.optimizer[place].step()
+        step(server, rates, num_first=0)
+    rates.on_train_end(server)
+    assert [text[: len(start)] for text, start in zip(rates.warnings, said, strict=True)] == said
+
+
 def grown(factor: int, *, num_steps: int = NUM_STEPS) -> tuple[Scale, LearningRates]:
     """A study that was trained for so many steps, and goes on with `factor` times as many simulations."""
     server = prepared(WarmUpAndCosine(), KNOWN, "updates")

@@ -1,7 +1,7 @@
 """The learning rates of a TorchServer's optimizers."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from torch.optim.lr_scheduler import ReduceLROnPlateau
@@ -28,7 +28,7 @@ class LearningRates(LearningRateCallback):
     update.
 
     `warnings`, on rank 0: what was `ignored` when the training was restored, a schedule that has ended before the
-    training, and a rate of 0 in `MANY` updates in a row.
+    training, a rate of 0 in `MANY` updates in a row, and an optimizer that took no step in so many.
     """
 
     def __init__(self, server: "TorchServer", *, ignored: Sequence[str] = ()) -> None:
@@ -36,7 +36,9 @@ class LearningRates(LearningRateCallback):
         self._ignored = ignored
         self._server = server
         self._num_updates = 0
+        self._num_watched = 0
         self._num_without_rate = 0
+        self._stepped: set[int] = set()
         self._num_steps = 0
         self._used: list[float] = []
         self._used_by = 0
@@ -50,6 +52,8 @@ class LearningRates(LearningRateCallback):
 
     def on_train_start(self, server: "TorchServer") -> None:
         self._num_updates = server.progress.updates
+        for optimizer in as_list(server.optimizer):
+            before_each_step(optimizer, lambda own, *_: self._stepped.add(id(own)))
         for text in self._ignored:
             self._warn(text)
         num_steps, is_scheduled = server.progress.expected_lr_steps, any(map(_counts_updates, self._schedulers))
@@ -74,6 +78,14 @@ class LearningRates(LearningRateCallback):
 
     def on_train_end(self, server: "TorchServer") -> None:
         self.on_step_end(server)
+        optimizers = [unwrapped(it) for it in as_list(server.optimizer)]
+        idle = [place for place, it in enumerate(optimizers) if _has_hooks(it) and id(it) not in self._stepped]
+        # Without any step this rank had no batch.
+        if self._stepped and idle and self._num_watched >= MANY:
+            self._warn(
+                f"of {len(optimizers)} optimizers, {', '.join(map(str, idle))} (counted from 0) took no step in the "
+                f"last {self._num_watched} updates: step them in training_step, or leave them out"
+            )
         if any(not _counts_updates(it) and it.last_epoch <= 1 for it in self._schedulers):
             self._warn(
                 "the ReduceLROnPlateau took no step before the end: it takes one at each validation, so write "
@@ -101,6 +113,7 @@ class LearningRates(LearningRateCallback):
         if num_updates == self._num_updates:
             return
         self._num_updates = num_updates
+        self._num_watched += 1
         self._num_without_rate = 0 if any(self._rates()) else self._num_without_rate + 1
         if self._num_without_rate == MANY:
             self._warn(
@@ -127,6 +140,22 @@ class LearningRates(LearningRateCallback):
 
 def _counts_updates(scheduler: Any) -> bool:
     return not isinstance(scheduler, ReduceLROnPlateau)
+
+
+def unwrapped(optimizer: Any) -> Any:
+    """The user's own optimizer, without Fabric's wrapper."""
+    return getattr(optimizer, "optimizer", optimizer)
+
+
+def before_each_step(optimizer: Any, hook: Callable[..., None]) -> None:
+    """Call `hook` with the user's own optimizer at each of its steps; one that is not of torch's class has no hooks."""
+    own = unwrapped(optimizer)
+    if _has_hooks(own):
+        own.register_step_pre_hook(hook)
+
+
+def _has_hooks(optimizer: Any) -> bool:
+    return hasattr(optimizer, "register_step_pre_hook")
 
 
 def as_list(values: Any) -> list[Any]:

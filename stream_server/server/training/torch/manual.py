@@ -12,11 +12,11 @@ from stream_server.errors import UserCodeError
 from stream_server.server.progress.batches import UnionBatch
 from stream_server.server.ranks.communicator import Ranks
 from stream_server.server.training.torch.gradients import Gradients
-from stream_server.server.training.torch.learning_rates import as_list
+from stream_server.server.training.torch.learning_rates import as_list, before_each_step
 from stream_server.server.training.torch.lightning import Precision
 from stream_server.server.training.torch.reduction import UnionGradients
 from stream_server.server.training.torch.state import plain, restored
-from stream_server.server.training.torch.weights import other_modules, unwrapped
+from stream_server.server.training.torch.weights import other_modules
 from stream_server.server.user.torch_server import TorchServer
 from stream_server.storage.plain_state import from_bytes, to_bytes
 from stream_server.user_code import call_user
@@ -199,10 +199,3 @@ class ManualOptimization:
 
 def _step_of(*numbers: int) -> str:
     return f"a step of optimizer {', '.join(map(str, numbers))}"
-
-
-def before_each_step(optimizer: Any, hook: Callable[..., None]) -> None:
-    """Call `hook` with the user's own optimizer at each of its steps; one that is not of torch's class has no hooks."""
-    own: Any = unwrapped(optimizer)
-    if hasattr(own, "register_step_pre_hook"):
-        own.register_step_pre_hook(hook)

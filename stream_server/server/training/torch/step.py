@@ -20,9 +20,9 @@ from stream_server.server.training.torch.fabric import launch
 from stream_server.server.training.torch.fingerprint import of_model
 from stream_server.server.training.torch.gradients import Gradients
 from stream_server.server.training.torch.group import TorchGroup
-from stream_server.server.training.torch.learning_rates import LearningRates, as_list
+from stream_server.server.training.torch.learning_rates import LearningRates, as_list, before_each_step
 from stream_server.server.training.torch.lightning import Precision
-from stream_server.server.training.torch.manual import ManualOptimization, before_each_step
+from stream_server.server.training.torch.manual import ManualOptimization
 from stream_server.server.training.torch.model import (
     changed_settings,
     load_state,

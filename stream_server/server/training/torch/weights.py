@@ -12,7 +12,7 @@ from torch.nn.parameter import is_lazy
 from torch.optim.swa_utils import AveragedModel
 
 from stream_server.errors import ConfigError, UserCodeError
-from stream_server.server.training.torch.learning_rates import as_list
+from stream_server.server.training.torch.learning_rates import as_list, unwrapped
 from stream_server.server.training.torch.lightning import Precision
 from stream_server.server.training.torch.reduction import further_parameters
 from stream_server.server.training.torch.state import plain, restored
@@ -251,12 +251,6 @@ def checksum(tensor: Tensor) -> str:
 def _marks(parameter: nn.Parameter) -> tuple[int, int]:
     """A mark that differs once the values were changed, found without reading them."""
     return parameter.data_ptr(), parameter._version
-
-
-def unwrapped(optimizer: Any) -> torch.optim.Optimizer:
-    """The user's own optimizer, without Fabric's wrapper."""
-    own: torch.optim.Optimizer = getattr(optimizer, "optimizer", optimizer)
-    return own
 
 
 def _tensors(module: nn.Module) -> set[int]:
