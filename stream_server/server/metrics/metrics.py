@@ -120,18 +120,17 @@ class Metrics:
         if step is not None:
             self._check(name, step)
         with self._lock:
-            if self._apart is not None:
-                if step is None and reduce == "mean":
-                    self._apart.setdefault(name, []).append(number)
-                    return
-                name = name if name.startswith(VALIDATED) else f"{VALIDATED}{name}"
-            note(self._values if step is None else self._of_batch(step).numbers, name, number, reduce)
+            if self._apart is not None and step is None and reduce == "mean":
+                self._apart.setdefault(name, []).append(number)
+            else:
+                numbers = self._values if step is None else self._of_batch(step).numbers
+                note(numbers, self._placed(name), number, reduce)
 
     @contextmanager
     def apart(self) -> Iterator[dict[str, list[Any]]]:
         """Within, numbers of which the mean is asked for belong to no log point: gives them, by name. Main thread.
 
-        Others are written under the names of validations.
+        Others, histograms and figures are written under the names of validations.
         """
         found: dict[str, list[Any]] = {}
         self._apart = found
@@ -146,7 +145,7 @@ class Metrics:
             values = values.detach().cpu()
         histogram = Histogram.of(values)
         with self._lock:
-            self._histograms.setdefault(name, Histogram()).add(histogram)
+            self._histograms.setdefault(self._placed(name), Histogram()).add(histogram)
 
     def log_figure(self, name: str, figure: Any) -> None:
         """Keep a picture of a Matplotlib figure, which the caller may then change or close; rank 0 only.
@@ -161,7 +160,7 @@ class Metrics:
         if self._ranks.rank == 0:
             image = io.BytesIO()
             figure.savefig(image, format="png")
-            self._figures[name] = image.getvalue()
+            self._figures[self._placed(name)] = image.getvalue()
 
     def write(self, batch: int, wall_s: float) -> None:
         """Read the gauges, reduce over the ranks and write what was logged since the last time; collective."""
@@ -205,6 +204,9 @@ class Metrics:
         writers, self._writers, self._own = [*self._own, *self._writers], [], []
         for writer in writers:
             _close(writer)
+
+    def _placed(self, name: str) -> str:
+        return name if self._apart is None or name.startswith(VALIDATED) else f"{VALIDATED}{name}"
 
     def _check(self, name: str, step: int) -> None:
         if not isinstance(step, int):

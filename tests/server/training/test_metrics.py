@@ -289,11 +289,18 @@ def test_a_step_lies_between_the_last_log_point_and_now() -> None:
 
 
 def test_in_a_validation_what_is_no_mean_is_written_under_its_names() -> None:
-    metrics = Metrics(OneOf(0, []))
+    writer = Kept()
+    metrics = Metrics(OneOf(0, []), [writer])
     metrics.log("worst", 1.0, reduce="max")
+    metrics.log_histogram("seen", [1.0])
     with metrics.apart() as found:
         metrics.log("worst", 9.0, reduce="max")
         metrics.log("error", 2.0)
+        metrics.log_histogram("seen", [5.0])
+        metrics.log_figure("field", Figure())
     metrics.write(1, 0.0)
     assert found == {"error": [2.0]}
-    assert metrics.latest == {"worst": 1.0, "val/worst": 9.0}
+    [record] = writer.records
+    assert {name: it.max for name, it in record.histograms.items()} == {"seen": 1.0, "val/seen": 5.0}
+    assert [*record.figures] == ["val/field"]
+    assert (record.values["worst"], record.values["val/worst"]) == (1.0, 9.0)
