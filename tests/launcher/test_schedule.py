@@ -195,7 +195,7 @@ def test_a_simulation_without_progress_is_cancelled_and_started_again() -> None:
     assert schedule.tick(60.0) == [Cancel(simulation=0, attempt=0)]
     assert schedule.tick(61.0) == []
     assert schedule.job_ended(0, 0, 143, "was killed by SIGTERM", 62.0) == [
-        Fail(simulation=0, attempt=0, reason="no new time step for 60 s"),
+        Fail(simulation=0, attempt=0, reason="sent no new time step for 60 s (simulation.timeout_s)"),
         Submit(simulation=0, attempt=1),
     ]
 
@@ -360,7 +360,9 @@ def test_an_attached_simulation_without_progress_waits_for_another_client() -> N
     schedule = SimulationSchedule(ScheduleLimits(starts_jobs=False, timeout_s=60))
     schedule.replan({0: -1}, 0.0)
     schedule.attach(1, None, 0.0)
-    assert schedule.tick(60.0) == [Fail(simulation=0, attempt=0, reason="no new time step for 60 s")]
+    assert schedule.tick(60.0) == [
+        Fail(simulation=0, attempt=0, reason="sent no new time step for 60 s (simulation.timeout_s)")
+    ]
     assert schedule.attach(2, None, 61.0) == [Give(token=2, simulation=0, attempt=1)]
 
 

@@ -103,7 +103,7 @@ def test_one_that_made_no_progress_ends_the_job_and_the_others_are_excused() -> 
     late = schedule.job_ended(0, 0, 143, "was killed by SIGTERM", 96.0)
     other = schedule.job_ended(1, 0, None, "was ended with its job", 96.0, excuse="none that counts")
     assert [it for it in late + other if isinstance(it, Fail)] == [
-        Fail(simulation=0, attempt=0, reason="no new time step for 60 s"),
+        Fail(simulation=0, attempt=0, reason="sent no new time step for 60 s (simulation.timeout_s)"),
         Fail(
             simulation=1,
             attempt=0,
@@ -119,7 +119,7 @@ def test_the_late_one_is_not_excused_by_what_the_cancel_did_to_the_others() -> N
     schedule.progress(1, 0, 1, False, 30.0)
     schedule.tick(60.0)
     (failed, *_) = schedule.job_ended(0, 0, None, "ended", 61.0, excuse="simulation 1, which shared the job, failed")
-    assert failed == Fail(simulation=0, attempt=0, reason="no new time step for 60 s")
+    assert failed == Fail(simulation=0, attempt=0, reason="sent no new time step for 60 s (simulation.timeout_s)")
 
 
 def test_a_finished_simulation_may_stay_as_long_as_the_others_of_its_job_run() -> None:
@@ -234,7 +234,9 @@ def test_one_that_ended_without_finish_takes_nobody_down_and_is_judged_by_that_w
     assert schedule.tick(110.0) == [Cancel(simulation=0, attempt=0)]
     assert schedule.tick(110.0) == []
     late = schedule.job_ended(0, 0, 143, "was killed by SIGTERM", 111.0)
-    assert fails(late) == [Fail(simulation=0, attempt=0, reason="no new time step for 60 s")]
+    assert fails(late) == [
+        Fail(simulation=0, attempt=0, reason="sent no new time step for 60 s (simulation.timeout_s)")
+    ]
     assert fails(schedule.job_ended(1, 0, 0, "ended with exit code 0", 111.0)) == []
     (failed,) = fails(schedule.tick(111.0 + CONFIRM_S))
     assert not failed.excuse
@@ -247,7 +249,7 @@ def test_what_its_processes_do_when_they_are_told_to_end_is_held_against_nobody(
     schedule.tick(60.0)
     schedule.ranks_ended(1, 0, "a rank was killed by SIGTERM", 60.5, over=True)
     assert fails([*killed(schedule, 0, now=61.0), *schedule.job_ended(1, 0, 143, "killed", 61.0)]) == [
-        Fail(simulation=0, attempt=0, reason="no new time step for 60 s"),
+        Fail(simulation=0, attempt=0, reason="sent no new time step for 60 s (simulation.timeout_s)"),
         Fail(simulation=1, attempt=0, reason=WITH_ITS_JOB, excuse=CANCELLED),
     ]
 
@@ -285,7 +287,7 @@ def test_who_is_to_blame_for_a_cancel_is_known_before_the_job_has_ended() -> Non
     schedule.tick(60.0)
     # Of what had ended before, the cancel says nothing.
     assert [(it.id, it.reason, it.excuse) for it in schedule.decided(0)] == [
-        (0, "no new time step for 60 s", ""),
+        (0, "sent no new time step for 60 s (simulation.timeout_s)", ""),
         (1, WITH_ITS_JOB, CANCELLED),
     ]
 

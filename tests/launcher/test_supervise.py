@@ -103,7 +103,7 @@ def test_a_simulation_that_is_killed_is_started_again(tmp_path: Path) -> None:
 def test_a_simulation_that_hangs_is_killed_after_its_timeout(tmp_path: Path) -> None:
     with Rank0(tmp_path, SLEEPING, "simulation.timeout_s=0.5") as rank_0:
         rank_0.plan(1)
-        assert rank_0.wait_for(launcher_link.Failed).reason == "no new time step for 0.5 s"
+        assert rank_0.wait_for(launcher_link.Failed).reason == "sent no new time step for 0.5 s (simulation.timeout_s)"
 
 
 def test_the_end_of_rank_0_ends_the_launcher_and_every_process_of_its_simulations(tmp_path: Path) -> None:

@@ -103,7 +103,7 @@ def test_a_worker_that_hangs_is_killed_and_only_the_simulation_that_it_was_at_ha
     done = run(workers("hangs", **{"simulation.timeout_s": 10}))
     assert_complete(done, NUM)
     assert len(counted(done)) == 1
-    assert "no new time step for 10 s" in counted(done)[0]
+    assert "sent no new time step for 10 s (simulation.timeout_s)" in counted(done)[0]
 
 
 @pytest.mark.parametrize(

@@ -260,7 +260,7 @@ class SimulationSchedule:
             if deadline is None or now < deadline:
                 continue
             if it.state is ScheduledState.RUNNING:
-                it.reason = f"no new time step for {self.limits.timeout_s:g} s"
+                it.reason = f"sent no new time step for {self.limits.timeout_s:g} s (simulation.timeout_s)"
             if it.has_job:
                 actions.append(self._cancel(it))
             else:
