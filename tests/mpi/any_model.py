@@ -1,19 +1,21 @@
 """Run under MPI: trains models of many kinds, each beside a plain loop of torch on the union batches.
 
 The first argument is a JSON list of jobs: the kind of model, the batch sizes of each rank, step by step, the keys of
-`training`, and whether the ranks are to refuse it. The second is the JSON file to write: for each job what each rank
-has at the end, and what the plain loop has.
+`training`, before which steps it starts anew from what it saved, and whether the ranks are to refuse it. The second is
+the JSON file to write: for each job what each rank has at the end, and what the plain loop has.
 """
 
 import json
 import sys
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn import functional
 from torch.nn.parameter import is_lazy
 from torch.optim.swa_utils import AveragedModel
@@ -25,6 +27,7 @@ from stream_server.server.progress.progress import Progress
 from stream_server.server.ranks.communicator import ranks_from_environment
 from stream_server.server.training.torch.step import TorchStep
 from stream_server.server.user.torch_server import SkippedBatch, TorchServer
+from stream_server.storage.plain_state import from_bytes, to_bytes
 from tests.support.settings import settings
 from tests.support.streams import batch_of
 
@@ -99,6 +102,27 @@ class OnlyInTheOptimizer(Submodules):
 
     def learned(self, model: Any) -> list[Tensor]:
         return [*model.parameters(), self.scale]
+
+
+class SharedOut(Submodules):
+    """Each rank has the optimizer's state of some of the parameters, and the step waits for all ranks."""
+
+    options: ClassVar[dict[str, Any]] = {}
+
+    def make(self) -> tuple[nn.Module, Any]:
+        model = self.make_model()
+        if not dist.is_initialized():
+            return model, torch.optim.AdamW(model.parameters(), lr=0.05, weight_decay=0.1)
+        optimizer = ZeroRedundancyOptimizer(
+            model.parameters(), torch.optim.AdamW, lr=0.05, weight_decay=0.1, **self.options
+        )
+        return model, optimizer
+
+
+class Overlapping(SharedOut):
+    """Never steps without DDP, and says so in the log only."""
+
+    options: ClassVar[dict[str, Any]] = {"overlap_with_ddp": True}
 
 
 class Unfrozen(Submodules):
@@ -247,6 +271,11 @@ class Adversarial(Manual):
         of_g.step()
 
 
+class SharedOutManually(Adversarial):
+    def make(self) -> tuple[nn.Module, Any]:
+        return SharedOut().make()
+
+
 class AveragedAdversarial(Adversarial):
     """The running mean of both, which a rank without a batch takes of weights that it takes over later."""
 
@@ -363,25 +392,30 @@ def union_batch_of(parts: Sequence[Pair]) -> tuple[UnionBatch, Pair | None]:
 
 
 def train_on_ranks(job: dict[str, Any]) -> tuple[Server, dict[str, Any]]:
-    server = Server(KINDS[job["kind"]](), settings(**job.get("training", {})))
-    server.union_mean = UnionMean(RANKS)
-    server.progress = progress = Progress(RANKS.size)
+    progress, batches, saved = Progress(RANKS.size), union_batches(job["steps"]), b""
     found: dict[str, Any] = {"error": ""}
     try:
-        with TorchStep(server, RANKS, server.config) as step:
-            for index, parts in enumerate(union_batches(job["steps"])):
-                union_batch, data = union_batch_of(parts)
-                outcome = step.run(union_batch, data, index)
-                progress.count_batch(union_batch)
-                if outcome.updated:
-                    progress.count_update(outcome)
-                server.on_step_end()
-            last = step.finish()
-            if last is not None:
-                progress.count_update(last)
-            found["weights"] = numbers(server.kind.learned(server.model))
-            found["counts"] = [progress.updates, progress.samples, progress.skipped]
-            found["names"] = list(server.model.state_dict())
+        for first, stop in pairwise([0, *job.get("restarts", ()), len(batches)]):
+            server = Server(KINDS[job["kind"]](), settings(**job.get("training", {})))
+            server.union_mean, server.progress = UnionMean(RANKS), progress
+            with TorchStep(server, RANKS, server.config) as step:
+                if saved:
+                    step.load_state_dict(from_bytes(saved))
+                for index in range(first, stop):
+                    union_batch, data = union_batch_of(batches[index])
+                    outcome = step.run(union_batch, data, index)
+                    progress.count_batch(union_batch)
+                    if outcome.updated:
+                        progress.count_update(outcome)
+                    server.on_step_end()
+                last = step.finish()
+                if last is not None:
+                    progress.count_update(last)
+                # As in a checkpoint, where the state is asked for on one rank.
+                saved = RANKS.broadcast_bytes(to_bytes(step.state_dict()) if RANKS.rank == 0 else b"")
+                found["weights"] = numbers(server.kind.learned(server.model))
+                found["counts"] = [progress.updates, progress.samples, progress.skipped]
+                found["names"] = list(server.model.state_dict())
     except (UserCodeError, ConfigError) as error:
         if not job.get("is_refused"):
             print(error, file=sys.stderr, flush=True)

@@ -23,6 +23,13 @@ JOBS: dict[str, Job] = {
     "sometimes used, accumulated": {"kind": "SometimesUsed", "steps": DRAINED, "training": {"accumulate": 3}},
     "not in the optimizer": {"kind": "NotInTheOptimizer", "steps": UNEVEN},
     "only in the optimizer": {"kind": "OnlyInTheOptimizer", "steps": UNEVEN},
+    "shared out": {"kind": "SharedOut", "steps": UNEVEN, "restarts": [1, 4]},
+    "shared out, accumulated": {
+        "kind": "SharedOut",
+        "steps": DRAINED,
+        "training": {"accumulate": 2, "clip_norm": 0.3},
+        "restarts": [2],
+    },
     "unfrozen": {"kind": "Unfrozen", "steps": UNEVEN},
     "frozen": {"kind": "Frozen", "steps": UNEVEN},
     "complex": {"kind": "Fourier", "steps": UNEVEN},
@@ -59,6 +66,14 @@ REFUSED: dict[str, tuple[Job, str]] = {
     ),
     "sparse": ({"kind": "Sparse", "steps": UNEVEN}, "the gradient of table.weight is sparse"),
     "other models": ({"kind": "OtherModels", "steps": UNEVEN}, "rank 0 has no further parameter where rank 1 has more"),
+    "shared out, manually": (
+        {"kind": "SharedOutManually", "steps": UNEVEN},
+        "training.uneven must be stop for an optimizer that the ranks share out",
+    ),
+    "shared out, overlapping": (
+        {"kind": "Overlapping", "steps": UNEVEN},
+        "ZeroRedundancyOptimizer with overlap_with_ddp=True, which steps within DDP only",
+    ),
     "norm of all ranks": ({"kind": "NormOfAllRanks", "steps": UNEVEN}, "training.uneven must be stop for a model with"),
 }
 NOT_TRAINED = 14
@@ -71,7 +86,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     # Not standard output, of which Open MPI's mpirun loses a part when lines are very long.
     found = tmp_path_factory.mktemp("any_model") / "found.json"
     arguments = [json.dumps([*jobs.values()]), str(found)]
-    ran = run("any_model", 2, arguments, implementation="openmpi", deadline_s=150)
+    ran = run("any_model", 2, arguments, implementation="openmpi", deadline_s=40)
     assert (ran.returncode, ran.stderr) == (0, "")
     return dict(zip(jobs, json.loads(found.read_text()), strict=True))
 

@@ -1,7 +1,7 @@
 """The gradients of an update, between the last backward pass and the optimizer."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from functools import reduce
 from typing import TYPE_CHECKING
 
@@ -38,7 +38,7 @@ class Gradients:
         Raises:
             UserCodeError: the optimizer's gradients cannot be clipped.
         """
-        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+        gradients = _gradients(parameters)
         if weight != 1 and gradients:
             torch._foreach_mul_(gradients, weight)
         if self._settings.clip_norm is not None:
@@ -58,7 +58,7 @@ class Gradients:
             return 0.0
         call_user(f"the optimizer of {type(self._server).__name__}", self._precision.unscale_gradients, optimizer)
         parameters = (parameter for group in optimizer.param_groups for parameter in group["params"])
-        gradients = [_real(parameter.grad) for parameter in parameters if parameter.grad is not None]
+        gradients = _gradients(parameters)
         if not gradients:
             return 0.0
         if settings.clip_value is not None:
@@ -71,11 +71,10 @@ class Gradients:
         return norm
 
 
-def _norm(gradients: Sequence[Tensor]) -> float:
+def _norm(gradients: list[Tensor]) -> float:
     """The norm of all elements; sums of 16-bit numbers are taken in 32 bits."""
     if not gradients:
         return 0.0
-    gradients = [_real(gradient) for gradient in gradients]
     dtype = reduce(torch.promote_types, {gradient.dtype for gradient in gradients}, torch.float32)
     if gradients[0].device.type == "cpu":
         # 3.5 times as fast as torch's norm, with the same range.
@@ -85,6 +84,17 @@ def _norm(gradients: Sequence[Tensor]) -> float:
     return float(torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients, 2, dtype))))
 
 
-def _real(gradient: Tensor) -> Tensor:
-    """A view of the real and imaginary parts of complex numbers; others as they are."""
-    return torch.view_as_real(gradient) if gradient.is_complex() else gradient
+def _gradients(parameters: Iterable[Tensor]) -> list[Tensor]:
+    """The gradients that there are, as dense arrays of real numbers, whose changes are those of the gradients.
+
+    Complex numbers as their real and imaginary parts, sparse gradients as the values in them.
+    """
+    found = []
+    for parameter in parameters:
+        gradient = parameter.grad
+        if gradient is not None and gradient.is_sparse:
+            parameter.grad = gradient.coalesce()
+            gradient = parameter.grad.values()
+        if gradient is not None:
+            found.append(torch.view_as_real(gradient) if gradient.is_complex() else gradient)
+    return found

@@ -45,6 +45,11 @@ def set_up(server: TorchServer, fabric: Fabric, precision: Precision, *, compile
     several = isinstance(optimizers, tuple | list)
     if several and server.automatic_optimization:
         raise UserCodeError(f"{name} returned several optimizers, which needs automatic_optimization = False")
+    if any(getattr(optimizer, "_overlap_with_ddp", False) for optimizer in as_list(optimizers)):
+        raise UserCodeError(
+            f"{name} returned a ZeroRedundancyOptimizer with overlap_with_ddp=True, which steps within DDP only: leave "
+            "it out"
+        )
     if compiled:
         compile_in_place(model)
     given = f"what {name} returned"
@@ -69,10 +74,22 @@ def _make_alike(module: Any, *, seed: int) -> None:
     module.initialize_parameters = initialize_alike
 
 
+def shared_out(server: TorchServer) -> list[Any]:
+    """The optimizers of which each rank has a part of the state (ZeroRedundancyOptimizer), as the user made them.
+
+    Their steps wait for all ranks. Their `consolidate_state_dict` is collective, and brings the parts to rank 0.
+    """
+    return [it.optimizer for it in as_list(server.optimizer) if hasattr(it, "consolidate_state_dict")]
+
+
 def state_of(server: TorchServer) -> dict[str, Any]:
-    """The learning state of the model, in plain containers and arrays that are not modified later."""
+    """The learning state of the model, in plain containers and arrays that are not modified later.
+
+    Of optimizers that are `shared_out` it is what was last brought to this rank.
+    """
     return {
-        "optimizers": [plain(it.state_dict(), "the optimizer") for it in as_list(server.optimizer)],
+        # Fabric's wrapper would ask the other ranks for their parts.
+        "optimizers": [plain(it.optimizer.state_dict(), "the optimizer") for it in as_list(server.optimizer)],
         "schedulers": [plain(it.state_dict(), "the lr_scheduler") for it in as_list(server.lr_scheduler)],
         "kinds": {"optimizers": kinds(server.optimizer), "schedulers": kinds(server.lr_scheduler)},
     }
@@ -99,8 +116,9 @@ def check_kinds(saved: list[str], made: Any, what: str) -> None:
 
 def _kind(it: Any) -> str:
     if hasattr(it, "param_groups"):
-        # Fabric wraps it, in a class of its own.
-        name = type(getattr(it, "optimizer", it)).__qualname__
+        # Fabric wraps it, in a class of its own. What ranks share out has the state of the optimizer inside.
+        own = getattr(it, "optimizer", it)
+        name = type(getattr(own, "optim", own)).__qualname__
         return f"{name} of {' + '.join(str(len(group['params'])) for group in it.param_groups)} parameters"
     parts = [_kind(part) for part in getattr(it, "_schedulers", ())]
     return type(it).__qualname__ + (f"({', '.join(parts)})" if parts else "")
@@ -172,6 +190,7 @@ def load_state(server: TorchServer, state: dict[str, Any]) -> None:
             check_kinds(state["kinds"][part], own, _SINGULAR[part])
             for it, its_state in zip(as_list(own), restored(state[part]), strict=True):
                 it.load_state_dict(its_state)
+                _keep_types(it, its_state)
     except (RuntimeError, ValueError, KeyError) as error:
         name = f"{type(server).__name__}.prepare_training_attributes"
         text = f"{name} makes something else than what was saved: {error}"
@@ -179,6 +198,17 @@ def load_state(server: TorchServer, state: dict[str, Any]) -> None:
             f"{text}. Make the same as before (self.progress knows how far the study is, for groups that were added "
             "on the way), or start over with --fresh"
         ) from error
+
+
+def _keep_types(optimizer: Any, saved: Any) -> None:
+    """Put back what torch has cast to the type of its parameter: a state in 32 bits of weights in 16, for example."""
+    states = saved.get("state", {})
+    parameters = [it for group in getattr(optimizer, "param_groups", ()) for it in group["params"]]
+    for index, parameter in enumerate(parameters):
+        own = optimizer.state.get(parameter) or {}
+        for key, value in (states.get(index) or {}).items():
+            if isinstance(value, torch.Tensor) and key in own and own[key].dtype != value.dtype:
+                own[key] = value.to(own[key].device)
 
 
 def compile_in_place(model: nn.Module) -> None:

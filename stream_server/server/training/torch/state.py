@@ -11,6 +11,7 @@ from stream_server.errors import DamagedCheckpoint
 
 _TENSOR = "__tensor__"
 _MODULE = "__module_state__"
+_DTYPE = "__dtype__"
 _JUNK = (ValueError, TypeError, KeyError, AttributeError, RuntimeError, OverflowError)
 
 
@@ -27,6 +28,8 @@ def plain(state: Any, name: str = "the state") -> Any:
         return _plain_tensor(state, name)
     if isinstance(state, np.ndarray):
         return state.copy(order="K")
+    if isinstance(state, torch.dtype):
+        return {_DTYPE: _name(state)}
     if isinstance(state, dict):
         return _plain_dict(state, name)
     if type(state) is list:
@@ -47,6 +50,8 @@ def restored(state: Any) -> Any:
             return _tensor(state[_TENSOR])
         if _MODULE in state:
             return _module_state(state[_MODULE])
+        if _DTYPE in state:
+            return _dtype(state[_DTYPE])
         items = {key: restored(item) for key, item in state.items()}
         if isinstance(state, defaultdict):
             return defaultdict(state.default_factory, items)
@@ -83,10 +88,9 @@ def _uses_cuda() -> bool:
 
 
 def _plain_dict(state: dict[Any, Any], name: str) -> Any:
-    if _TENSOR in state or _MODULE in state:
-        raise TypeError(
-            f"{name} has a key {_TENSOR!r} or {_MODULE!r}, which stands for something else when it is saved"
-        )
+    for key in (_TENSOR, _MODULE, _DTYPE):
+        if key in state:
+            raise TypeError(f"{name} has a key {key!r}, which stands for something else when it is saved")
     items = {key: plain(item, f"{name}.{key}") for key, item in state.items()}
     if type(state) is OrderedDict and hasattr(state, "_metadata"):
         # Modules read the versions in it when they load a state.
@@ -105,16 +109,26 @@ def _plain_tensor(tensor: torch.Tensor, name: str) -> Any:
         raise TypeError(f"{name} is a {tensor.layout} tensor on {tensor.device}, but only dense ones can be saved")
     # As bytes, since NumPy has not all of torch's types.
     copied = tensor.detach().resolve_conj().resolve_neg().to("cpu", copy=True).contiguous()
-    dtype = str(tensor.dtype).removeprefix("torch.")
-    return {_TENSOR: [dtype, list(tensor.shape), copied.reshape(-1).view(torch.uint8).numpy()]}
+    return {_TENSOR: [_name(tensor.dtype), list(tensor.shape), copied.reshape(-1).view(torch.uint8).numpy()]}
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _dtype(name: Any) -> torch.dtype:
+    dtype = getattr(torch, name, None) if isinstance(name, str) else None
+    if not isinstance(dtype, torch.dtype):
+        raise DamagedCheckpoint(f"the type of a tensor cannot be restored: {name!r}"[:200])
+    return dtype
 
 
 def _tensor(content: Any) -> torch.Tensor:
     try:
         name, shape, array = content
-        dtype = getattr(torch, name)
-        if not isinstance(dtype, torch.dtype) or array.dtype != np.uint8:
-            raise ValueError(f"{name} is not a tensor type, or has no bytes")
+        dtype = _dtype(name)
+        if array.dtype != np.uint8:
+            raise ValueError(f"the {name} has no bytes")
         if math.prod(shape) * dtype.itemsize != array.size:
             raise ValueError(f"{array.size} bytes are not those of {name} in the shape {shape}")
         tensor = torch.empty(shape, dtype=dtype, device="cpu")

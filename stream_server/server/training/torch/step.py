@@ -28,6 +28,7 @@ from stream_server.server.training.torch.model import (
     load_state,
     set_up,
     settings_of,
+    shared_out,
     state_of,
 )
 from stream_server.server.training.torch.precision import LossScaling, make_precision, numerics
@@ -183,6 +184,8 @@ class TorchStep:
                 evaluated = self._weights.returned
                 if evaluated is not self._server.model:
                     self._union.broadcast_module(evaluated, self._buffers_from)
+                for optimizer in shared_out(self._server):
+                    optimizer.consolidate_state_dict()
 
     def fingerprints(self) -> Fingerprints:
         model = self._server.model
@@ -378,11 +381,14 @@ class TorchStep:
             )
 
     def _refuse_what_needs_every_rank(self) -> None:
-        if not any(isinstance(module, nn.SyncBatchNorm) for module in self._server.model.modules()):
-            return
-        if self._settings.uneven != "stop":
+        server, needing = self._server, []
+        if any(isinstance(module, nn.SyncBatchNorm) for module in server.model.modules()):
+            needing.append("a model with SyncBatchNorm on several ranks: its forward pass")
+        if not server.automatic_optimization and shared_out(server):
+            needing.append("an optimizer that the ranks share out and training_step steps: its step")
+        if needing and self._settings.uneven != "stop":
             raise ConfigError(
-                "training.uneven must be stop for a model with SyncBatchNorm on several ranks: its forward pass waits "
-                "for all ranks, and one whose data has ended has none"
+                f"training.uneven must be stop for {needing[0]} waits for all ranks, and one whose data has ended has "
+                "none"
             )
-        self.needs_every_rank = True
+        self.needs_every_rank = bool(needing)
