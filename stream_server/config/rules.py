@@ -76,11 +76,7 @@ def check_ranks(config: StudyConfig, num_ranks: int) -> None:
     Raises:
         ConfigError: a rank could never reach its watermark, or some rank would have no simulation to hear from.
     """
-    problems = [
-        *_watermark_problems(config, num_ranks),
-        *_routing_problems(config, num_ranks),
-        *_block_problems(config, num_ranks),
-    ]
+    problems = [problem for check in CHECKS_OF_RANKS for problem in check(config, num_ranks)]
     if problems:
         raise config_error(f"the study on {counted(num_ranks, 'rank')}", problems)
 
@@ -233,7 +229,8 @@ def _watermark_problems(config: StudyConfig, num_ranks: int) -> Iterator[Problem
         return
     per_simulation = config.num_samples_of(steps.num)
     if config.buffer.routing == "simulations":
-        per_rank = config.study.simulations // num_ranks * per_simulation
+        # Where this is none, `_routing_problems` says so.
+        per_rank = max(1, config.study.simulations // num_ranks) * per_simulation
     elif config.window is not None:
         per_rank = _fewest_windows(config, config.window, per_simulation, num_ranks)
     else:
@@ -270,6 +267,13 @@ def _routing_problems(config: StudyConfig, num_ranks: int) -> Iterator[Problem]:
             "buffer.routing",
             f'"simulations" needs {num_ranks} simulations at once, one for each rank, but at most {at_once} run',
             f'Write "steps", or raise launcher.max_running to {num_ranks}',
+        )
+    if config.buffer.routing == "simulations" and config.study.simulations < num_ranks:
+        yield Problem(
+            "study.simulations",
+            f'{config.study.simulations}, fewer than the {num_ranks} ranks, but with the routing "simulations" each '
+            "needs one",
+            f'Write {num_ranks} or more, train on fewer ranks, or write "steps" in buffer.routing',
         )
     yield from workers_on_ranks(config, num_ranks)
     if config.window is not None and num_ranks > 1:
@@ -393,3 +397,11 @@ CHECKS: tuple[Check, ...] = (
     _capacity_covers_a_batch,
     _watermark_is_reachable,
 )
+
+CHECKS_OF_RANKS: tuple[Callable[[StudyConfig, int], Iterator[Problem]], ...] = (
+    _watermark_problems,
+    _routing_problems,
+    _block_problems,
+)
+"""What depends on the number of ranks: checked by `--check` for those that stream-launcher or mpirun start, and by all
+of them when the study begins."""

@@ -9,6 +9,7 @@ from stream_server.errors import ConfigError
 OWN = 64
 # Connections of whoever reaches a port of a rank, while he has not said who he is.
 STRANGERS = 64
+FOR_CONNECTIONS = "connections of simulations and strangers"
 # libzmq's own thread accepts up to about a thousand connections at each of the three ports of rank 0 before it waits
 # for the thread that cuts those which are too many. That one may not run for long, as user code may hold the
 # interpreter.
@@ -21,17 +22,26 @@ def lacking(num: int, what_for: str, *, spare: int = 0) -> str:
     It is raised by up to `spare` more, as far as that is allowed. What the process starts has the limit, too. It is not
     raised further, since programs that use select() know descriptors below 1024 only.
     """
+    if problem := beyond_limit(num, what_for):
+        return problem
     needed = num + OWN
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if hard != resource.RLIM_INFINITY and needed > hard:
-        return (
-            f"{needed} open files are needed, {num} of them for {what_for}, but only {hard} are allowed here "
-            "(ulimit -Hn): have the limit raised, or let fewer simulations run at once"
-        )
     wanted = needed + spare if hard == resource.RLIM_INFINITY else min(needed + spare, hard)
     if soft != resource.RLIM_INFINITY and soft < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
     return ""
+
+
+def beyond_limit(num: int, what_for: str) -> str:
+    """The error message if this process may never open so many files, and its own; "" if it may."""
+    needed = num + OWN
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard == resource.RLIM_INFINITY or needed <= hard:
+        return ""
+    return (
+        f"{needed} open files are needed, {num} of them for {what_for}, but only {hard} are allowed here "
+        "(ulimit -Hn): have the limit raised, or let fewer simulations run at once"
+    )
 
 
 def require(num: int, what_for: str) -> None:

@@ -76,7 +76,7 @@ def claim(folder: Path, group: str | None) -> str:
             f"the folder {folder} cannot be made: {error.strerror}. Write a study.output_dir in which you may write"
         ) from error
     require_own(folder)
-    number = None if group is None else _number(group)
+    number = None if group is None else number_of_group(group)
     wanted = PRIVATE if number is None else SHARED
     # By its descriptor: in a folder that others may write, the name may lead to another one by now.
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -130,7 +130,12 @@ def require_own(folder: Path) -> None:
         )
 
 
-def _number(group: str) -> int:
+def number_of_group(group: str) -> int:
+    """The number of a group of this machine.
+
+    Raises:
+        ConfigError: there is none of this name.
+    """
     try:
         return grp.getgrnam(group).gr_gid
     except KeyError:

@@ -72,24 +72,26 @@ class Study:
         """The folder of its runs: `study.output_dir`."""
         return self.config.output_dir
 
-    def check(self, ranks: int | None = None) -> Facts:
+    def check(self, ranks: int | None = None, *, fresh: bool = False) -> Facts:
         """Describe what the study would do and take, as `stream-server --check` prints it. Starts nothing.
 
         Args:
             ranks: of the server, as for `start`; `server.ranks` by default.
+            fresh: as for `start`: whatever the output folder holds, the study would start over.
 
         Raises:
-            ConfigError: a class, program or value of the study cannot be used on this machine.
+            ConfigError: `start` would be refused: a class, program or value of the study cannot be used on this
+                machine, on so many ranks, or for the run in the output folder.
             UserCodeError: a file of the user raised while it was imported.
         """
-        from stream_server.server.commands.check import facts_of, require_machine
+        from stream_server.server.commands.check import facts_of, require_start
         from stream_server.studies.trained import user_code_of
 
         config = self.config if ranks is None else self._loaded([f"server.ranks={ranks}"])
         require(config)
         with user_code_of(config):
             facts = facts_of(config)
-        require_machine(config)
+        require_start(config, fresh=fresh)
         return Facts(config.study.name, facts)
 
     def start(

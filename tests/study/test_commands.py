@@ -6,13 +6,19 @@ import re
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from stream_server.config import load
+from stream_server.errors import ConfigError
 from stream_server.launcher.supervision.cli import main as stream_launcher_main
+from stream_server.server.commands import check
 from stream_server.server.commands.cli import main as stream_server_main
+from stream_server.server.run.output import OutputFolder
 from stream_server.server.run.plan import limit_of_node
+from stream_server.studies.study import Study
 from tests.study.conftest import Here
 from tests.support.launch import mpirun
 from tests.support.runs import NUMPY_STUDY, Run, assert_complete
@@ -77,6 +83,86 @@ def test_check_under_mpirun_plans_for_its_ranks_and_one_of_them_tells_it(
     assert exit_code == 0
     assert re.search("^ranks +2, as mpirun starts them$", output, re.MULTILINE)
     assert "2 ranks × " in output
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        (
+            {"buffer.policy": "reservoir", "buffer.watermark": 41, "buffer.capacity": 80, "study.simulations": 4},
+            "buffer.watermark: 41 samples can never wait: the study sends 40 to a rank in all",
+        ),
+        (
+            {
+                "buffer.policy": "reservoir",
+                "buffer.routing": "simulations",
+                "study.simulations": 1,
+                "study.time_steps": None,
+            },
+            'study.simulations: 1, fewer than the 2 ranks, but with the routing "simulations" each needs one',
+        ),
+        (
+            {
+                "buffer.policy": "reservoir",
+                "buffer.routing": "simulations",
+                "launcher.max_running": 1,
+                "client.max_attached": 0,
+            },
+            'buffer.routing: "simulations" needs 2 simulations at once',
+        ),
+    ],
+)
+@pytest.mark.parametrize("way", ["server.ranks", "mpirun", "Study.check"])
+def test_check_refuses_what_the_ranks_would_refuse_that_will_run(
+    stream_server_here: Here, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any], told: str, way: str
+) -> None:
+    if way == "Study.check":
+        Study.load(NUMPY_STUDY, settings).check()
+        with pytest.raises(ConfigError, match=re.escape(told)):
+            Study.load(NUMPY_STUDY, settings).check(ranks=2)
+        return
+    assert stream_server_here(NUMPY_STUDY, "--check", settings=settings)[0] == 0
+    if way == "mpirun":
+        monkeypatch.setenv("PMI_SIZE", "2")
+        monkeypatch.setenv("PMI_RANK", "0")
+    else:
+        settings = settings | {"server.ranks": 2}
+    exit_code, output = stream_server_here(NUMPY_STUDY, "--check", settings=settings)
+    assert exit_code == 2
+    assert "the study on 2 ranks has 1 problem:" in output
+    assert told in output
+
+
+def test_check_refuses_a_change_that_the_run_in_the_folder_would_refuse(
+    stream_server_here: Here, tmp_path: Path
+) -> None:
+    settings = {"study.output_dir": str(tmp_path)}
+    config = load(NUMPY_STUDY, [f"study.output_dir={tmp_path}"])
+    OutputFolder(tmp_path).prepare(config, resume=False)
+    (tmp_path / "record").mkdir()
+    assert stream_server_here(NUMPY_STUDY, "--check", settings=settings)[0] == 0
+    settings |= {"training.batch_size": 5}
+    exit_code, output = stream_server_here(NUMPY_STUDY, "--check", settings=settings)
+    assert exit_code == 2
+    assert "training.batch_size: 5, but the run began with 4" in output
+    assert stream_server_here(NUMPY_STUDY, "--check", "--fresh", settings=settings)[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"load.checkpoint": "nowhere"}, "load.checkpoint must be the output folder of a study"),
+        ({"study.share_with": "no-such-group"}, 'study.share_with: there is no group "no-such-group" here'),
+        ({"client.max_attached": 10**9, "buffer.capacity": 2 * 10**9}, "open files are needed"),
+    ],
+)
+def test_check_refuses_what_a_start_here_would_refuse(
+    stream_server_here: Here, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any], told: str
+) -> None:
+    monkeypatch.setattr(check, "memory_problem", lambda *_: "")
+    exit_code, output = stream_server_here(NUMPY_STUDY, "--check", settings=settings)
+    assert exit_code == 2
+    assert told in output
 
 
 @pytest.mark.parametrize(

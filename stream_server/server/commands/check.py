@@ -4,20 +4,22 @@ import resource
 from contextlib import ExitStack
 from pathlib import Path
 
-from stream_server.config import StudyConfig
+from stream_server.config import StudyConfig, check_ranks
 from stream_server.errors import ConfigError
 from stream_server.launcher.backends.allocation import ServerSize
 from stream_server.launcher.backends.mpirun import missing_program, shown
 from stream_server.launcher.backends.registry import check_backend, check_server_backend
-from stream_server.machine import network
-from stream_server.machine.descriptors import STRANGERS, verdict
+from stream_server.machine import network, run_folder
+from stream_server.machine.descriptors import FOR_CONNECTIONS, STRANGERS, beyond_limit, verdict
 from stream_server.machine.screen import size_shown
 from stream_server.server.metrics.writers import writer_makers
+from stream_server.server.model.warm_start import find_source
 from stream_server.server.ranks.communicator import SoloRanks, environment_rank
 from stream_server.server.replay.share import ReplayShare
 from stream_server.server.replay.simulation_file import load_h5py
 from stream_server.server.run.build import make_policy
 from stream_server.server.run.cores import expected_cores
+from stream_server.server.run.output import OutputFolder
 from stream_server.server.run.plan import MemoryNeed, RankPlan, free_on_node, limit_of_node, make_plan, memory_problem
 from stream_server.server.simulations.design import ParameterDesign
 from stream_server.server.simulations.generator import check_class
@@ -77,20 +79,36 @@ def _lines_of_replay(config: StudyConfig, folder: Path) -> list[tuple[str, str]]
     return [("replay", found), *(("", warning) for warning in share.warnings)]
 
 
-def require_machine(config: StudyConfig, replay: Path | None = None) -> None:
-    """Refuse a study, or a `replay`, that cannot run here as stream-launcher would start it.
+def require_start(config: StudyConfig, replay: Path | None = None, *, fresh: bool = False) -> None:
+    """Refuse a study, or a `replay`, that would be refused when stream-launcher starts it here.
 
     Raises:
-        ConfigError: its ranks need more memory than this node has, a program is missing, or the scheduler would not
-            take the jobs.
+        ConfigError: it cannot run on so many ranks, or go on with the run in its folder unless it starts over, its
+            ranks need more memory or open files than this node gives, there is no such group or model to begin with, a
+            program is missing, or the scheduler would not take the jobs.
+        DamagedCheckpoint: the model to begin with is not as it was saved.
     """
     size, is_here = ServerSize.of(config), config.server.backend == "local"
-    if is_here and (problem := memory_problem(config, size.num_ranks, size.num_on_node)):
-        raise ConfigError(problem)
+    check_ranks(config, size.num_ranks)
+    _require_folder(config, fresh=fresh)
+    if is_here:
+        problem = memory_problem(config, size.num_ranks, size.num_on_node)
+        if problem := problem or beyond_limit(make_plan(config).connections + STRANGERS, FOR_CONNECTIONS):
+            raise ConfigError(problem)
     if replay is not None:
         return
     check_server_backend(config)
     check_backend(config)
+
+
+def _require_folder(config: StudyConfig, *, fresh: bool) -> None:
+    folder, group = OutputFolder(config.output_dir), config.study.share_with
+    if group is not None:
+        run_folder.number_of_group(group)
+    if not fresh and (folder.is_finished(config.resolved()) or folder.check_start(config, resume=False)):
+        return
+    if config.load is not None:
+        find_source(Path(config.load.checkpoint))
 
 
 def _lines(config: StudyConfig, plan: RankPlan) -> list[tuple[str, str]]:

@@ -218,14 +218,14 @@ def _tell_loss(config: study_config.StudyConfig, how: str, incarnation: int) -> 
 def _run(arguments: argparse.Namespace, config: study_config.StudyConfig) -> int:
     with seldom_collecting():
         if arguments.check:
-            from stream_server.server.commands.check import describe, require_machine
+            from stream_server.server.commands.check import describe, require_start
             from stream_server.server.ranks.communicator import environment_rank
 
             if environment_rank():
                 return 0
             with until_the_reader_leaves():
                 print(describe(config, arguments.replay))
-            require_machine(config, arguments.replay)
+            require_start(config, arguments.replay, fresh=arguments.fresh)
             return 0
         if arguments.fast_dev_run:
             from stream_server.server.commands.fast_dev_run import fast_dev_run

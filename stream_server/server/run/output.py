@@ -163,14 +163,21 @@ class OutputFolder:
         require_given_up(wanted, given_up)
         return bool(given_up)
 
-    def check(self, *, resume: bool) -> None:
-        """See that a run may begin or go on here; nothing is changed.
+    def check_start(self, config: StudyConfig, *, resume: bool) -> bool:
+        """See that a run may begin here, or go on as `config` says; nothing is changed. Gives whether one goes on.
 
         Raises:
-            ConfigError: what is in the folder is no run, or not our own; or `resume` insists on a run, and there is
-                none.
+            ConfigError: what is in the folder is no run, not our own, or one of another study; or `resume` insists on a
+                run, and there is none.
         """
         run_folder.check(self.path, resume=resume)
+        if not self.study.exists():
+            return False
+        before = self._earlier_study()
+        goes_on = self._has_begun(before)
+        if goes_on:
+            check_continuation(before, config)
+        return goes_on
 
     def set_aside(self) -> str:
         """Give the folder of an earlier run, if there is one, the name NAME.1 or the next that is free; says so."""
@@ -185,11 +192,7 @@ class OutputFolder:
             ConfigError: what is in the folder is no run, or one of another study; or `resume` insists on a run, and
                 there is none.
         """
-        self.check(resume=resume)
-        if self.study.exists():
-            before = self._earlier_study()
-            if self._has_begun(before):
-                check_continuation(before, config)
+        self.check_start(config, resume=resume)
         make_folder(self.path)
         failpoint("server.before_study_file")
         for file in (self.study, self.report, self.exit, self.connection, self.operator, self.prometheus):

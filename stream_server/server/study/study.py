@@ -178,7 +178,7 @@ def _take_folder(config: StudyConfig, folder: OutputFolder, start: Start, locks:
         ConfigError: another process runs the study in it, or it holds something else.
     """
     if not start.fresh:
-        folder.check(resume=start.resume)
+        run_folder.check(folder.path, resume=start.resume)
     _claim(folder.path, config)
     of_folder = locks.enter_context(ExitStack())
     _lock(folder.path, start, of_folder)
@@ -221,7 +221,7 @@ def _require_program(config: StudyConfig, start: Start) -> None:
 def _require_descriptors(config: StudyConfig, ranks: Ranks) -> None:
     """See to it that each rank may open the files that it needs; the limits of nodes may differ."""
     num = make_plan(config).connections + descriptors.STRANGERS
-    said = ranks.gather(descriptors.lacking(num, "connections of simulations and strangers", spare=descriptors.BURST))
+    said = ranks.gather(descriptors.lacking(num, descriptors.FOR_CONNECTIONS, spare=descriptors.BURST))
     problem = ranks.broadcast(said and next(filter(None, said), ""))
     if problem:
         raise ConfigError(problem)
