@@ -329,6 +329,38 @@ def test_a_model_optimizer_or_scheduler_that_is_none_is_3(
     assert said in capsys.readouterr().err
 
 
+class ByEpoch(torch.optim.lr_scheduler.StepLR):
+    def step(self, epoch: int) -> None:  # type: ignore[override]
+        super().step()
+
+
+@pytest.mark.filterwarnings("ignore:The epoch parameter")
+@pytest.mark.parametrize(
+    ("make", "told"),
+    [
+        (lambda it: torch.optim.SGD(it.param_groups[0]["params"], lr=0.1), "step and state_dict, but is SGD"),
+        (lambda it: torch.optim.lr_scheduler.StepLR, "step and state_dict, but is <class"),
+        (lambda it: {"scheduler": torch.optim.lr_scheduler.StepLR(it, 1)}, "step and state_dict, but is {'scheduler'"),
+        (
+            lambda it: ByEpoch.__new__(ByEpoch),
+            "lr_scheduler that Troubled.prepare_training_attributes returned is called with no arguments, but "
+            "ByEpoch.step takes (epoch: int) -> None",
+        ),
+    ],
+    ids=["optimizer", "class", "dict", "step"],
+)
+def test_an_lr_scheduler_of_another_kind_is_3(
+    make: Any, told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def prepare_training_attributes(self: Any) -> Any:
+        model, optimizer, *_ = made(nn.Linear(2, 6))(self)
+        return model, optimizer, make(optimizer)
+
+    members = {"prepare_training_attributes": prepare_training_attributes}
+    assert fast_dev_run(type("Troubled", (Twin,), members), study(tmp_path)) == 3
+    assert told in capsys.readouterr().err
+
+
 def test_a_model_that_the_ranks_would_share_out_is_refused() -> None:
     class Sharded(Twin):
         def prepare_training_attributes(self) -> Any:

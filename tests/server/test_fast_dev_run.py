@@ -2,6 +2,7 @@
 
 import json
 import sys
+from collections import deque
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -61,10 +62,13 @@ def test_a_server_that_works_is_shown_with_its_shapes(tmp_path: Path, capsys: py
 
 
 def test_only_methods_of_the_user_are_listed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    fast_dev_run(MeanServer, study(tmp_path))
+    class WithoutValidation(MeanServer):
+        validation_step = StreamServer.validation_step
+
+    fast_dev_run(WithoutValidation, study(tmp_path))
     text = capsys.readouterr().out
     assert "on_train_start" not in text
-    assert "nothing was validated" in text
+    assert "nothing was validated: there is no validation_step" in text
 
 
 def test_nothing_is_left_in_the_folder_of_the_study(tmp_path: Path) -> None:
@@ -86,6 +90,66 @@ def test_a_server_that_raises_ends_with_its_traceback_and_exit_code_3(
     assert "returned  nothing: it raised" in shown.out
 
 
+def test_a_validation_is_tried_though_the_study_holds_nothing_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Misspelt(MeanServer):
+        def validation_step(self, batch: Any, batch_idx: int) -> float:
+            return float(batch[2])
+
+    assert fast_dev_run(Misspelt, study(tmp_path)) == 3
+    assert "Misspelt.validation_step raised IndexError" in capsys.readouterr().err
+
+
+class Saving(MeanServer):
+    """Has a state from its first batch on."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> float:
+        self.seen = self.make_seen()
+        return super().training_step(batch, batch_idx)
+
+    def make_seen(self) -> Any:
+        return {"batches": 1}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"seen": getattr(self, "seen", None)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.seen = state["seen"]
+
+
+def test_a_checkpoint_is_tried_and_a_start_from_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    class Lambda(Saving):
+        def make_seen(self) -> Any:
+            return lambda: 1
+
+    class Missing(Saving):
+        def load_state_dict(self, state: dict[str, Any]) -> None:
+            self.seen.update(state["seen"])
+
+    class Late(Saving):
+        def on_checkpoint(self, path: Path) -> None:
+            raise OSError(path.name)
+
+    class Forgetful(Saving):
+        def configure_callbacks(self) -> list[Callback]:
+            return [Counting()] if self.progress.batches == 0 else []
+
+    class Counting(Callback):
+        def state_dict(self) -> dict[str, Any]:
+            return {"num": 1}
+
+    assert fast_dev_run(Saving, study(tmp_path)) == 0
+    for server, said in (
+        (Lambda, "Lambda.state_dict().seen is a function"),
+        (Missing, "Missing.load_state_dict raised AttributeError: 'Missing' object has no attribute 'seen'"),
+        (Late, "Late.on_checkpoint raised OSError: "),
+        (Forgetful, "the checkpoint has the state of a callback Counting"),
+    ):
+        assert fast_dev_run(server, study(tmp_path)) == 3
+        assert said in capsys.readouterr().err
+
+
 def test_every_event_of_a_study_reaches_the_server(tmp_path: Path) -> None:
     heard: list[str] = []
 
@@ -102,6 +166,9 @@ def test_every_event_of_a_study_reaches_the_server(tmp_path: Path) -> None:
         def on_validation_end(self, metrics: dict[str, float]) -> None:
             heard.append("validation")
 
+        def on_checkpoint(self, path: Path) -> None:
+            heard.append("checkpoint")
+
         def configure_callbacks(self) -> list[Callback]:
             return [Ending()]
 
@@ -110,7 +177,7 @@ def test_every_event_of_a_study_reaches_the_server(tmp_path: Path) -> None:
             heard.append("end")
 
     assert fast_dev_run(Listening, study(tmp_path, validation={"simulations": 1})) == 0
-    assert heard == ["train", "finished 1", "finished 2", "reception", "validation", "end"]
+    assert heard == ["train", "finished 1", "finished 2", "reception", "validation", "end", "checkpoint"]
 
 
 def test_a_torch_server_is_tried_without_a_process_group(
@@ -163,6 +230,21 @@ def test_a_torch_server_is_tried_without_a_process_group(
         shown = capsys.readouterr()
         assert said in shown.out + shown.err
         assert "It works" not in shown.out
+
+    class Queue(torch.optim.SGD):
+        def step(self, closure: Any = None) -> None:
+            super().step(closure)
+            self.state[self.param_groups[0]["params"][0]]["queue"] = deque()
+
+    class Queuing(LinearServer):
+        def prepare_training_attributes(self) -> Any:
+            model, _ = super().prepare_training_attributes()
+            return model, Queue(model.parameters(), lr=0.1)
+
+    assert fast_dev_run(Queuing, study(tmp_path)) == 3
+    assert "what Queuing has learned cannot be saved: the state.optimizers.0.state.0.queue is a deque" in (
+        capsys.readouterr().err
+    )
 
 
 def test_made_up_samples_have_the_fields_of_the_study(tmp_path: Path) -> None:

@@ -112,6 +112,41 @@ def test_a_class_that_predicts_or_forecasts_can_be_rolled_out(tmp_path: Path, me
     assert load(tmp_path, f"{VALIDATED}    def {method}: ...\n", num_held_out=1, has_rollouts=True)
 
 
+@pytest.mark.parametrize(
+    ("method", "told"),
+    [
+        (
+            "def validation_step(self, batch, batch_idx, dataloader_idx): ...",
+            r"Mine.validation_step is called with \(batch, batch_idx\), but takes \(batch, batch_idx, dataloader_idx\)",
+        ),
+        (
+            "def process_batch(self, batch): ...",
+            r"Mine.process_batch is called with \(batch, config\), but takes \(batch\)",
+        ),
+        ("def on_validation_end(self): ...", r"Mine.on_validation_end is called with \(metrics\), but takes \(\)"),
+        ("@staticmethod\n    def predict(): ...", r"Mine.predict is called with \(batch\), but takes \(\)"),
+        ("def report(self, ids): ...", r"Mine.report is called with \(simulation_ids, time_steps\), but takes \(ids\)"),
+    ],
+)
+def test_a_method_that_cannot_be_called_as_it_will_be_is_refused(tmp_path: Path, method: str, told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        load(tmp_path, f"{WHOLE}    {method}\n")
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        "def validation_step(self, batch, batch_idx, dataloader_idx=0): ...",
+        "def validation_step(self, *arguments): ...",
+        "@staticmethod\n    def predict(batch): ...",
+        "on_train_end = print",
+        "num_threads = 2",
+    ],
+)
+def test_a_method_that_can_be_called_is_not(tmp_path: Path, method: str) -> None:
+    assert load(tmp_path, f"{WHOLE}    {method}\n")
+
+
 def test_a_file_that_raises_is_the_users_error(tmp_path: Path) -> None:
     with pytest.raises(UserCodeError, match="ZeroDivisionError"):
         load(tmp_path, "\n    x = 1 / 0\n")

@@ -14,7 +14,6 @@ from stream_server.buffers import Buffer
 from stream_server.config import StudyConfig
 from stream_server.server.checkpoint.folder import (
     HELD_OUT,
-    MODEL,
     RANK,
     SAMPLES,
     STATICS,
@@ -23,7 +22,7 @@ from stream_server.server.checkpoint.folder import (
     rank_folder,
 )
 from stream_server.server.checkpoint.random_states import random_states
-from stream_server.server.checkpoint.user_state import callbacks_file, user_file
+from stream_server.server.checkpoint.user_state import learned_files
 from stream_server.server.intake.source import ReceptionSnapshot, Source
 from stream_server.server.progress.phases import Phases
 from stream_server.server.progress.progress import Progress
@@ -32,7 +31,7 @@ from stream_server.server.run.report import versions
 from stream_server.server.training.fingerprint import require_equal
 from stream_server.server.training.stream import SampleStream
 from stream_server.server.user.callbacks import Callbacks
-from stream_server.server.user.framework import Step, framework_of
+from stream_server.server.user.framework import Step
 from stream_server.server.user.stream_server import StreamServer
 from stream_server.storage.checksums import ChecksumFile, FileRecord
 from stream_server.storage.folders import PendingFile
@@ -184,15 +183,9 @@ class StudyCapture:
             "threads": list(self.threads),
         }
         return [
-            _state_file(STUDY, study),
-            _state_file(MODEL, self.step.state_dict()),
-            user_file(self.server, allow_pickle=self.config.checkpoint.allow_pickle),
-            callbacks_file(self.callbacks, framework_of(self.server), allow_pickle=self.config.checkpoint.allow_pickle),
+            PendingFile(path=STUDY, write=lambda file: write_state(file, study)),
+            *learned_files(self.server, self.step, self.callbacks, allow_pickle=self.config.checkpoint.allow_pickle),
         ]
-
-
-def _state_file(path: str, state: Mapping[str, Any]) -> PendingFile:
-    return PendingFile(path=path, write=lambda file: write_state(file, state))
 
 
 def _layout_of_samples(taken: ReceptionSnapshot) -> SampleLayout:

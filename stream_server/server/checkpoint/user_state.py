@@ -1,4 +1,4 @@
-"""The state of a user's server class and callbacks: plain, or any Python object if the study allows it.
+"""What a user's class has learned, and the state of it and of its callbacks: plain, or, if the study allows it, any.
 
 Tensors and other arrays of the server's framework come back as what they were; arrays of other frameworks as NumPy's.
 """
@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from stream_server.errors import ConfigError, DamagedCheckpoint, UserCodeError
-from stream_server.server.checkpoint.folder import CALLBACKS, USER
+from stream_server.server.checkpoint.folder import CALLBACKS, MODEL, USER
 from stream_server.server.user.callbacks import Callbacks
-from stream_server.server.user.framework import Framework, framework_of
+from stream_server.server.user.framework import Framework, Step, framework_of
 from stream_server.server.user.stream_server import StreamServer
 from stream_server.storage.folders import PendingFile
 from stream_server.storage.plain_state import EncodedState, encode, freeze, read_state
@@ -17,6 +17,35 @@ from stream_server.user_code import call_user
 
 # Errors name a place in the state by the keys above it.
 _STATE = "state_dict()"
+
+
+def learned_files(server: StreamServer, step: Step, callbacks: Callbacks, *, allow_pickle: bool) -> list[PendingFile]:
+    """All that a checkpoint holds of the user's code, as it is now, as files to be written later. Main thread.
+
+    Raises:
+        UserCodeError: as `user_file`, or what the step has learned cannot be saved.
+    """
+    try:
+        learned = encode(step.state_dict())
+    except TypeError as error:
+        raise UserCodeError(f"what {type(server).__name__} has learned cannot be saved: {error}") from error
+    return [
+        PendingFile(path=MODEL, write=learned.write),
+        user_file(server, allow_pickle=allow_pickle),
+        callbacks_file(callbacks, framework_of(server), allow_pickle=allow_pickle),
+    ]
+
+
+def load_learned(folder: Path, server: StreamServer, step: Step, callbacks: Callbacks, *, allow_pickle: bool) -> None:
+    """Give the user's code what `learned_files` has put into a checkpoint's folder. Main thread.
+
+    Raises:
+        ConfigError, DamagedCheckpoint: as `load_user_state`.
+        UserCodeError: likewise, or the class makes another model.
+    """
+    step.load_state_dict(read_state(folder / MODEL))
+    load_user_state(folder, server, allow_pickle=allow_pickle)
+    load_callbacks_state(folder, callbacks, framework_of(server), allow_pickle=allow_pickle)
 
 
 def user_file(server: StreamServer, *, allow_pickle: bool) -> PendingFile:

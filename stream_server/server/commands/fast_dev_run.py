@@ -10,6 +10,7 @@ from typing import Any
 
 from stream_server.config import StudyConfig
 from stream_server.errors import StreamServerError, UserCodeError
+from stream_server.server.checkpoint.user_state import learned_files, load_learned
 from stream_server.server.commands.call_record import CallRecord
 from stream_server.server.commands.synthetic_samples import SyntheticSource
 from stream_server.server.metrics.log_record import LoggedRun
@@ -26,6 +27,8 @@ from stream_server.server.training.validation.validation_record import held_out_
 from stream_server.server.user.callbacks import EVENTS
 from stream_server.server.user.components import make_callbacks
 from stream_server.server.user.stream_server import StreamServer
+from stream_server.storage.disk import make_folder
+from stream_server.storage.folders import FolderWriter
 from stream_server.wording import counted
 
 NUM_BATCHES = 3
@@ -45,7 +48,7 @@ METHODS = (
 
 
 def fast_dev_run(server_class: type[StreamServer], config: StudyConfig) -> int:
-    """Train a few batches of synthetic samples and validate once; print what was called, with what shapes.
+    """Train a few batches of synthetic samples, validate once, and go on from a checkpoint; print what was called.
 
     All in this process and in a temporary folder.
 
@@ -81,15 +84,46 @@ class Trial:
         self._config = config
 
     def run(self) -> dict[str, float]:
-        """Train, and validate once at the end; gives the newest value of all that was logged.
+        """Train, validate once at the end, save and restore; gives the newest value of all that was logged.
 
         Raises:
             UserCodeError: a method of the user's class raised, which is the cause.
             ConfigError: the class and study.json do not fit together.
         """
         config, ranks = self._config, SoloRanks()
-        source = SyntheticSource(config, num_batches=max(NUM_BATCHES, config.training.accumulate))
-        trial = Composition(
+        source = SyntheticSource(
+            config,
+            num_batches=max(NUM_BATCHES, config.training.accumulate),
+            is_validated=self._server_class.validation_step is not StreamServer.validation_step,
+        )
+        with ExitStack() as stack:
+            writers = open_writers(LoggedRun(folder=config.output_dir / "metrics"))
+            trial = self._composed(source, stack, Metrics(ranks, writers, progress=self.progress))
+            trial.make_stream(source, stack)
+            trial.make_validation(
+                trial.held_out(source),
+                quiesce=trial.stream.quiesce,
+                record=held_out_record(config.output_dir / "validations", trial.server, ranks, is_strict=True),
+            )
+            trial.make_training(source, log_every=1).run()
+            self._save(trial)
+        with ExitStack() as stack:
+            again = self._composed(source, stack)
+            load_learned(self._checkpoint, again.server, again.step, again.callbacks, allow_pickle=self._allow_pickle)
+        return trial.metrics.latest
+
+    @property
+    def _checkpoint(self) -> Path:
+        return self._config.output_dir / "checkpoints" / "000001"
+
+    @property
+    def _allow_pickle(self) -> bool:
+        return self._config.checkpoint.allow_pickle
+
+    def _composed(self, source: SyntheticSource, stack: ExitStack, metrics: Metrics | None = None) -> Composition:
+        """The user's class with its model and callbacks, as at a start of the study."""
+        config, ranks = self._config, SoloRanks()
+        made = Composition(
             config,
             ranks,
             output_dir=config.output_dir,
@@ -98,19 +132,19 @@ class Trial:
             buffer=source.buffer,
             num_threads=share_cores(ranks).threads[0],
         )
-        with ExitStack() as stack:
-            writers = open_writers(LoggedRun(folder=config.output_dir / "metrics"))
-            trial.make_server(self._server_class, stack, Metrics(ranks, writers, progress=self.progress))
-            self._listen(trial.server)
-            trial.make_step(stack, make_callbacks(trial.server))
-            trial.make_stream(source, stack)
-            trial.make_validation(
-                trial.held_out(source),
-                quiesce=trial.stream.quiesce,
-                record=held_out_record(config.output_dir / "validations", trial.server, ranks, is_strict=True),
-            )
-            trial.make_training(source, log_every=1).run()
-        return trial.metrics.latest
+        made.make_server(self._server_class, stack, metrics)
+        self._listen(made.server)
+        made.make_step(stack, make_callbacks(made.server))
+        return made
+
+    def _save(self, trial: Composition) -> None:
+        """Save what a checkpoint holds of the user's code, and tell it so."""
+        files = learned_files(trial.server, trial.step, trial.callbacks, allow_pickle=self._allow_pickle)
+        make_folder(self._checkpoint)
+        writer = FolderWriter(self._checkpoint)
+        for file in files:
+            writer.write(file.path, file.write)
+        trial.callbacks.tell("on_checkpoint", self._checkpoint)
 
     def _listen(self, server: StreamServer) -> None:
         self.record.listen(server, [name for name in METHODS + EVENTS if _is_users(server, name)])
@@ -164,7 +198,7 @@ def _print_result(progress: Progress, logged: dict[str, float]) -> int:
     if progress.skipped:
         losses.append(f"{progress.skipped} samples skipped, by training_step or since a gradient was not finite")
     if "val/loss" not in logged:
-        losses.append("nothing was validated: the study holds no simulation out and there is no val_dataloader")
+        losses.append("nothing was validated: there is no validation_step")
     tried = f"{counted(progress.batches, 'batch')} with {counted(progress.draws, 'sample')}"
     print(f"\nIt works: {tried}; {'; '.join(losses)}.")
     return 0

@@ -34,12 +34,12 @@ class SyntheticSource:
     """A source of samples in the place of simulations: everything has come before the training begins.
 
     `buffer` holds `num_batches` full batches of the first training simulations, and is closed. `validation_store`
-    holds one batch and a sample more of the first held-out ones, if the study has any.
+    holds one batch and a sample more of the first held-out ones; if there are none, and `is_validated`, of the others.
     """
 
     num_missing = 0
 
-    def __init__(self, config: StudyConfig, *, num_batches: int) -> None:
+    def __init__(self, config: StudyConfig, *, num_batches: int, is_validated: bool = False) -> None:
         samples, batch_size = SyntheticSamples(config), config.training.batch_size
         num_held_out = config.validation.simulations
         held_out = range(min(NUM_SIMULATIONS, num_held_out))
@@ -51,7 +51,8 @@ class SyntheticSource:
             for simulation in (*held_out, *trained)
         }
         self.buffer = samples.buffer(trained, num_batches * batch_size)
-        self.validation_store = samples.store(held_out, config.validation.batch_size + 1)
+        validated = held_out or (trained if is_validated else held_out)
+        self.validation_store = samples.store(validated, config.validation.batch_size + 1)
         samples.add_statics(self.buffer, (*held_out, *trained))
         self._events: list[mailbox.Event] = [
             *(mailbox.SimulationFinished(simulation=simulation) for simulation in trained),

@@ -14,10 +14,9 @@ from stream_server.machine.garbage import keep_modules
 from stream_server.server.checkpoint.agreement import CheckpointAgreement, Milestones
 from stream_server.server.checkpoint.capture import StudyCapture
 from stream_server.server.checkpoint.continuation import Continuation
-from stream_server.server.checkpoint.folder import MODEL
 from stream_server.server.checkpoint.random_states import seed_random_states, set_random_states
 from stream_server.server.checkpoint.saver import Saver
-from stream_server.server.checkpoint.user_state import callbacks_file, load_callbacks_state, load_user_state, user_file
+from stream_server.server.checkpoint.user_state import callbacks_file, load_learned, user_file
 from stream_server.server.intake.source import Source
 from stream_server.server.metrics.log_record import LoggedRun
 from stream_server.server.metrics.metrics import Gauge, Metrics
@@ -65,7 +64,6 @@ from stream_server.server.user.components import load_server_class, make_callbac
 from stream_server.server.user.framework import framework_of
 from stream_server.server.user.normalization import Normalization
 from stream_server.storage.folders import PendingFile
-from stream_server.storage.plain_state import read_state
 
 log = logging.getLogger(__name__)
 
@@ -279,10 +277,8 @@ class StudySetUp(Composition):
     def _restore_model(self) -> None:
         continuation, config = self.continuation, self.config
         if continuation.base is not None:
-            folder, allow_pickle = continuation.folder, config.checkpoint.allow_pickle
-            self.step.load_state_dict(read_state(folder / MODEL))
-            load_user_state(folder, self.server, allow_pickle=allow_pickle)
-            load_callbacks_state(folder, self.callbacks, framework_of(self.server), allow_pickle=allow_pickle)
+            allow_pickle = config.checkpoint.allow_pickle
+            load_learned(continuation.folder, self.server, self.step, self.callbacks, allow_pickle=allow_pickle)
         elif config.load is not None:
             log.info("%s", warm_start(config, self.server, self.step, self.server.normalization))
 

@@ -35,8 +35,9 @@ def load_server_class(config: "StudyConfig") -> type[StreamServer]:
 
     Raises:
         UserCodeError: the user's file raised while it was imported; that exception is the cause.
-        ConfigError: what it names is no subclass of StreamServer, lacks a method that the study needs, or does not go
-            with the classes that `training` names, see `check_components`.
+        ConfigError: what it names is no subclass of StreamServer, lacks a method that the study needs, has one that
+            cannot be called as it will be, or does not go with the classes that `training` names, see
+            `check_components`.
     """
     found = load_class(config.server.class_, config.study_dir, kind="server.class")
     if not (isinstance(found, type) and issubclass(found, StreamServer)):
@@ -52,6 +53,7 @@ def load_server_class(config: "StudyConfig") -> type[StreamServer]:
     if not _validates(config, found):
         _require_nothing_of_validations(config, found)
     _warn_of(found, misspelt)
+    _require_signatures(found)
     check_components(config, found)
     return found
 
@@ -99,7 +101,7 @@ def _defines(server_class: type[StreamServer], method: str) -> bool:
 
 def _misspelt(found: type, base: type) -> Iterator[tuple[str, str]]:
     """The methods that nobody calls, each with the one of `base` that was probably meant and is not overridden."""
-    ours = [it for it in found.__mro__ if it.__module__.startswith("stream_server.")]
+    ours = [it for it in found.__mro__ if _is_ours(it)]
     known = {name for it in ours for name in vars(it)}
     methods = [name for name in vars(base) if not name.startswith("_") and callable(getattr(base, name))]
     for user in found.__mro__:
@@ -111,6 +113,48 @@ def _misspelt(found: type, base: type) -> Iterator[tuple[str, str]]:
             meant = nearest(name, methods, likeness=MISSPELT)
             if meant is not None and _first_owner(found, meant) in ours:
                 yield name, meant
+
+
+def _require_signatures(found: type) -> None:
+    """Check that the methods that a user's class has in the place of ours can be called as ours are.
+
+    Raises:
+        ConfigError: one cannot.
+    """
+    for name in dict.fromkeys(name for it in found.__mro__ if _is_ours(it) for name in vars(it)):
+        ours, own = next(it for it in found.__mro__ if _is_ours(it) and name in vars(it)), getattr(found, name)
+        if name.startswith("_") or _is_ours(_first_owner(found, name)) or not inspect.isfunction(vars(ours)[name]):
+            continue
+        needed = [it for it in list(inspect.signature(vars(ours)[name]).parameters.values())[1:] if _is_needed(it)]
+        positional = [it.name for it in needed if it.kind is not it.KEYWORD_ONLY]
+        named = {it.name: None for it in needed if it.kind is it.KEYWORD_ONLY}
+        # Within a class the signature of a method has `self`.
+        itself = [None] * (
+            inspect.isfunction(own) and not isinstance(inspect.getattr_static(found, name), staticmethod)
+        )
+        try:
+            signature = inspect.signature(own)
+            signature.bind(*itself, *positional, **named)
+        except ValueError:
+            # Some functions in C have none.
+            continue
+        except TypeError:
+            given, taken = ", ".join([*positional, *named]), ", ".join([*signature.parameters][len(itself) :])
+            raise ConfigError(
+                f"{found.__name__}.{name} is called with ({given}), but takes ({taken}): write "
+                f"`def {name}({', '.join(['self', *positional, *named])})`"
+            ) from None
+
+
+def _is_ours(owner: type) -> bool:
+    return owner.__module__.startswith("stream_server.")
+
+
+def _is_needed(parameter: inspect.Parameter) -> bool:
+    return parameter.default is parameter.empty and parameter.kind not in (
+        parameter.VAR_POSITIONAL,
+        parameter.VAR_KEYWORD,
+    )
 
 
 def _first_owner(found: type, name: str) -> type:
@@ -157,6 +201,8 @@ def check_components(config: "StudyConfig", server_class: type[StreamServer]) ->
         found = _load(config, component, key, 0)
         if isinstance(found, type) and not issubclass(found, Callback):
             raise ConfigError(f"{key}.class must name a subclass of Callback, but {component.class_} is {found!r}")
+        if isinstance(found, type):
+            _require_signatures(found)
 
 
 def make_training_attributes(server: Any) -> tuple[Any, ...]:
@@ -188,12 +234,14 @@ def require_part(key: str, made: Any, *, must: str, but: str) -> None:
         UserCodeError: it is not.
     """
     for it in made if key != "model" and isinstance(made, tuple | list) and made else [made]:
-        if not _is_part(key, it):
+        if isinstance(it, type) or not _is_part(key, it):
             raise UserCodeError(f"{must} {PARTS[key][0]}, but {but} {it!r}")
 
 
 def _is_part(key: str, made: Any) -> bool:
-    return all(hasattr(made, method) for method in PARTS[key][1])
+    """Whether it has the methods of such a part; an optimizer, which has those of a scheduler too, is none."""
+    is_optimizer = key == "lr_scheduler" and hasattr(made, "zero_grad")
+    return not is_optimizer and all(hasattr(made, method) for method in PARTS[key][1])
 
 
 def make_callbacks(server: Any) -> list[Callback]:
@@ -214,6 +262,7 @@ def make_callbacks(server: Any) -> list[Callback]:
             raise UserCodeError(text)
         callbacks.append(callback)
     for callback in callbacks:
+        _require_signatures(type(callback))
         _warn_of(type(callback), dict(_misspelt(type(callback), Callback)))
     return callbacks
 

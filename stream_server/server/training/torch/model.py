@@ -1,5 +1,6 @@
 """The model and optimizers of a TorchServer: made by the user, set up with Fabric, saved and restored."""
 
+import inspect
 import zlib
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn.modules.lazy import LazyModuleMixin
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from stream_server.errors import UserCodeError
 from stream_server.server.training.torch.learning_rates import as_list
@@ -36,6 +38,8 @@ def set_up(server: TorchServer, fabric: Fabric, precision: Precision, *, compile
     for key, part in {"model": model, "optimizer": optimizers, "lr_scheduler": server.lr_scheduler}.items():
         if key != "lr_scheduler" or as_list(part):
             require_part(key, part, must=f"the {key} that {name} returns must be", but="is")
+    for scheduler in as_list(server.lr_scheduler):
+        _require_step(scheduler, name)
     if sharded := [it for it, parameter in model.named_parameters() if hasattr(parameter, "device_mesh")]:
         raise UserCodeError(
             f"{name} returned a model that the ranks share out: the parameter {sharded[0]} is a DTensor, as "
@@ -59,6 +63,18 @@ def set_up(server: TorchServer, fabric: Fabric, precision: Precision, *, compile
             _make_alike(module, seed=zlib.crc32(f"{seed} {module_name}".encode()))
     wrapped = [call_user(given, fabric.setup_optimizers, optimizer) for optimizer in as_list(optimizers)]
     server.optimizer = wrapped if several else wrapped[0]
+
+
+def _require_step(scheduler: Any, name: str) -> None:
+    is_plateau = isinstance(scheduler, ReduceLROnPlateau)
+    try:
+        inspect.signature(scheduler.step).bind(*([0.0] if is_plateau else []))
+    except (TypeError, ValueError) as error:
+        wanted = "the loss of a validation" if is_plateau else "no arguments"
+        raise UserCodeError(
+            f"the step of the lr_scheduler that {name} returned is called with {wanted}, but {type(scheduler).__name__}"
+            f".step takes {inspect.signature(scheduler.step)}: {error}. Give it a subclass that is stepped so"
+        ) from error
 
 
 def _make_alike(module: Any, *, seed: int) -> None:
