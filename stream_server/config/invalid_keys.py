@@ -1,7 +1,7 @@
 """Mistakes in the keys of study.json: pydantic's errors in words, misspelt and unknown keys among them."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
@@ -32,10 +32,10 @@ KINDS = {
 }
 
 
-def problems_of(error: ValidationError, raw: dict[str, Any]) -> Iterator[Problem]:
+def problems_of(errors: Sequence[ErrorDetails], raw: dict[str, Any]) -> Iterator[Problem]:
     """One problem for each error of pydantic; `raw` is what was validated."""
-    sections = {detail["loc"][0] for detail in errors_of(error)}
-    for detail in errors_of(error):
+    sections = {detail["loc"][0] for detail in errors}
+    for detail in errors:
         if detail.get("ctx", {}).get("needs") in sections:
             continue
         keys = keys_of(raw, detail)
@@ -47,6 +47,11 @@ def problems_of(error: ValidationError, raw: dict[str, Any]) -> Iterator[Problem
 def errors_of(error: ValidationError) -> list[ErrorDetails]:
     """The errors but for those of defaults that follow from an invalid key."""
     return [it for it in error.errors(include_url=False) if it["type"] != "default_factory_not_called"]
+
+
+def is_known(keys: Keys) -> bool:
+    """Whether some kind of the section has the key at `keys`."""
+    return any(field_of(model, keys[-1]) for model in models_at(keys[:-1]))
 
 
 def keys_of(raw: Any, detail: ErrorDetails) -> Keys:

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
 
-from stream_server.config.invalid_keys import Keys, errors_of, field_of, keys_of, models_at, problems_of
+from stream_server.config.invalid_keys import Keys, errors_of, field_of, is_known, keys_of, models_at, problems_of
 from stream_server.config.offline import without_training
 from stream_server.config.problems import Problem, config_error
 from stream_server.config.rules import find_problems
@@ -16,7 +17,8 @@ from stream_server.config.study import StudyConfig
 from stream_server.config.text import override, read_json, unusable_values
 
 MAX_ROUNDS = 10
-ENTRIES: dict[Keys, Any] = {("study", "fields"): [1], ("parameters", "bounds"): [0, 1]}
+FIELDS: Keys = ("study", "fields")
+ENTRIES: dict[Keys, Any] = {FIELDS: [1], ("parameters", "bounds"): [0, 1]}
 """Objects whose keys the user chooses, and a valid value for each of them."""
 
 
@@ -48,7 +50,7 @@ def load_plain(
     try:
         config = StudyConfig.model_validate(raw)
     except ValidationError as error:
-        problems += _in_order([*problems_of(error, raw), *_further_problems(raw, error)])
+        problems += _in_order([*problems_of(errors_of(error), raw), *_further_problems(raw, error)])
         raise config_error(source, problems) from error
     problems += _in_order([*find_problems(config)])
     if problems:
@@ -62,26 +64,36 @@ def _in_order(problems: list[Problem]) -> list[Problem]:
 
 
 def _further_problems(raw: dict[str, Any], error: ValidationError) -> Iterator[Problem]:
-    """The problems that checks find in what is valid in an invalid study.
+    """The problems that were hidden by others, and those that checks find in what is valid in an invalid study.
 
-    Each invalid key is replaced by its default or an example, until the study is valid. Then these keys are taken away
-    from it, so that a check that needs one of them is left out.
+    Each invalid key is replaced by its default or an example, and each unknown one removed, until the study is valid.
+    Then these keys are taken away from it, so that a check that needs one of them is left out.
     """
-    raw, invalid = deepcopy(raw), set[Keys]()
+    raw, invalid, unknown = deepcopy(raw), set[Keys](), set[Keys]()
     for _ in range(MAX_ROUNDS):
-        found = [keys_of(raw, detail) for detail in errors_of(error)]
-        invalid |= {_replace(raw, keys, invalid) for keys in found}
+        for detail in errors_of(error):
+            replaced = _replace(raw, keys_of(raw, detail), invalid)
+            (unknown if detail["type"] == "extra_forbidden" and not is_known(replaced) else invalid).add(replaced)
         try:
             config = StudyConfig.model_validate(raw)
         except ValidationError as another:
             error = another
+            yield from problems_of([it for it in errors_of(error) if _was_hidden(it, keys_of(raw, it), invalid)], raw)
         else:
             # Defaults are shared by all studies of this process.
             config = config.model_copy(deep=True)
-            for keys in invalid:
+            for keys in invalid | unknown:
                 _take_away(config, keys)
             yield from find_problems(config, is_partial=True)
             return
+
+
+def _was_hidden(detail: ErrorDetails, keys: Keys, replaced: set[Keys]) -> bool:
+    """Whether an error is the user's, and does not come of what was replaced within, above or beside it."""
+    if any(keys[: len(it)] == it or it[: len(keys)] == keys for it in replaced):
+        return False
+    # Which keys there are depends on the policy.
+    return detail["type"] != "extra_forbidden" or not is_known(keys) or (*keys[:-1], "policy") not in replaced
 
 
 def _replace(raw: dict[str, Any], keys: Keys, invalid: set[Keys]) -> Keys:
@@ -91,7 +103,14 @@ def _replace(raw: dict[str, Any], keys: Keys, invalid: set[Keys]) -> Keys:
         The keys of what was replaced.
     """
     if keys[:2] in ENTRIES and len(keys) > 2 and keys[:3] not in invalid:
-        raw[str(keys[0])][keys[1]][keys[2]] = ENTRIES[keys[:2]]
+        entries, valid = raw[str(keys[0])][keys[1]], ENTRIES[keys[:2]]
+        entry, key = entries[keys[2]], keys[3] if len(keys) > 3 else "shape"
+        if keys[:2] == FIELDS and isinstance(entry, dict) and (*keys[:3], key) not in invalid:
+            # Its other keys are checked, too.
+            entry.pop(key, None)
+            entry.setdefault("shape", valid)
+            return (*keys[:3], key)
+        entries[keys[2]] = valid
         return keys[:3]
     node: Any = raw
     for depth, key in enumerate(keys):

@@ -141,6 +141,44 @@ def test_a_mistake_says_what_was_found_and_what_to_write(
     assert problem in "\n".join(folder.problems(changes))
 
 
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        (
+            {"buffer.policy": "resevoir", "buffer.capactiy": 10, "buffer.watermark": "x"},
+            ["buffer.policy: ", 'buffer.capactiy: unknown key. Write "capacity".', 'buffer.watermark: "x" is not'],
+        ),
+        ({"buffer.policy": "fiffo", "buffer.pseudo_epochs": 2}, ["buffer.policy: "]),
+        ({"buffer.policy": 3, "buffer.capactiy": 10}, ["buffer.policy: ", "buffer.capactiy: unknown key."]),
+        (
+            {"server.ranks": {"min": 3, "max": 2, "mix": 1}},
+            ["server.ranks: min (3) is above max (2)", "server.ranks.mix: unknown key."],
+        ),
+        (
+            {"study.time_steps": {"first": 5, "last": 1, "evry": 1}},
+            ["study.time_steps: last (1) is before first (5)", "study.time_steps.evry: unknown key."],
+        ),
+        ({"study.time_steps": {"first": "a", "last": 1}}, ["study.time_steps.first: "]),
+        (
+            {"study.fields": {"u": {"shape": [1, {"max": 2}], "dtype": "flt", "optinal": True}}},
+            ["study.fields.u: ", "study.fields.u.dtype: ", "study.fields.u.optinal: unknown key."],
+        ),
+        (
+            {"samples": {"window": {"length": 0}}, "buffer.policy": "x", "buffer.capactiy": 1},
+            ["samples.window.length: ", "buffer.policy: ", "buffer.capactiy: "],
+        ),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_no_mistake_hides_another_one_of_its_section(
+    folder: StudyFolder, changes: dict[str, Any], told: list[str]
+) -> None:
+    problems = folder.problems(changes)
+    assert len(problems) == len(told), problems
+    for beginning in told:
+        assert any(problem.strip().startswith(beginning) for problem in problems), problems
+
+
 @pytest.mark.parametrize("value", ["ten", 0, 1.5, None, [1], True, -0.5])
 def test_a_mistake_in_a_number_of_batches_or_fraction_of_the_run_is_told_once(folder: StudyFolder, value: Any) -> None:
     assert folder.problem({"training.log_every_batches": value}).startswith("training.log_every_batches: ")
