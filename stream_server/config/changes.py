@@ -9,13 +9,15 @@ from stream_server.config.problems import Problem, config_error, shown
 from stream_server.config.study import StudyConfig
 from stream_server.errors import ConfigError
 
-# They change how long or on what a study runs, and neither what it learns from nor what it learns.
+# They change how long or on what a study runs, or what is told of it, and neither what it learns from nor what it
+# learns, but for the last bits.
 MAY_CHANGE = (
     "study_dir",
     "study.output_dir",
     "study.share_with",
     "study.simulations",
     "study.units*",
+    "parameters.sampler.timeout_s",
     "simulation.timeout_s",
     "simulation.retries",
     "simulation.max_failed",
@@ -30,8 +32,15 @@ MAY_CHANGE = (
     "training.max_batches",
     "training.max_s",
     "training.early_stop*",
+    "training.max_nonfinite",
+    "training.compile",
+    "training.deterministic",
     "training.log_every_batches",
     "training.prefetch",
+    "validation.every_batches",
+    "validation.every_s",
+    "validation.at",
+    "validation.batch_size",
     "validation.pictures",
     "validation.save_before",
     "validation.rollout*",
@@ -47,10 +56,13 @@ def check_continuation(before: Mapping[str, Any], config: StudyConfig) -> None:
     Raises:
         ConfigError: something that matters has changed; both values are named.
     """
-    problems = [*_changes(_with_relative_command(before), _with_relative_command(config.resolved()), "")]
+    problems = [*_changes(_with_relative_paths(before), _with_relative_paths(config.resolved()), "")]
     if problems:
         text = config_error("study.json, beside the run that it would continue,", problems)
-        raise ConfigError(f"{text}\n--fresh starts it over, and keeps the old folder under another name")
+        raise ConfigError(
+            f"{text}\n--fresh starts it over, and keeps the old folder under another name; load.checkpoint, with that "
+            "folder, begins with the model in it"
+        )
 
 
 def _changes(before: Any, now: Any, path: str) -> Iterator[Problem]:
@@ -67,19 +79,25 @@ def _changes(before: Any, now: Any, path: str) -> Iterator[Problem]:
     yield Problem(path, f"{found}, but the run began with {shown(before)}", f"Write {shown(before)}, or start afresh")
 
 
-def _with_relative_command(resolved: Any) -> Any:
-    """The same study with the files of `simulation.command` relative to the study's folder.
+def _with_relative_paths(resolved: Any) -> Any:
+    """The same study with the files in its folder relative to it: the folder may have been moved.
 
-    A word of the command becomes absolute only if the file is there when study.json is loaded. A program may have been
-    built since the run began.
+    A word of `simulation.command` becomes absolute only if the file is there when study.json is loaded. A program may
+    have been built since the run began.
     """
     match resolved:
-        case {"study_dir": str(study_dir), "simulation": {"command": [*words], **simulation}, **others}:
-            command = [_relative(word, study_dir) for word in words]
-            return {"study_dir": study_dir, "simulation": {"command": command, **simulation}, **others}
+        case {"study_dir": str(study_dir)}:
+            return _relative(resolved, study_dir)
     return resolved
 
 
-def _relative(word: str, study_dir: str) -> str:
-    path = os.path.normpath(os.path.join(study_dir, word))
-    return os.path.relpath(path, study_dir) if path.startswith(study_dir + os.sep) else word
+def _relative(node: Any, study_dir: str) -> Any:
+    match node:
+        case Mapping():
+            return {key: _relative(value, study_dir) for key, value in node.items()}
+        case list() | tuple():
+            return [_relative(value, study_dir) for value in node]
+        case str() if os.path.isabs(node) or os.sep in node:
+            path = os.path.normpath(os.path.join(study_dir, node))
+            return os.path.relpath(path, study_dir) if path.startswith(study_dir + os.sep) else node
+    return node

@@ -1,12 +1,14 @@
 """The settings that may differ between two runs of the same study, one of which continues the other."""
 
 import json
+import shutil
 from fnmatch import fnmatch
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from stream_server.config import StudyConfig, check_continuation
+from stream_server.config import StudyConfig, check_continuation, load
 from stream_server.config.changes import MAY_CHANGE
 from stream_server.errors import ConfigError
 from tests.support.studies import Changes, StudyFolder
@@ -32,6 +34,13 @@ ALLOWED: list[Changes] = [
     {"training.early_stop": {"monitor": "train/loss"}},
     {"training.log_every_batches": 3},
     {"training.prefetch": 2},
+    {"training.max_nonfinite": 3},
+    {"training.compile": True},
+    {"training.deterministic": True},
+    {"validation.every_batches": 10},
+    {"validation.every_s": 10.0},
+    {"validation.at": [10]},
+    {"validation.batch_size": 3},
     {"validation.save_before": True},
     {"checkpoint.every_batches": 3},
     {"checkpoint.every_s": 3.0},
@@ -76,18 +85,11 @@ REFUSED: list[Changes] = [
     {"training.accumulate": 2},
     {"training.clip_norm": 1.0},
     {"training.clip_value": 1.0},
-    {"training.max_nonfinite": 3},
     {"training.lr_clock": "updates"},
-    {"training.compile": True},
     {"training.matmul_precision": "high"},
-    {"training.deterministic": True},
     {"training.uneven": "stop"},
     {"training.nonfinite": "keep"},
     {"validation.simulations": 3},
-    {"validation.every_batches": 10},
-    {"validation.every_s": 10.0},
-    {"validation.at": [10]},
-    {"validation.batch_size": 3},
     {"load": {"checkpoint": "other"}},
     {"normalization.fields": ["temperature"]},
     {"normalization.parameters": True},
@@ -165,6 +167,34 @@ def test_every_key_is_tried(folder: StudyFolder) -> None:
     ]
 
 
+def test_the_limit_of_a_sampler_may_change(folder: StudyFolder) -> None:
+    folder.write("sampler.py", "class Mine: ...\n")
+    sampler = {"class": "sampler.py:Mine", "args": {"rate": 2}}
+    before, after = (
+        folder.load({"parameters.sampler": {**sampler, "timeout_s": timeout_s}}) for timeout_s in (60.0, 90.0)
+    )
+    assert before != after
+    check_continuation(resolved(before), after)
+
+
+def test_the_folder_of_a_study_may_be_moved(folder: StudyFolder, tmp_path: Path) -> None:
+    changes: Changes = {
+        "study.name": "heat",
+        "parameters": {"file": "design.csv"},
+        "simulation.templates": ["case.in"],
+        "training.callbacks": [{"class": "server.py:OtherServer"}],
+        "load": {"checkpoint": "other"},
+        "checkpoint.exclude": ["backbone.*"],
+    }
+    names = "simulation,initial,left,right\n"
+    rows = "".join(f"{number},1,1,1\n" for number in range(200))
+    folder.write("design.csv", names + rows)
+    folder.write("case.in", "")
+    before = resolved(folder.load(changes))
+    shutil.copytree(folder.path, tmp_path / "moved")
+    check_continuation(before, load(tmp_path / "moved" / "study.json"))
+
+
 def test_both_values_are_told(folder: StudyFolder) -> None:
     before = folder.load({"user": {"lr": 0.5, "layers": [1, 2]}})
     after = folder.load({"user": {"lr": 0.1, "momentum": 0.9}, "buffer.watermark": 7})
@@ -178,7 +208,10 @@ def test_both_values_are_told(folder: StudyFolder) -> None:
         "user.lr: 0.1, but the run began with 0.5. Write 0.5, or start afresh.",
         "user.momentum: 0.9, but the run began without this key. Remove it, or start afresh.",
     ]
-    assert last == "--fresh starts it over, and keeps the old folder under another name"
+    assert last == (
+        "--fresh starts it over, and keeps the old folder under another name; load.checkpoint, with that folder, "
+        "begins with the model in it"
+    )
 
 
 def test_a_program_may_be_built_after_a_run_began(folder: StudyFolder) -> None:

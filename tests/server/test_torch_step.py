@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import DataLoader
 
 from stream_server.buffers import WindowShape
 from stream_server.config.training_sections import RolloutSettings
@@ -22,6 +23,7 @@ from stream_server.server.training.validation.rollout import Rollouts
 from stream_server.server.training.validation.validation_batches import HeldOutSamples
 from stream_server.server.user.simulation_data import SimulationBatch
 from stream_server.server.user.torch_server import TorchServer
+from stream_server.storage.plain_state import to_bytes
 from tests.support.settings import settings
 from tests.support.streams import batch_of
 from tests.support.torch_servers import Scale, train, union_batch_of, weight
@@ -356,6 +358,18 @@ def test_evaluating_leaves_every_module_in_its_mode() -> None:
             assert not any(module.training for module in server.model.modules())
             assert not torch.is_grad_enabled()
         assert [part.training for part in server.model] == [True, True, False]
+
+
+def test_evaluating_takes_no_random_numbers_from_the_training() -> None:
+    """Otherwise another validation.every_batches would change the noise, and with it the weights."""
+    server = Scale(settings())
+    with TorchStep(server, SoloRanks(), server.config) as step:
+        expected = step.random_state()
+        with step.evaluating():
+            # A DataLoader draws a seed even where it shuffles nothing.
+            list(DataLoader(torch.zeros(2)))
+            torch.rand(3)
+        assert to_bytes(step.random_state()) == to_bytes(expected)
 
 
 @pytest.mark.parametrize(

@@ -114,6 +114,13 @@ def test_other_held_out_simulations_are_validated_anew() -> None:
     assert one.best["loss"] == 5.0
 
 
+def test_batches_of_another_size_are_validated_anew() -> None:
+    values = [1.0, 2.0, 3.0, 4.0]
+    seen, one, _ = resumed(left_at(2.0, None, values=values, batch_size=1), None, values=values, batch_size=2)
+    assert seen == [2.0, 6.0]
+    assert one.best["loss"] == 4.0
+
+
 def each(num_ranks: int, function: Callable[[Ranks], Any]) -> list[Any]:
     return on_ranks(num_ranks, function)
 

@@ -171,7 +171,14 @@ class TorchStep:
     @contextmanager
     def evaluating(self) -> Iterator[None]:
         self.synchronize()
-        with self._weights.evaluating(), torch.no_grad(), self._precision.forward_context():
+        devices = [self._device] if self._device.type == "cuda" else []
+        # How often it is validated changes no random number of the training. A DataLoader draws one at each pass.
+        with (
+            torch.random.fork_rng(devices),
+            self._weights.evaluating(),
+            torch.no_grad(),
+            self._precision.forward_context(),
+        ):
             yield
 
     def synchronize(self) -> None:

@@ -72,6 +72,7 @@ class Validation(Callback):
         self._callbacks = callbacks
         self._step = step
         self._sets = ValidationSets(server, ranks, held_out=held_out, batch_size=batch_size)
+        self._batch_size = batch_size
         self._progress = progress
         self._metrics = metrics
         self._schedule = schedule or Schedule()
@@ -169,7 +170,7 @@ class Validation(Callback):
 
     def _go_through(self, sets: list[ValidationSet], must_leave: Callable[[], bool]) -> dict[str, float] | None:
         """The values of all sets, and of the rollouts; None if they are not known yet."""
-        now = {"batches": self._progress.batches, "sets": [it.signature for it in sets]}
+        now = {"batches": self._progress.batches, "batch_size": self._batch_size, "sets": [it.signature for it in sets]}
         left, self._left = self._left, None
         if left is not None and left["of"] != now:
             left = None
