@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
 
 from stream_server.built_in import BACKENDS
 from stream_server.config.problems import shown, wrong
@@ -21,6 +21,24 @@ from stream_server.config.values import (
     Words,
 )
 
+
+def _check_most_failed(value: Any) -> Any:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool) and value >= 0
+    if is_number and (value < 1 or value == int(value)):
+        return value
+    raise wrong(
+        f"{shown(value)} is neither a share of the simulations nor a number of them",
+        "Write a share below 1, such as 0.1, or a whole number, such as 3",
+    )
+
+
+MostFailed = Annotated[
+    int | float,
+    BeforeValidator(_check_most_failed),
+    WithJsonSchema(
+        {"anyOf": [{"type": "integer", "minimum": 0}, {"type": "number", "minimum": 0, "exclusiveMaximum": 1}]}
+    ),
+]
 Port = Annotated[int, Field(ge=1, le=65535)]
 
 
@@ -63,8 +81,9 @@ class SimulationSettings(Section):
     on_failure: Literal["give_up", "redraw", "stop"] = Field(
         default="give_up", description="Action after the last failed attempt."
     )
-    max_failed: Annotated[float, Field(ge=0, le=1)] = Field(
-        default=0.1, description="Share of simulations that may fail before the study stops."
+    max_failed: MostFailed = Field(
+        default=0.1,
+        description="Simulations that may fail before the study stops: a share below 1, or a number from 1 on.",
     )
     per_job: Count = Field(default=1, description="Simulations that share one job.")
     per_worker: Count | Literal["many"] = Field(

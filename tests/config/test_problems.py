@@ -81,7 +81,9 @@ def test_a_mistake_of_one_kind_does_not_hide_another_kind(folder: StudyFolder) -
         ({"training.max_s": "1h"}, '"1h" is not a number.'),
         ({"training.max_s": 0}, "0 is out of range. Write more than 0."),
         ({"training.draws_per_sample": 0.5}, "0.5 is out of range. Write 1 or more."),
-        ({"simulation.max_failed": 10}, "10 is out of range. Write 1 or less."),
+        ({"simulation.max_failed": 1.5}, "1.5 is neither a share of the simulations nor a number of them."),
+        ({"simulation.max_failed": -1}, "-1 is neither a share of the simulations nor a number of them."),
+        ({"simulation.max_failed": True}, "true is neither a share of the simulations nor a number of them."),
         (
             {"buffer.policy": "resevoir"},
             '"resevoir" is not "reservoir", "uniform", "firo" or "fifo". Write "reservoir".',

@@ -36,7 +36,7 @@ class Rank0:
         if script is not None:
             (folder / "simulation.py").write_text(script)
             command = [sys.executable, "simulation.py", "{left}"]
-            study["simulation"] = {"command": command, "retries": 1, "max_failed": 1.0}
+            study["simulation"] = {"command": command, "retries": 1, "max_failed": 100}
         (folder / "server.py").write_text(SERVER)
         (folder / "study.json").write_text(json.dumps(study))
 

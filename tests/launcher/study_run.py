@@ -64,7 +64,7 @@ class StudyRun:
         study = {
             **STUDY,
             "server": {"class": "server.py:Server", "ranks": ranks},
-            "simulation": {"command": [sys.executable, "simulation.py"], "max_failed": 1.0},
+            "simulation": {"command": [sys.executable, "simulation.py"], "max_failed": 100},
             "launcher": {"restarts": restarts},
         }
         (folder / "study.json").write_text(json.dumps(study))

@@ -63,7 +63,7 @@ class EnsembleMachine(RuleBasedStateMachine):
             per_job=per_job,
             retries=retries,
             on_failure="redraw" if redraws else "give_up",
-            max_failed=1.0,
+            max_failed=100,
             timeout_s=TIMEOUT_S,
             num_simulations=num,
         )
@@ -391,7 +391,7 @@ def test_a_simulation_whose_launcher_was_killed_before_it_gave_it_up_is_not_trie
     started = records.AttemptStarting(simulation=0, attempt=0, folder="/0", public_key=None)
     ended = Fail(simulation=0, attempt=0, reason="ended with exit code 1", excuse="")
     past = History.of([records.PlanTaken(incarnation=1), started, ended])
-    schedule = SimulationSchedule(ScheduleLimits(retries=0, max_failed=1.0))
+    schedule = SimulationSchedule(ScheduleLimits(retries=0, max_failed=100))
     schedule.restore(past.highest, entries_of(past, 0.0))
     assert schedule.replan({0: 0}, 0.0) == [
         GiveUp(simulation=0, attempts=1, reason="ended with exit code 1", redraw=False)

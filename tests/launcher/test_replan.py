@@ -155,7 +155,7 @@ def test_too_many_that_were_given_up_stop_the_next_server_too() -> None:
 
 
 def test_a_redrawn_simulation_that_the_server_has_lost_is_known_when_it_comes_again() -> None:
-    schedule = running(1, retries=0, on_failure="redraw", max_failed=1.0)
+    schedule = running(1, retries=0, on_failure="redraw", max_failed=100)
     schedule.job_ended(0, 0, 1, "crashed", 1.0)
     schedule.tick(1.0 + CONFIRM_FAILURE_S)
     assert schedule.add(1, 3.0) == [Submit(simulation=1, attempt=0)]
@@ -165,7 +165,7 @@ def test_a_redrawn_simulation_that_the_server_has_lost_is_known_when_it_comes_ag
 
 
 def test_the_last_word_of_a_simulation_is_awaited_even_after_a_stop_that_did_not_last() -> None:
-    schedule = running(1, max_failed=1.0)
+    schedule = running(1, max_failed=100)
     schedule.job_ended(0, 0, 0, "over", 1.0)
     schedule.pause()
     schedule.stop(2.0)
@@ -180,7 +180,7 @@ def fail(schedule: SimulationSchedule, attempt: int, now: float) -> list[Action]
 
 
 def test_the_failure_of_an_attempt_that_saw_a_restart_does_not_count_but_the_next_one_does() -> None:
-    schedule = running(1, retries=0, max_failed=1.0)
+    schedule = running(1, retries=0, max_failed=100)
     schedule.pause()
     schedule.replan({0: 0}, 1.0)
     assert fail(schedule, 0, 2.0) == [
@@ -193,7 +193,7 @@ def test_the_failure_of_an_attempt_that_saw_a_restart_does_not_count_but_the_nex
 
 
 def test_under_the_same_server_a_failure_counts_whatever_launcher_sees_it() -> None:
-    schedule = running(1, retries=0, max_failed=1.0)
+    schedule = running(1, retries=0, max_failed=100)
     schedule.pause()
     schedule.replan({0: 0}, 1.0, new_incarnation=False)
     assert any(isinstance(action, GiveUp) for action in fail(schedule, 0, 2.0))

@@ -138,7 +138,7 @@ def test_after_its_retries_a_simulation_is_given_up_and_the_next_one_starts() ->
 
 
 def test_a_redraw_is_asked_for_and_the_new_simulation_runs() -> None:
-    schedule = after_the_first_step(running(1, retries=0, on_failure="redraw", max_failed=1.0))
+    schedule = after_the_first_step(running(1, retries=0, on_failure="redraw", max_failed=100))
     assert GiveUp(simulation=0, attempts=1, reason="crashed", redraw=True) in fail(schedule, 0, 0, 1.0)
     assert schedule.add(1, 3.0) == [Submit(simulation=1, attempt=0)]
 
@@ -151,6 +151,16 @@ def test_on_failure_stop_stops_the_study_at_the_first_simulation_that_fails_for_
     assert "simulation.on_failure is stop" in stop.text
 
 
+@pytest.mark.parametrize(("max_failed", "num"), [(1, 2), (1.0, 2), (3, 4), (0, 1), (0.1, 3)])
+def test_max_failed_is_a_share_below_1_and_a_number_from_1_on(max_failed: float, num: int) -> None:
+    schedule = after_the_first_step(running(20, retries=0, max_failed=max_failed))
+    stops = [
+        any(isinstance(action, AbortStudy) for action in fail(schedule, simulation, 0, 1.0 + 2 * simulation))
+        for simulation in range(num)
+    ]
+    assert stops == [False] * (num - 1) + [True]
+
+
 def test_above_max_failed_the_study_stops() -> None:
     schedule = after_the_first_step(running(20, retries=0, max_failed=0.05))
     assert submits(fail(schedule, 0, 0, 1.0)) == [Submit(simulation=1, attempt=0)]
@@ -161,7 +171,7 @@ def test_above_max_failed_the_study_stops() -> None:
 
 @pytest.mark.parametrize("max_running", [1, 8])
 def test_three_failures_before_anything_came_stop_the_study(max_running: int) -> None:
-    schedule = running(10, max_running=max_running, max_failed=1.0)
+    schedule = running(10, max_running=max_running, max_failed=100)
     seen = [*fail(schedule, 0, 0, 1.0), *fail(schedule, 1, 0, 3.0)]
     assert not any(isinstance(action, AbortStudy) for action in seen)
     stop = fail(schedule, 2, 0, 5.0)[-1]

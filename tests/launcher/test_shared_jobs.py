@@ -22,7 +22,7 @@ def together(*simulations: int) -> Submit:
 
 
 def begun(num: int, **limits: object) -> tuple[SimulationSchedule, list[Action]]:
-    limits = {"per_job": 2, "max_running": 2, "max_failed": 1.0, **limits}
+    limits = {"per_job": 2, "max_running": 2, "max_failed": 100, **limits}
     schedule = SimulationSchedule(ScheduleLimits(**limits))  # type: ignore[arg-type]
     return schedule, schedule.replan(dict.fromkeys(range(num), -1), 0.0)
 
@@ -299,7 +299,7 @@ def test_the_end_of_a_study_is_held_against_nobody() -> None:
 
 
 def test_a_cancel_of_a_launcher_that_was_killed_is_held_against_the_same_ones() -> None:
-    schedule = SimulationSchedule(ScheduleLimits(per_job=2, max_running=2, retries=0, max_failed=1.0))
+    schedule = SimulationSchedule(ScheduleLimits(per_job=2, max_running=2, retries=0, max_failed=100))
     entries = [
         ScheduledSimulation(
             id=it,

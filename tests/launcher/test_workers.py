@@ -13,7 +13,7 @@ from stream_server.launcher.simulations.attempt_jobs import OUT_OF_TIME, JobEnd,
 
 def workers(num: int, **limits: object) -> tuple[SimulationSchedule, list[Action]]:
     """A schedule at time 0, which has its plan."""
-    limits = {"per_worker": 4, "max_running": 1, "max_failed": 1.0, "timeout_s": 60.0, **limits}
+    limits = {"per_worker": 4, "max_running": 1, "max_failed": 100, "timeout_s": 60.0, **limits}
     schedule = SimulationSchedule(ScheduleLimits(**limits))  # type: ignore[arg-type]
     return schedule, schedule.replan(dict.fromkeys(range(num), -1), 0.0)
 

@@ -58,7 +58,7 @@ def test_no_log_table_or_message_has_what_a_simulation_wrote_as_it_was(
         "validation.every_batches": None,
         "simulation.command": [sys.executable, str(program)],
         "simulation.retries": 0,
-        "simulation.max_failed": 1.0,
+        "simulation.max_failed": 100,
         "network.security": "none",
     }
     run = run_study(NUMPY_STUDY, tmp_path / "run", mpi=None, program="stream-launcher", settings=settings)

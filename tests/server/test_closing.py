@@ -1,14 +1,17 @@
 """How a study ends."""
 
 import math
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from stream_server.errors import EXIT_SAVED
+from stream_server.server.intake.account import SimulationEnd
 from stream_server.server.progress.stop import StopReason, StopRequests
 from stream_server.server.run.report import Outcome
 from stream_server.server.run.start import Start
-from stream_server.server.study.closing import outcome_of
+from stream_server.server.study.closing import Closing, outcome_of
 
 
 def stopped(agreed: StopReason | None, text: str = "") -> StopRequests:
@@ -32,6 +35,42 @@ def test_each_end_has_its_exit_code_and_its_word(agreed: StopReason | None, exit
     assert outcome_of(stopped(agreed, "why"), is_saved=True) == Outcome(
         exit_code=exit_code, reason=reason, message="why"
     )
+
+
+@pytest.mark.parametrize(
+    ("states", "held_out", "exit_code"),
+    [
+        (["given_up", "given_up"], [], 4),
+        (["given_up", "invalid"], ["finished"], 4),
+        (["given_up", "finished"], [], 0),
+        (["given_up", "stopped_early"], [], 0),
+        (["given_up", "stopped"], [], 0),
+        ([], ["given_up"], 0),
+    ],
+)
+def test_a_study_of_which_every_simulation_to_train_on_failed_has_failed(
+    states: list[str], held_out: list[str], exit_code: int
+) -> None:
+    ends = [SimulationEnd(state=it, num_steps=1) for it in states]
+    ends += [SimulationEnd(state=it, num_steps=1, held_out=True) for it in held_out]
+    simulations: Any = SimpleNamespace(ends=dict(enumerate(ends)))
+    unused: Any = None
+    closing = Closing(
+        config=unused,
+        ranks=unused,
+        folder=unused,
+        continuation=unused,
+        progress=unused,
+        stops=unused,
+        cores=unused,
+        is_online=True,
+        wall_s=unused,
+    )
+    outcome = closing.judged(Outcome(exit_code=0, reason="finished", message=""), simulations)
+    assert outcome.exit_code == exit_code
+    assert ("2 simulations to train on, and all have failed" in outcome.message) == (exit_code != 0)
+    stopped_otherwise = Outcome(exit_code=75, reason="saved", message="saved")
+    assert closing.judged(stopped_otherwise, simulations) is stopped_otherwise
 
 
 @pytest.mark.parametrize("agreed", [None, *StopReason])

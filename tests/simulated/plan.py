@@ -128,7 +128,7 @@ class Plan:
                 "retries": self.retries,
                 "per_worker": self.per_worker,
                 "timeout_s": 20,
-                "max_failed": 1.0,
+                "max_failed": 100,
             },
             "server": {"class": "learner.py:Learner", "ranks": self.num_ranks},
             "launcher": {"max_running": self.max_running, "restarts": 1000},

@@ -18,7 +18,7 @@ class ScheduleLimits:
     """The rules of the study. `starts_jobs` is False when simulations only attach by themselves.
 
     Those of a job of `per_job` run side by side, those of a worker, at most `per_worker`, one after another.
-    `num_simulations` is what `max_failed` is a share of; never less than the largest plan.
+    `num_simulations` is what `max_failed` is a share of, if it is below 1; never less than the largest plan.
     """
 
     starts_jobs: bool = True
@@ -31,6 +31,11 @@ class ScheduleLimits:
     max_failed: float = 0.1
     timeout_s: float = 600.0
     num_simulations: int = 0
+
+
+def most_failed(max_failed: float, num_simulations: int) -> int:
+    """How many of so many simulations may fail for good: a share of them below 1, a number from 1 on."""
+    return math.floor(max_failed * num_simulations + 1e-9 if max_failed < 1 else max_failed)
 
 
 class RetryPolicy:
@@ -87,7 +92,7 @@ class RetryPolicy:
         """Return why the study must stop now that so many simulations failed for good."""
         if self.limits.on_failure == "stop":
             return "a simulation failed for good, and simulation.on_failure is stop"
-        if num_given_up > math.floor(self.limits.max_failed * self.num_planned + 1e-9):
+        if num_given_up > most_failed(self.limits.max_failed, self.num_planned):
             limit = f"simulation.max_failed = {self.limits.max_failed:g}"
             return f"{num_given_up} of {self.num_planned} simulations failed for good, more than {limit}"
         return ""

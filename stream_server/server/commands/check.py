@@ -17,7 +17,7 @@ from stream_server.server.model.warm_start import find_source
 from stream_server.server.ranks.communicator import SoloRanks, environment_rank
 from stream_server.server.replay.share import ReplayShare
 from stream_server.server.replay.simulation_file import load_h5py
-from stream_server.server.run.build import make_policy
+from stream_server.server.run.build import allowed_failures, make_policy
 from stream_server.server.run.cores import expected_cores
 from stream_server.server.run.output import OutputFolder
 from stream_server.server.run.plan import MemoryNeed, RankPlan, free_on_node, limit_of_node, make_plan, memory_problem
@@ -129,6 +129,7 @@ def _lines(config: StudyConfig, plan: RankPlan) -> list[tuple[str, str]]:
         ("command", shown(config)),
         *([("", f"NOT HERE: {missing}")] if (missing := missing_program(config)) else []),
         ("at once", _at_once(config)),
+        ("failures", allowed_failures(config)),
         ("server class", config.server.class_),
         *([("ranks", f"{server.num_ranks}{_why_so_many(server)}")] if config.server.backend == "local" else []),
         *((key, str(component)) for key, component in config.training.components.items()),

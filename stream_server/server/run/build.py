@@ -1,6 +1,5 @@
 """The translation of study.json into the objects of a rank: buffer policy, slots, fields, time steps and routing."""
 
-import math
 from collections.abc import Callable
 from functools import partial
 
@@ -11,9 +10,11 @@ from stream_server.buffers.windows import ONE_BLOCK
 from stream_server.config import StudyConfig
 from stream_server.config.buffer_sections import WATERMARK_PART
 from stream_server.errors import ConfigError, UserCodeError
+from stream_server.launcher.schedule.retry_policy import most_failed
 from stream_server.messages.client import FieldSpec, Routing, TimeSteps
 from stream_server.messages.routing import StudyRouting
 from stream_server.user_code import arguments_for, call_user
+from stream_server.wording import counted
 
 BUFFER_STREAM = 2
 NOISE_STREAM = 3
@@ -150,5 +151,20 @@ def num_redraws(config: StudyConfig) -> int:
     """The number of simulations that can be redrawn before the study stops for too many failures."""
     if config.simulation.on_failure != "redraw":
         return 0
-    num_planned = config.study.simulations + config.validation.simulations
-    return math.floor(config.simulation.max_failed * num_planned) + 1
+    return most_failed(config.simulation.max_failed, _num_planned(config)) + 1
+
+
+def allowed_failures(config: StudyConfig) -> str:
+    """How many simulations may fail, and what in study.json says so, for people."""
+    simulation, num_planned = config.simulation, _num_planned(config)
+    if simulation.on_failure == "stop":
+        return "the first simulation that fails for good ends the study (simulation.on_failure is stop)"
+    num, limit = most_failed(simulation.max_failed, num_planned), simulation.max_failed
+    kind = "a share of them" if limit < 1 else "a number of them"
+    return (
+        f"{num} of {counted(num_planned, 'simulation')} may fail for good (simulation.max_failed is {limit:g}, {kind})"
+    )
+
+
+def _num_planned(config: StudyConfig) -> int:
+    return config.study.simulations + config.validation.simulations

@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from stream_server.config import StudyConfig
-from stream_server.errors import EXIT_SAVED, NotBalanced, StaleIncarnation
+from stream_server.errors import EXIT_SAVED, NotBalanced, StaleIncarnation, TooManyFailures
 from stream_server.failpoints import failpoint
+from stream_server.messages.simulation_phase import SimulationPhase
 from stream_server.server.checkpoint.continuation import Continuation
 from stream_server.server.intake.account import Learned
 from stream_server.server.intake.source import Simulations
@@ -21,8 +22,10 @@ from stream_server.server.run.report import Outcome, RankReport, StudyReport, bu
 from stream_server.server.simulations.design import write_csv
 from stream_server.server.study.failure import Failure
 from stream_server.server.training.monitoring.summary import show_summary
+from stream_server.wording import counted
 
 FAILED = "failed"
+FAILED_PHASES = (SimulationPhase.GIVEN_UP, SimulationPhase.INVALID)
 
 _log = logging.getLogger(__name__)
 
@@ -100,6 +103,7 @@ class Closing:
             print("a newer start of the server has taken over: this one writes no report", file=sys.stderr, flush=True)
             return StaleIncarnation.exit_code
         simulations = None if results is None else results.simulations
+        outcome = self.judged(outcome, simulations)
         report = build_report(outcome, self._study_report(outcome, results), parts, self.config.num_samples_of)
         for warning in report["warnings"]:
             _log.info("warning: %s", warning)
@@ -114,6 +118,16 @@ class Closing:
             report |= {"exit_code": NotBalanced.exit_code, "message": f"there is no report: {error}"}
         show_summary(report, self.folder.places, hands_over=self.stops.hands_over, is_online=self.is_online)
         return int(report["exit_code"])
+
+    def judged(self, outcome: Outcome, simulations: Simulations | None) -> Outcome:
+        """The outcome, which is a failure where every simulation to train on has failed, but for a replay's."""
+        if outcome.exit_code or simulations is None or not (self.is_online or self.config.offline.write_files):
+            return outcome
+        states = [end.state for end in simulations.ends.values() if not end.held_out]
+        if not states or any(state not in FAILED_PHASES for state in states):
+            return outcome
+        message = f"no simulation finished: {counted(len(states), 'simulation')} to train on, and all have failed"
+        return Outcome(exit_code=TooManyFailures.exit_code, reason=FAILED, message=message)
 
     def _failures(self, outcome: Outcome, simulations: Simulations | None) -> Sequence[Mapping[str, Any]]:
         """The simulations that were given up and, when the study failed, those whose last attempt had failed."""

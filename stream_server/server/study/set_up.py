@@ -33,7 +33,7 @@ from stream_server.server.progress.stop import StopReason, StopRequests
 from stream_server.server.ranks.communicator import Ranks
 from stream_server.server.reception.reception import Reception
 from stream_server.server.replay.source import ReplaySource
-from stream_server.server.run.build import NOISE_STREAM, make_buffer, make_policy, own_blocks
+from stream_server.server.run.build import NOISE_STREAM, allowed_failures, make_buffer, make_policy, own_blocks
 from stream_server.server.run.cores import share_cores, simulation_cores, wait_passively
 from stream_server.server.run.output import OutputFolder
 from stream_server.server.run.plan import RankPlan, make_plan
@@ -285,6 +285,8 @@ class StudySetUp(Composition):
     def _announce(self) -> None:
         """Say at the start, on the screen and in the log, what those who run the study should know of it."""
         texts = [f"cores: {self.cores}", *self.cores.warnings]
+        if not self.is_replay:
+            texts.append(f"failures: {allowed_failures(self.config)}")
         if self.progress.expected_batches is None:
             clock = self.config.training.lr_clock
             log.info("the number of batches is not known in advance; learning-rate schedules count %s", clock)
