@@ -22,6 +22,7 @@ from stream_server.server.progress.phases import Phases
 from stream_server.server.ranks.communicator import SoloRanks
 from stream_server.server.training.stream import BatchStream
 from stream_server.server.training.validation.validation_batches import HeldOutSamples, take
+from stream_server.server.user.forecast import FLOATS
 from stream_server.server.user.normalization import Normalization
 from stream_server.server.user.rendering import Prediction, render
 from stream_server.server.user.simulation_data import SimulationBatch, SimulationData
@@ -147,7 +148,7 @@ def test_the_picture_of_a_window_is_of_its_last_step() -> None:
         simulation_id=0, time_step=0, parameters=np.zeros(1), fields={"u": u}, time_steps=np.array([0, 2, 4])
     )
     prediction = Prediction(output=np.array([4.5, 5.5]), target=np.array([4.0, 5.0]))
-    truth, predicted = render(sample, prediction, lambda name, array: array)["u"]
+    truth, predicted = render(sample, prediction, lambda name, array: array, FLOATS)["u"]
     assert (truth.tolist(), predicted.tolist()) == ([4.0, 5.0], [4.5, 5.5])
 
 

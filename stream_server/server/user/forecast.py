@@ -1,4 +1,4 @@
-"""The forecast of a model of windows: which field its output is, and in which scale."""
+"""The field that a model of one field forecasts, and the scale of its output."""
 
 from collections.abc import Callable
 from typing import Any
@@ -10,32 +10,29 @@ from stream_server.server.user.losses import numbers
 from stream_server.storage.plain_state import as_array
 
 Array = NDArray[Any]
+Scale = Callable[[Array], Array]
 
-TOLERANCE = 1e-2
+FLOATS = 2.0**-21
+"""A relative deviation that some operations on 32-bit floats may make."""
+SHORT_FLOATS = 2.0**-7
 """A relative deviation that rounding to 16 bits may make."""
-MAX_COMPARED = 2**16
-"""Values that are compared to recognise a field, at least those of one sample."""
 
 
-def forecast(known: Array, output: Any, target: Any, scale: Callable[[Array], Array]) -> Array | None:
-    """The steps that a model forecasts, in the unit of the field and the shape of `known`; None if they are not known.
+def rounding_of(precision: str) -> float:
+    """The relative deviation of a target from what user code made, by `training.precision`."""
+    return SHORT_FLOATS if precision in ("16-true", "bf16-true") else FLOATS
 
-    Args:
-        known: the steps that stand where the model forecasts, shape (n, steps, …), as the batch was made of them.
-        output: what the model gives, an array of any framework.
-        target: what it is trained towards, in the same scale.
-        scale: brings an array in the scale of the training to the unit of the field.
-    """
-    if output is None or target is None:
+
+def scale_of_target(field: Array, target: Any, denormalize: Scale, rounding: float) -> Scale | None:
+    """What brings a target to the unit of this field, `denormalize` or nothing; None: it is not this field."""
+    if target is None:
         return None
-    outputs, targets = array_of(output), array_of(target)
-    if outputs.size != known.size or targets.size != known.size:
+    targets = array_of(target)
+    if targets.size != field.size:
         return None
-    outputs, targets = outputs.reshape(known.shape), targets.reshape(known.shape)
-    few = slice(max(1, MAX_COMPARED // known[0].size))
-    for in_unit in (scale, lambda array: array):
-        if is_field(in_unit(targets[few]), known[few]):
-            return np.asarray(in_unit(outputs))
+    for scale in (denormalize, lambda array: array):
+        if is_field(targets.reshape(field.shape), field, scale, rounding):
+            return scale
     return None
 
 
@@ -46,9 +43,16 @@ def array_of(value: Any) -> Array:
     return as_array(value.detach() if hasattr(value, "detach") else value)
 
 
-def is_field(array: Array, field: Array) -> bool:
-    """Whether an array has the values of a field, but for the rounding to 16 bits; others than finite ones are any."""
-    known = np.isfinite(array) & np.isfinite(field)
-    values = field[known]
-    noise = TOLERANCE * float(np.max(np.abs(values), initial=0.0))
-    return np.allclose(array[known], values, rtol=TOLERANCE, atol=noise)
+def is_field(target: Array, field: Array, scale: Scale, rounding: float) -> bool:
+    """Whether a target has the values of a field, but for rounding; others than finite ones are any.
+
+    `scale` brings it to the unit of the field, and a target of 0 to an origin: the mean of the field, or 0. The values
+    are compared by their distances from there, since a change of the temperature is near the mean as well if it is
+    taken for a temperature. Where all of a field is at the origin, a change of 0 would pass for it: it is none.
+    """
+    values, origin = np.asarray(scale(target)), np.asarray(scale(np.zeros_like(target)))
+    known = np.isfinite(values) & np.isfinite(field)
+    values, origin, truth = values[known], origin[known], field[known]
+    noise = FLOATS * float(np.max([np.abs(truth), np.abs(origin)], initial=0.0))
+    has_distances = bool(np.any(np.abs(truth - origin) > 2 * noise))
+    return has_distances and np.allclose(values - origin, truth - origin, rtol=rounding, atol=noise)

@@ -2,12 +2,13 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from numpy.typing import NDArray
 
 from stream_server.ragged import is_ragged
-from stream_server.server.user.forecast import is_field
+from stream_server.server.user.forecast import scale_of_target
 from stream_server.server.user.simulation_data import SimulationData
 
 Array = NDArray[Any]
@@ -28,11 +29,13 @@ class Prediction:
     target: Array | None
 
 
-def render(sample: SimulationData, prediction: Prediction, denormalize: Callable[[str, Array], Array]) -> Rendering:
+def render(
+    sample: SimulationData, prediction: Prediction, denormalize: Callable[[str, Array], Array], rounding: float
+) -> Rendering:
     """The fields that the model predicts, in their shape and unit; the bare output beside its target if it is none.
 
     The target may have several fields, one after the other. Of a window, a field is that of the last steps, as many as
-    the target has. A part is taken for a field only if the target, after `denormalize`, has that field's values.
+    the target has. A part is taken for a field only if the target has that field's values, as `scale_of_target` says.
     """
     target, output = prediction.target, prediction.output
     if target is None or output.size != target.size:
@@ -43,9 +46,9 @@ def render(sample: SimulationData, prediction: Prediction, denormalize: Callable
     while targets.size:
         for name, field in fields.items():
             if 0 < field.size <= targets.size and name not in shown:
-                known = denormalize(name, targets[: field.size].reshape(field.shape))
-                if is_field(known, field):
-                    shown[name] = field, denormalize(name, outputs[: field.size].reshape(field.shape))
+                scale = scale_of_target(field, targets[: field.size], partial(denormalize, name), rounding)
+                if scale is not None:
+                    shown[name] = field, scale(outputs[: field.size].reshape(field.shape))
                     targets, outputs = targets[field.size :], outputs[field.size :]
                     break
         else:

@@ -1,6 +1,7 @@
 """The base class of the user's server."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -15,7 +16,7 @@ from stream_server.server.progress.stop import StopReason, StopRequests
 from stream_server.server.ranks.communicator import Ranks, SoloRanks
 from stream_server.server.user.callbacks import Callback
 from stream_server.server.user.collate import KeptSample
-from stream_server.server.user.forecast import forecast
+from stream_server.server.user.forecast import Scale, array_of, rounding_of, scale_of_target
 from stream_server.server.user.framework import framework_of
 from stream_server.server.user.normalization import Normalization
 from stream_server.server.user.rendering import Prediction, Rendering, render
@@ -61,6 +62,8 @@ class StreamServer:
         framework = framework_of(self)
         framework.check_precision(precision)
         self.collate = framework.make_collate(precision)
+        self._rounding = rounding_of(precision)
+        self._scale_of_forecast: Scale | None = None
 
     def enter_study(
         self,
@@ -147,7 +150,7 @@ class StreamServer:
 
         By default the field whose values, normalised or not, are the target; if there is none, output and target.
         """
-        return render(sample, prediction, self._denormalized)
+        return render(sample, prediction, self._denormalized, self._rounding)
 
     def rollout_step(self, window: SimulationBatch, batch: Any) -> dict[str, Any]:
         """Forecast the next k steps of trajectories: by field an array of shape (n, k, …), or (n, …) where k is 1.
@@ -169,23 +172,25 @@ class StreamServer:
         Raises:
             UserCodeError: the output, or the target, is not the one field that is to be forecast.
         """
-        fields, num_steps = self.config.validation.rollout.fields, -self.config.validation.rollout.input_steps
-        num_steps += self.config.window.length
-        name = fields[0]
-        known = window.fields[name][:, -num_steps:]
-        if is_ragged(known):
-            known, _ = pack(known)
-        target = batch[1] if isinstance(batch, tuple | list) and len(batch) == 2 else None
-        found = None
-        if len(fields) == 1:
-            found = forecast(known, self.predict(batch), target, lambda array: self._denormalized(name, array))
-        if found is None:
+        [name, *others] = self.config.validation.rollout.fields
+        output = None if others or self._scale_of_forecast is None else self.predict(batch)
+        known = self._last_steps(window, name)
+        outputs = None if output is None else array_of(output)
+        if self._scale_of_forecast is None or outputs is None or outputs.size != known.size:
             raise UserCodeError(
                 f"{type(self).__name__} must define rollout_step: by default a batch is a pair of inputs and targets, "
-                f"and targets and predictions are the last {num_steps} step(s) of the one field in "
-                f"validation.rollout.fields, which is {' and '.join(fields)}"
+                f"and targets and predictions are the last {self._num_forecast} step(s) of the one field in "
+                f"validation.rollout.fields, which is {' and '.join([name, *others])}"
             )
-        return {name: found}
+        return {name: self._scale_of_forecast(outputs.reshape(known.shape))}
+
+    def enter_rollout(self, window: SimulationBatch, batch: Any) -> None:
+        """Find out what the targets of a batch are from windows as they were sent. Called by Stream Server."""
+        name = self.config.validation.rollout.fields[0]
+        target = batch[1] if isinstance(batch, tuple | list) and len(batch) == 2 else None
+        self._scale_of_forecast = scale_of_target(
+            self._last_steps(window, name), target, partial(self._denormalized, name), self._rounding
+        )
 
     def val_dataloader(self) -> Any:
         """The whole validation set as an iterable of batches, or a dict of such; None: the held-out simulations."""
@@ -337,6 +342,17 @@ class StreamServer:
     def stop_study(self, reason: str) -> None:
         """Ask all ranks to end the training at the next update; one rank's request is enough."""
         self._stops.request(StopReason.EARLY_STOP, reason)
+
+    @property
+    def _num_forecast(self) -> int:
+        """The number of steps of a window that are forecast."""
+        num: int = self.config.window.length - self.config.validation.rollout.input_steps
+        return num
+
+    def _last_steps(self, window: SimulationBatch, name: str) -> "NDArray[Any]":
+        """A field where the model forecasts, in one array."""
+        steps = window.fields[name][:, -self._num_forecast :]
+        return pack(steps)[0] if is_ragged(steps) else steps
 
     def _denormalized(self, field: str, array: Any) -> Any:
         is_normalized = field in self.normalization.fields

@@ -198,7 +198,8 @@ def test_user_code_sees_copies_of_the_last_known_step_in_place_of_what_it_foreca
     server = Linear(3)
     run(server, store_of({4: 5}))
     u, f = trajectory(4, 5)
-    first, second, _ = server.handed
+    sent, first, second, _ = server.handed
+    assert sent.fields["u"][0].tolist() == u[1:4].tolist()
     assert first.fields["u"][0].tolist() == [u[0].tolist(), u[1].tolist(), u[1].tolist()]
     assert first.fields["f"][0].tolist() == f[:3].tolist()
     assert first.parameters.tolist() == [[4.0]]
@@ -253,14 +254,40 @@ def test_what_cannot_be_used_is_an_error_of_the_user(server: Linear, message: st
         run(server, store_of({0: 5}))
 
 
-def test_a_target_that_is_a_change_is_not_taken_for_the_field() -> None:
-    class Change(Linear):
-        def process_batch(self, batch: SimulationBatch, config: Any) -> Any:
-            inputs, target = super().process_batch(batch, config)
-            return inputs, target - inputs[0][:, -1]
+class Change(Linear):
+    """Is trained towards the change of the field in the last step."""
 
+    def process_batch(self, batch: SimulationBatch, config: Any) -> Any:
+        inputs, _ = super().process_batch(batch, config)
+        change = batch.fields["u"][:, -1] - batch.fields["u"][:, -2]
+        return inputs, change / self.normalization.std["u"] if self.is_scaled else change
+
+
+def store_from(steps: Sequence[Array]) -> ValidationStore:
+    store = ValidationStore(100)
+    for step, u in enumerate(steps):
+        store.add(0, step, {"u": u, "f": np.zeros(())}, {"u": True, "f": True})
+    store.complete(0)
+    return store
+
+
+@pytest.mark.parametrize("offset", [None, 0.0, 300.0])
+def test_a_target_that_is_a_change_is_not_taken_for_the_field(offset: float | None) -> None:
+    server = Change(3)
+    if offset is not None:
+        server.normalization = Normalization(SoloRanks(), {"u": ()})
+        server.normalization.observe({"u": offset + np.array([-1.0, 0.0, 1.0])}, np.zeros((3, 1)))
+        server.normalization.sync()
+    steps = (offset or 0.0) + 0.1 * np.arange(12.0).reshape(6, 2) ** 1.5
     with pytest.raises(UserCodeError, match="Change must define rollout_step"):
-        run(Change(3), store_of({0: 5}))
+        run(server, store_from(steps))
+
+
+def test_what_begins_at_rest_is_forecast_if_it_is_the_field_and_refused_if_it_is_the_change() -> None:
+    steps = [np.zeros(2)] * 2 + [np.array([step, -0.5 * step]) for step in range(1, 5)]
+    assert run(Linear(3), store_from(steps)).lead_times == [1, 2, 3, 4]
+    with pytest.raises(UserCodeError, match="Change must define rollout_step"):
+        run(Change(3, horizon=1), store_from(steps))
 
 
 def test_the_model_evaluates_and_random_numbers_are_left_as_they_were() -> None:
@@ -286,9 +313,9 @@ def test_all_ranks_leave_together() -> None:
     def on(ranks: Ranks) -> tuple[RolloutErrors | None, int]:
         server = Linear(3)
         found = rollouts(server, store_of({ranks.rank: 9}), ranks)
-        return found.run(lambda: ranks.rank == 1 and len(server.handed) >= 3), len(server.handed)
+        return found.run(lambda: ranks.rank == 1 and len(server.handed) >= 4), len(server.handed)
 
-    assert on_ranks(2, on) == [(None, 3), (None, 3)]
+    assert on_ranks(2, on) == [(None, 4), (None, 4)]
 
 
 def test_few_lead_times_are_shown_and_the_last_one() -> None:

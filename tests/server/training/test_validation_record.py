@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from stream_server.analysis.reading import RunFolder
 from stream_server.analysis.validations import read_validation, recorded_batches
@@ -21,6 +22,7 @@ from stream_server.server.training.validation.validation_record import (
     choose,
     subsampled,
 )
+from stream_server.server.user.forecast import FLOATS, rounding_of
 from stream_server.server.user.rendering import Prediction, render
 from stream_server.server.user.simulation_data import SimulationBatch, SimulationData
 from stream_server.server.user.stream_server import StreamServer
@@ -142,7 +144,7 @@ def test_a_target_that_is_a_field_only_after_scaling_is_brought_back_to_its_unit
     field = np.arange(1.0, 7.0).reshape(2, 3)
     sample = SimulationData(simulation_id=0, time_step=0, parameters=np.zeros(1), fields={"x": field})
     prediction = Prediction(output=scale * field.reshape(-1) + scale, target=scale * field.reshape(-1))
-    truth, predicted = render(sample, prediction, lambda name, array: array / scale)["x"]
+    truth, predicted = render(sample, prediction, lambda name, array: array / scale, FLOATS)["x"]
     np.testing.assert_allclose(truth, field)
     np.testing.assert_allclose(predicted, field + 1)
 
@@ -154,7 +156,7 @@ def test_several_fields_in_one_target_are_shown_each_by_itself(order: tuple[str,
     target = np.concatenate([scales[name] * fields[name].ravel() for name in order])
     sample = SimulationData(simulation_id=0, time_step=0, parameters=np.zeros(1), fields=fields)
     prediction = Prediction(output=target + 1, target=target)
-    shown = render(sample, prediction, lambda name, array: array / scales[name])
+    shown = render(sample, prediction, lambda name, array: array / scales[name], FLOATS)
     assert list(shown) == list(order)
     for name, (truth, predicted) in shown.items():
         np.testing.assert_allclose(truth, fields[name])
@@ -165,15 +167,50 @@ def test_a_target_of_a_field_and_something_else_is_shown_as_it_is() -> None:
     fields = {"u": np.arange(3.0), "v": np.arange(2.0)}
     target = np.array([0.0, 1.0, 2.0, 5.0, 5.0])
     sample = SimulationData(simulation_id=0, time_step=0, parameters=np.zeros(1), fields=fields)
-    assert list(render(sample, Prediction(output=target, target=target), lambda name, array: array)) == ["output"]
+    assert list(render(sample, Prediction(output=target, target=target), lambda name, array: array, FLOATS)) == [
+        "output"
+    ]
 
 
 def test_a_target_that_is_no_field_is_shown_beside_the_output_as_it_is() -> None:
     sample = SimulationData(simulation_id=0, time_step=0, parameters=np.zeros(1), fields={"x": np.arange(3.0)})
     change = np.full(3, 0.1)
-    shown = render(sample, Prediction(output=change + 1, target=change), lambda name, array: array)
+    shown = render(sample, Prediction(output=change + 1, target=change), lambda name, array: array, FLOATS)
     assert list(shown) == ["output"]
     assert shown["output"][0].tolist() == change.tolist()
+
+
+def shown_as(
+    field: NDArray[Any], target: NDArray[Any], *, mean: float = 0.0, std: float = 1.0, precision: str = "32-true"
+) -> str:
+    """The name under which a sample of one field is shown with this target."""
+    sample = SimulationData(simulation_id=0, time_step=0, parameters=np.zeros(1), fields={"x": field})
+    target = target.astype(np.float16 if precision == "16-true" else np.float32).astype(np.float32)
+    prediction = Prediction(output=target, target=target)
+    [name] = render(sample, prediction, lambda _, array: array * std + mean, rounding_of(precision))
+    return name
+
+
+@pytest.mark.parametrize("precision", ["32-true", "16-true"])
+@pytest.mark.parametrize("offset", [0.0, 300.0, 1e5])
+def test_a_field_is_recognised_but_no_change_of_it_and_no_other_step(offset: float, precision: str) -> None:
+    random = np.random.default_rng(0)
+    before = offset + random.normal(size=50)
+    after = before + 0.05 * random.normal(size=50)
+    statistics = {"mean": offset, "std": 1.0, "precision": precision}
+    assert shown_as(after, after - offset, **statistics) == "x"
+    assert shown_as(after, after - before, **statistics) == "output"
+    assert shown_as(after, before - offset, **statistics) == "output"
+    assert shown_as(after, after - before, precision=precision) == "output"
+
+
+@pytest.mark.parametrize("field", [np.zeros(4), np.full(4, np.nan)])
+def test_a_field_that_is_like_its_change_is_shown_as_the_bare_output(field: NDArray[Any]) -> None:
+    assert shown_as(field, np.zeros(4)) == "output"
+
+
+def test_a_target_that_is_not_normalised_is_a_field_too_where_the_statistics_are_kept() -> None:
+    assert shown_as(np.arange(4.0), np.arange(4.0), mean=7.0, std=2.0) == "x"
 
 
 def test_a_render_that_raises_costs_the_pictures_and_one_warning(

@@ -151,6 +151,8 @@ class Rollouts:
             found = trajectories(held_out.steps, self._shape, self.fields)
             found = [rows for rows in found if len(rows) > self._settings.input_steps]
             self._warn_of_missing(len(np.unique(held_out.steps.simulation_ids)) - len(found))
+            if found:
+                self._show_windows(held_out, found[: self._batch_size])
             for batch in slices(len(found), self._batch_size):
                 yield from self._forecast(held_out, found[batch], done)
 
@@ -192,15 +194,31 @@ class Rollouts:
             TrajectoryErrors(simulations=steps.simulation_ids[rows[:, 0]], spacing=self._shape.spacing, mse=mse)
         )
 
-    def _apply(self, held_out: SelectedSteps, rows: Rows, known: Mapping[str, Array]) -> dict[str, Array]:
-        """The forecasts of the user's class after the known steps: by field, shape (n, steps, …)."""
+    def _show_windows(self, held_out: SelectedSteps, found: Sequence[Rows]) -> None:
+        """Let the server see windows of these trajectories as they were sent, one of each, spread over time.
+
+        In the first ones all values may still be 0, as changes of them would be.
+        """
+        num, length = len(found), self._shape.length
+        starts = [max(0, len(it) - length) * (2 * number + 1) // (2 * num) for number, it in enumerate(found)]
+        steps = [np.minimum(start + np.arange(length), len(it) - 1) for start, it in zip(starts, found, strict=True)]
+        rows = np.stack([it[of_window] for it, of_window in zip(found, steps, strict=True)])
+        self._server.enter_rollout(*self._batch_of(held_out, rows, {}))
+
+    def _batch_of(self, held_out: SelectedSteps, rows: Rows, known: Mapping[str, Array]) -> tuple[SimulationBatch, Any]:
+        """Windows, and what the user's class makes of them."""
         server, name = self._server, type(self._server).__name__
         # User code may write into the window.
         window = held_out.whole(window_of(held_out.steps, rows, known))
         made = call_user(f"{name}.process_batch", server.process_batch, window, server.config)
         batch = call_user(f"converting what {name}.process_batch returned", server.collate.convert, made)
-        window, where = held_out.whole(window_of(held_out.steps, rows, known)), f"{name}.rollout_step"
-        returned = call_user(where, server.rollout_step, window, self._step.to_device(batch))
+        return held_out.whole(window_of(held_out.steps, rows, known)), batch
+
+    def _apply(self, held_out: SelectedSteps, rows: Rows, known: Mapping[str, Array]) -> dict[str, Array]:
+        """The forecasts of the user's class after the known steps: by field, shape (n, steps, …)."""
+        where = f"{type(self._server).__name__}.rollout_step"
+        window, batch = self._batch_of(held_out, rows, known)
+        returned = call_user(where, self._server.rollout_step, window, self._step.to_device(batch))
         if not isinstance(returned, Mapping) or set(returned) != set(known):
             found = (
                 f"the fields {sorted(map(str, returned))}" if isinstance(returned, Mapping) else repr(type(returned))
