@@ -2,7 +2,7 @@
 
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -11,9 +11,11 @@ import numpy.typing as npt
 
 from stream_server.messages.client import Routing, TimeSteps
 from stream_server.messages.routing import Dealing
-from stream_server.server.replay.record_format import SAMPLES, Entries, EntryKind
+from stream_server.server.replay.record_format import HEAD, SAMPLES, Entries, EntryKind
 
 Place = tuple[int, int]
+Turns = npt.NDArray[np.int64]
+"""Entries in an order, shape (n, 2): of each its file and number."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -150,6 +152,42 @@ class RecordCounts:
     def _add_labels(self, simulation: int, labels: npt.NDArray[np.int64]) -> None:
         before = self.labels.get(simulation)
         self.labels[simulation] = labels.astype(np.int64) if before is None else np.concatenate([before, labels])
+
+
+def in_turn(files: Sequence[Iterable[Entries]], mine: Collection[int], time_steps: TimeSteps, at_once: int) -> Turns:
+    """The order in which a rank goes through the entries of all files where samples are windows.
+
+    The first `at_once` simulations to begin of those that are `mine` give a step each in turn, in the order of time,
+    then the next ones. So the steps that wait for others of their windows are no more than in a study in which so many
+    simulations run and send in order, whatever ran at once when they were recorded, and whichever rank was ahead. The
+    end of a simulation comes behind its steps. All other entries are last, without parameters, which were read before,
+    and what is of other simulations.
+
+    Args:
+        files: of each file the heads of its entries, many at a time.
+    """
+    concerned = [np.concatenate([np.zeros(0, HEAD), *(it[_concerns(it, mine)] for it in heads)]) for heads in files]
+    file = np.repeat(np.arange(len(files)), list(map(len, concerned)))
+    heads = np.concatenate(concerned)
+    as_recorded = np.lexsort((file, heads["number"]))
+    heads, file = heads[as_recorded], file[as_recorded]
+    is_sample = np.isin(heads["kind"], SAMPLES)
+    simulations, first = np.unique(heads["simulation"][is_sample], return_index=True)
+    num = len(simulations)
+    index = np.searchsorted(simulations, heads["simulation"])
+    has_turn = np.append(simulations, -1)[index] == heads["simulation"]
+    has_turn &= is_sample | (heads["kind"] == EntryKind.FINISHED)
+    place = np.append(np.argsort(np.argsort(first)), num)[np.where(has_turn, index, num)]
+    step = np.where(is_sample, (heads["time_step"] - time_steps.first) // time_steps.every, np.iinfo(np.int64).max)
+    order = np.lexsort((place, step, np.where(has_turn, place // at_once, num)))
+    return np.column_stack([file, heads["number"].astype(np.int64)])[order]
+
+
+def _concerns(heads: Entries, mine: Collection[int]) -> npt.NDArray[np.bool_]:
+    is_of_one = np.isin(heads["kind"], (*SAMPLES, EntryKind.STATICS))
+    concerns: npt.NDArray[np.bool_] = ~is_of_one | np.isin(heads["simulation"], list(mine))
+    concerns &= heads["kind"] != EntryKind.PARAMETERS
+    return concerns
 
 
 def last_pieces(heads: Entries) -> dict[int, int]:

@@ -43,7 +43,7 @@ class FileOrder:
     Args:
         lengths: the number of rows of each file.
         held_out, finished: which files are held out, and which are whole.
-        at_once: so many files, in a random order, are gone through in turn, a row of each; None: rows are in any order.
+        keeps_files: whether the rows of a file follow each other, so that only the order of the files is random.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class FileOrder:
         finished: npt.NDArray[np.bool_],
         epochs: int,
         shuffle_seed: int | None,
-        at_once: int | None = None,
+        keeps_files: bool = False,
         has_statics: bool = False,
     ) -> None:
         self.num_files = len(lengths)
@@ -65,7 +65,7 @@ class FileOrder:
         self._finished = np.flatnonzero(finished)
         self._epochs = epochs
         self._seed = shuffle_seed
-        self._at_once = at_once
+        self._keeps_files = keeps_files
         self._epoch, self._rows = -1, self._trained
         self._num_static = self.num_files if has_statics else 0
         sizes = [
@@ -107,18 +107,13 @@ class FileOrder:
         """The rows in the order of an epoch; that of the last one that was asked for is kept."""
         if self._seed is not None and epoch != self._epoch:
             generator = np.random.default_rng((self._seed, SHUFFLE_STREAM, epoch))
-            at_once = self._at_once
-            rows = generator.permutation(self._trained) if at_once is None else self._in_turn(at_once, generator)
-            self._epoch, self._rows = epoch, rows
+            self._epoch = epoch
+            if self._keeps_files:
+                place = generator.permutation(self.num_files)[self.file_of_row[self._trained]]
+                self._rows = self._trained[np.argsort(place, kind="stable")]
+            else:
+                self._rows = generator.permutation(self._trained)
         return self._rows
-
-    def _in_turn(self, at_once: int, generator: np.random.Generator) -> npt.NDArray[np.int64]:
-        """The rows of a few files at a time, whose order is random, in turn a row of each."""
-        files = self.file_of_row[self._trained]
-        place = generator.permutation(self.num_files)[files]
-        # Held-out files have places, too: those of the others follow each other without a gap.
-        place = np.unique(place, return_inverse=True)[1]
-        return self._trained[np.lexsort((place, self._trained - self.begins[files], place // at_once))]
 
 
 class FilesRecord:
@@ -252,8 +247,7 @@ class FileRecording:
             finished=np.array([file.finished for file in self.files]),
             epochs=config.offline.epochs,
             shuffle_seed=config.study.seed if config.offline.shuffle else None,
-            # Steps wait for others of their windows as they do while the simulations run.
-            at_once=None if config.window is None else config.max_simulations_at_once,
+            keeps_files=config.window is not None,
             has_statics=bool(config.study.static_fields),
         )
         self.ranks = [FilesRecord(self.files, order, takes_nonfinite=config.training.nonfinite == "keep")]
@@ -262,6 +256,10 @@ class FileRecording:
     def latest(self) -> range:
         """The only rank, since the files of all simulations are read as those of one."""
         return range(1)
+
+    def simulations_at_once(self, config: StudyConfig) -> int:
+        """How many simulations are gone through in turn where samples are windows."""
+        return config.max_simulations_at_once if config.offline.shuffle else 1
 
     def close(self) -> None:
         """Close the files."""

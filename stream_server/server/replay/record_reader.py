@@ -328,6 +328,10 @@ class Recording:
         """The ranks of the last start of the study."""
         return range(self.facts.latest_ranks or self.facts.ranks)
 
+    def simulations_at_once(self, config: StudyConfig) -> int:
+        """How many simulations are gone through in turn where samples are windows."""
+        return config.max_simulations_at_once
+
     def dtypes(self, config: StudyConfig) -> dict[str, npt.DTypeLike]:
         """The types in which a study keeps the fields: those of study.json, or else those that were recorded."""
         layouts = [layout for record in self.ranks for layout in record.layouts]

@@ -15,7 +15,7 @@ from stream_server.messages.client import Routing
 from stream_server.server.intake.account import RankAccount, Received, WindowCounts
 from stream_server.server.intake.validation_store import ValidationStore
 from stream_server.server.ranks.communicator import Ranks
-from stream_server.server.replay.dealing import Place, RecordCounts, ReplayDealing
+from stream_server.server.replay.dealing import Place, RecordCounts, ReplayDealing, Turns, in_turn
 from stream_server.server.replay.file_recording import FileRecording, FilesRecord, files_in
 from stream_server.server.replay.record_format import SAMPLES, EntryHead, EntryKind
 from stream_server.server.replay.record_reader import RankRecord, RecordEntry, Recording, is_record
@@ -27,7 +27,7 @@ T = TypeVar("T")
 class Playback:
     """Iterates over the samples of this rank, which a `RankRecord` or `FilesRecord` reads.
 
-    Their order depends only on the record and the `dealing`.
+    Their order depends only on the record and the `dealing`, or it is that of `turns`.
 
     Between them come the entries of simulations that have finished. Samples of simulations that are not `wanted`
     are skipped; those of the `withdrawn` are, too, but checked first: an entry with a changed id would be lost there
@@ -42,8 +42,10 @@ class Playback:
         *,
         wanted: Callable[[int], bool],
         withdrawn: Collection[int] = (),
+        turns: Turns | None = None,
     ) -> None:
         self._files = files
+        self._turns = turns
         self._dealing = dealing
         self._rank = rank
         self._wanted = wanted
@@ -55,15 +57,18 @@ class Playback:
     def seek(self, position: int) -> None:
         """Continue at an earlier `position`: the number of entries before it, of all simulations."""
         self.position = position
-        self._places = self._dealing.places(self._rank, [len(file) for file in self._files], position)
+        if self._turns is None:
+            self._places = self._dealing.places(self._rank, [len(file) for file in self._files], position)
+        else:
+            self._places = ((int(file), int(number)) for file, number in self._turns[position:])
 
     def __iter__(self) -> Self:
         return self
 
     @property
     def num_entries(self) -> int:
-        """The number of entries in all files."""
-        return sum(map(len, self._files))
+        """The number of entries that are gone through, or are passed over."""
+        return sum(map(len, self._files)) if self._turns is None else len(self._turns)
 
     def __next__(self) -> RecordEntry:
         for file, number in self._places:
@@ -151,16 +156,12 @@ class ReplayShare:
         """The types in which the fields are kept."""
         return self._recording.dtypes(self._config)
 
-    def account(self, num_late: Mapping[int, int]) -> RankAccount:
-        """The account of this rank, by which all that was recorded counts as accepted where it is given.
-
-        `num_late` are the windows of each simulation that were given up.
-        """
+    @property
+    def account(self) -> RankAccount:
+        """The account of this rank, by which all that was recorded counts as accepted where it is given."""
         mine = self.counts.samples[self._rank]
         withdrawn = self.counts.withdrawn
-        received = {
-            simulation: self._received(simulation, num, num_late.get(simulation, 0)) for simulation, num in mine.items()
-        }
+        received = {simulation: self._received(simulation, num) for simulation, num in mine.items()}
         return RankAccount(
             intake=received,
             withdrawn=sum(it.num_samples for i, it in received.items() if i in withdrawn and not self._is_held_out(i)),
@@ -179,12 +180,12 @@ class ReplayShare:
         """The number of time steps of each simulation that this rank is given."""
         return self.counts.samples[self._rank]
 
-    def _received(self, simulation: int, num: int, num_late: int = 0) -> Received:
+    def _received(self, simulation: int, num: int) -> Received:
         if self._windows is None:
             return Received(accepted=num)
         # Whole simulations are on one rank.
         made = self._windows.num_among(self._dealing.steps_of(self.counts.labels[simulation]))
-        return Received(accepted=num, windows=WindowCounts(of_accepted=made, of_settled=made, late=num_late))
+        return Received(accepted=num, windows=WindowCounts(of_accepted=made, of_settled=made))
 
     @property
     def num_samples(self) -> int:
@@ -193,7 +194,22 @@ class ReplayShare:
 
     def samples(self) -> Playback:
         """The samples to train on."""
-        return self._playback(lambda simulation: not self._is_held_out(simulation))
+        turns = None if self._windows is None else self._turns()
+        return self._playback(lambda simulation: not self._is_held_out(simulation), turns)
+
+    def _turns(self) -> Turns:
+        """The order in which the steps of windows come."""
+        mine = [
+            simulation
+            for simulation in self.counts.parameters
+            if not self._is_held_out(simulation) and self._dealing.owner(0, simulation, 0) == self._rank
+        ]
+        return in_turn(
+            [record.heads() for record in self._recording.ranks],
+            mine,
+            self._dealing.time_steps,
+            self._recording.simulations_at_once(self._config),
+        )
 
     def put_statics(self, simulation: int, statics: StaticFields) -> None:
         """Read the fields that are sent once, unless those of this simulation are there.
@@ -228,9 +244,10 @@ class ReplayShare:
             if simulation in counts.finished:
                 store.complete(simulation)
 
-    def _playback(self, wanted: Callable[[int], bool]) -> Playback:
+    def _playback(self, wanted: Callable[[int], bool], turns: Turns | None = None) -> Playback:
+        withdrawn = self.counts.withdrawn
         return Playback(
-            self._recording.ranks, self._dealing, self._rank, wanted=wanted, withdrawn=self.counts.withdrawn
+            self._recording.ranks, self._dealing, self._rank, wanted=wanted, withdrawn=withdrawn, turns=turns
         )
 
     @property

@@ -173,8 +173,7 @@ class ReplaySource:
     @property
     def account(self) -> RankAccount | None:
         """The account of what this rank has been or will be given; None before the record was opened."""
-        windows = self.buffer.windows
-        return None if self._share is None else self._share.account({} if windows is None else windows.late())
+        return None if self._share is None else self._share.account
 
     @property
     def num_left(self) -> int:
@@ -182,7 +181,7 @@ class ReplaySource:
         if self._share is None:
             return 0
         windows = self.buffer.windows
-        num_fed = self.num_received if windows is None else windows.num_made + windows.num_late.total()
+        num_fed = self.num_received if windows is None else windows.num_made
         return self._share.num_samples - num_fed
 
     def parameters_of(self, simulation: int) -> npt.NDArray[np.float64]:

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack
 from itertools import islice
@@ -21,7 +22,7 @@ from stream_server.server.replay.file_recording import FileOrder
 from stream_server.server.replay.record_format import EntryKind
 from stream_server.server.replay.share import ReplayShare
 from stream_server.server.replay.simulation_file import load_h5py
-from tests.server.replay.test_source import Batches, Player, Saved, played
+from tests.server.replay.test_source import ALL_WINDOWS, WINDOWS, Batches, Player, Saved, played
 from tests.support.recorded import PARAMETERS, has_v, interleaved, parameters_of, record, small_study, u_of, v_of
 from tests.support.studies import Changes, StudyFolder
 from tests.support.thread_ranks import on_ranks
@@ -30,9 +31,9 @@ FIFO: Changes = {"buffer.policy": "fifo"}
 ALL = set(range(10))
 
 
-def exported(config: StudyConfig, *, num_ranks: int = 1, **options: Any) -> Path:
+def exported(config: StudyConfig, *, num_ranks: int = 1, num_steps: int = 12, **options: Any) -> Path:
     """The files of all simulations of a study, out of its record."""
-    record(config, interleaved(range(10)), num_ranks=num_ranks)
+    record(config, interleaved(range(10), num_steps), num_ranks=num_ranks)
     files = config.output_dir / "samples"
     assert export_record(
         SoloRanks(), config.output_dir / "record", files, **{"finished": ALL, "invalid": (), **options}
@@ -475,22 +476,35 @@ def test_numbers_go_through_parameters_held_out_samples_epochs_and_ends() -> Non
     assert [(kind, place) for kind, places in order.sections() for place in places] == found
 
 
-def test_of_windows_a_few_files_are_gone_through_in_turn_each_in_the_order_of_its_rows() -> None:
-    lengths = [5, 3, 4, 4, 2]
+def test_of_windows_the_rows_of_a_file_follow_each_other_and_the_order_of_the_files_is_random() -> None:
     held_out = np.array([True, False, False, False, False])
-    order = FileOrder(lengths, held_out=held_out, finished=~held_out, epochs=1, shuffle_seed=3, at_once=2)
-    rows = [place for kind, places in order.sections() if kind is EntryKind.SAMPLE for place in places.tolist()]
-    files = order.file_of_row[rows].tolist()
-    assert sorted(rows) == list(range(5, 18))
-    for file in range(1, 5):
-        own = [row for row, its_file in zip(rows, files, strict=True) if its_file == file]
-        assert own == sorted(own)
-    first = set(files[:2])
-    num_first = sum(lengths[file] for file in first)
-    assert len(first) == 2
-    assert set(files[:num_first]) == first
-    assert set(files[num_first:]) == set(range(1, 5)) - first
-    assert [order.place(number) for number in range(10, 23)] == [(EntryKind.SAMPLE, row) for row in rows]
+    orders = []
+    for seed in range(3):
+        order = FileOrder(
+            [5, 3, 4, 4, 2], held_out=held_out, finished=~held_out, epochs=1, shuffle_seed=seed, keeps_files=True
+        )
+        rows = [place for kind, places in order.sections() if kind is EntryKind.SAMPLE for place in places.tolist()]
+        files = list(dict.fromkeys(order.file_of_row[rows].tolist()))
+        assert rows == [row for file in files for row in np.flatnonzero(order.file_of_row == file)]
+        assert [order.place(number) for number in range(10, 23)] == [(EntryKind.SAMPLE, row) for row in rows]
+        orders.append(files)
+    assert len(set(map(tuple, orders))) > 1
+
+
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_windows_are_made_of_files_whose_steps_are_in_any_order(folder: StudyFolder, shuffle: bool) -> None:
+    config = small_study(folder, WINDOWS | {"offline.shuffle": shuffle})
+    files = exported(config, num_steps=30)
+    for path in files.iterdir():
+        with h5py.File(path, "r+") as file:
+            mixed = np.random.default_rng(0).permutation(30)
+            for name in ("time_step", "fields/u", "fields/v", "present/v"):
+                file[name][()] = file[name][()][mixed]
+    batches = played(config, files)
+    assert Counter(key for batch in batches for key in batch) == ALL_WINDOWS
+    simulations = [simulation for batch in batches for simulation, _ in batch]
+    in_order = simulations == sorted(simulations)
+    assert in_order is not shuffle
 
 
 def test_without_h5py_the_command_that_installs_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

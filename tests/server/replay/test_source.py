@@ -87,8 +87,8 @@ class Player:
         num_slots = plan.num_slots
         if saved is not None:
             num_slots = num_slots_to_load(dict(saved.buffer), capacity=plan.capacity, planned=num_slots)
-        shapes = {name: spec.shape for name, spec in config.study.fields.items()}
-        self.buffer = Buffer(build.make_policy(config, ranks.rank), Slots(shapes, num_slots))
+        policy = build.make_policy(config, ranks.rank)
+        self.buffer = build.make_buffer(config, policy, num_slots, most_kept=plan.most_kept)
         self.source = ReplaySource(config, ranks, folder, parameters=PARAMETERS, buffer=self.buffer, restored=saved)
         self.num_drawn = 0
 
@@ -563,3 +563,80 @@ def test_a_record_far_larger_than_memory_is_played_with_little(folder: StudyFold
         tracemalloc.stop()
     assert num > 1400
     assert peak_bytes < 1_000_000
+
+
+WINDOWS: Changes = {
+    "samples": {"window": {"length": 3}},
+    "study.time_steps": 30,
+    "buffer.policy": "fifo",
+    "buffer.capacity": 60,
+    "launcher.max_running": 1,
+    "client.max_attached": 0,
+}
+ALL_WINDOWS = Counter((simulation, step) for simulation in range(2, 10) for step in range(28))
+
+
+def recorded_by_ranks_apart(config: StudyConfig, num_ranks: int) -> Path:
+    """The record of a study that ran all simulations at once, in which the first rank had the held-out ones."""
+    keys = interleaved(range(10), num_steps=30)
+    for rank in range(num_ranks):
+        mine = [key for key in keys if (0 if key[0] < 2 else sum(key) % num_ranks) == rank]
+        mine.sort(key=lambda key: key[0] >= 2)
+        with recorder(config, slots_with(mine), rank=rank, num_ranks=num_ranks) as it:
+            for slot, (simulation, _) in enumerate(mine):
+                (it.append_held_out if simulation < 2 else it.append)([slot])
+            for simulation in range(10):
+                it.finish(simulation)
+    return config.output_dir / "record"
+
+
+@pytest.mark.parametrize("routing", ["steps", "simulations"])
+@pytest.mark.parametrize(("num_recorded", "num_ranks"), [(1, 1), (2, 1), (2, 2), (3, 2)])
+def test_a_replay_makes_every_window_however_the_simulations_and_ranks_ran(
+    folder: StudyFolder, num_recorded: int, num_ranks: int, routing: str
+) -> None:
+    config = small_study(folder, WINDOWS | {"buffer.routing": routing})
+    path = recorded_by_ranks_apart(config, num_recorded)
+
+    def play(ranks: ThreadRanks) -> tuple[Player, Batches]:
+        player = Player(config, path, ranks=ranks)
+        with player.source:
+            return player, list(player.batches())
+
+    done = on_ranks(num_ranks, play)
+    assert sum((Counter(flat(batches)) for _, batches in done), Counter()) == ALL_WINDOWS
+    players = [player for player, _ in done]
+    account = account_of(players, Learned(trained=ALL_WINDOWS.total()), complete=True)
+    assert account.problems == []
+    assert account.windows is not None
+    assert (account.windows["made"], account.windows["late"]) == (224, 0)
+    assert all(player.source.num_left == 0 for player in players)
+
+
+def test_a_replay_of_windows_that_was_saved_goes_on_with_the_same_draws_from_anywhere(folder: StudyFolder) -> None:
+    config = small_study(folder, WINDOWS)
+    path = recorded_by_ranks_apart(config, 2)
+    whole = played(config, path)
+    for num in range(0, len(whole), 3):
+        first = Player(config, path)
+        with first.source:
+            batches = first.batches()
+            done = [next(batches) for _ in range(num)]
+            saved = Saved.of(first.source.snapshot())
+        second = Player(config, path, saved=saved)
+        with second.source:
+            assert done + list(second.batches()) == whole
+
+
+def test_of_windows_a_simulation_has_finished_when_its_last_one_has_come(folder: StudyFolder) -> None:
+    config = small_study(folder, WINDOWS)
+    player = Player(config, recorded_by_ranks_apart(config, 2))
+    drawn: list[int] = []
+    finished: list[int] = []
+    with player.source:
+        for keys in player.batches():
+            drawn += [simulation for simulation, _ in keys]
+            told = [event.simulation for event in told_by(player) if isinstance(event, mailbox.SimulationFinished)]
+            assert set(drawn) <= {*finished, *told, drawn[-1]}
+            finished += told
+    assert finished == [*dict.fromkeys(drawn), 0, 1]
