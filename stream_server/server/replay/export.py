@@ -1,5 +1,6 @@
 """Writes the samples of a record to files, one for each simulation: the last act of a study without training."""
 
+import logging
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -23,6 +24,8 @@ PLACE = np.dtype([("simulation", "<i8"), ("time_step", "<i8"), ("file", "<i8"), 
 
 T = TypeVar("T")
 Places = npt.NDArray[np.void]
+
+log = logging.getLogger(__name__)
 
 
 def export_record(
@@ -65,7 +68,10 @@ def export_record(
 
 def _open(record: Path, folder: Path, stack: ExitStack) -> "RecordIndex":
     disk.make_folder(folder)
-    return RecordIndex(stack.enter_context(Recording(record)))
+    recording = stack.enter_context(Recording(record))
+    for warning in recording.warnings:
+        log.warning("%s: %s", record, warning)
+    return RecordIndex(recording)
 
 
 def _on_all_ranks(ranks: Ranks, folder: Path, act: Callable[[], T]) -> T:

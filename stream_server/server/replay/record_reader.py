@@ -1,6 +1,5 @@
 """Reads a record: a folder with the files of all ranks, entry by entry."""
 
-import logging
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
@@ -31,8 +30,6 @@ BLOCK_BYTES = 2**20
 # Of larger entries only the heads are read.
 LARGEST_WHOLE_BYTES = 4096
 KINDS = frozenset(EntryKind)
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -132,7 +129,7 @@ class RecordEntry:
 class RankRecord:
     """The entries of one rank, `len()` of them, by their numbers. Holds open files until `close`.
 
-    `is_closed`: the record ends as it does when a study ends in order.
+    `is_closed`: the record ends as it does when a study ends in order. `warnings` say what is not in it.
 
     Raises:
         DamagedRecord: a file is missing or damaged.
@@ -150,7 +147,7 @@ class RankRecord:
             self.close()
             raise
         self._num -= self.is_closed
-        self._warn(folder)
+        self.warnings = list(self._absences(folder))
 
     def __len__(self) -> int:
         return self._num
@@ -257,20 +254,18 @@ class RankRecord:
         data = b"".join(os.pread(file, HEAD.itemsize, offset) for offset in offsets)
         return np.frombuffer(data[: len(data) // HEAD.itemsize * HEAD.itemsize], HEAD)
 
-    def _warn(self, folder: Path) -> None:
+    def _absences(self, folder: Path) -> Iterator[str]:
         marker = folder / f"rank-{self.rank}.incomplete"
         if marker.exists():
-            log.warning(
-                "rank %d recorded only some of its samples: %s", self.rank, read_text(marker, errors="replace").strip()
-            )
+            reason = read_text(marker, errors="replace").strip()
+            yield f"rank {self.rank} recorded only some of its samples: {reason}"
         elif not self.is_closed:
-            log.warning(
-                "the record of rank %d has no end, as if its study had been killed: there are %d entries",
-                self.rank,
-                self._num,
+            yield (
+                f"the record of rank {self.rank} has no end, as if its study had been killed: there are {self._num} "
+                "entries"
             )
         if self._parts and self._parts[-1].torn_bytes:
-            log.warning("the last sample of %s is not all there, and is left out", self._parts[-1].path)
+            yield f"the last sample of {self._parts[-1].path} is not all there, and is left out"
 
 
 def _values(entry: Any, name: str) -> npt.NDArray[Any]:
@@ -286,7 +281,7 @@ def is_record(folder: Path) -> bool:
 class Recording:
     """A record and the files of its ranks. A context manager, which holds the files open.
 
-    `folder` is that of the record, or the output folder of the study that made it.
+    `folder` is that of the record, or the output folder of the study that made it. `warnings` say what is not in it.
 
     Raises:
         ConfigError: there is no record that this version can read.
@@ -296,7 +291,6 @@ class Recording:
     def __init__(self, folder: Path) -> None:
         self.folder = folder / SUBFOLDER if (folder / SUBFOLDER / FACTS_FILE).exists() else folder
         self.facts = RecordFacts.read(self.folder)
-        self.warnings: list[str] = []
         with ExitStack() as stack:
             self.ranks: list[RankRecord] = []
             for rank in range(self.facts.ranks):
@@ -304,6 +298,7 @@ class Recording:
                 stack.callback(self.ranks[-1].close)
                 self._check_study(self.ranks[-1])
             self._stack = stack.pop_all()
+        self.warnings = [warning for rank in self.ranks for warning in rank.warnings]
 
     def __enter__(self) -> Self:
         return self

@@ -457,6 +457,23 @@ def test_finished_simulations_and_the_end_are_told_once(folder: StudyFolder) -> 
     assert told_by(second) == [mailbox.SimulationFinished(simulation=3), mailbox.ReceptionEnded()]
 
 
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_a_replay_says_that_the_record_is_not_whole_where_its_other_warnings_are(
+    folder: StudyFolder, num_ranks: int
+) -> None:
+    config = fifo(folder)
+    path = record(config, KEYS, num_ranks=2)
+    (path / "rank-1.incomplete").write_text("No space left on device")
+    file = samples_file(path, 0)
+    file.write_bytes(file.read_bytes()[:-10])
+    sources = on_ranks(num_ranks, lambda ranks: _entered(Player(config, path, ranks=ranks).source))
+    no_end, torn, incomplete = sources[0].warnings
+    assert "the record of rank 0 has no end" in no_end
+    assert "is not all there, and is left out" in torn
+    assert incomplete == "rank 1 recorded only some of its samples: No space left on device"
+    assert [source.warnings for source in sources[1:]] == [[]] * (num_ranks - 1)
+
+
 def test_parameters_come_from_the_record(folder: StudyFolder) -> None:
     config = fifo(folder)
     path = record(config, KEYS, num_ranks=2)
