@@ -1,8 +1,6 @@
 """Records of accepted samples, as both sweeps make and read them."""
 
-import logging
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -50,17 +48,3 @@ def field_specs(fields: dict[str, Any]) -> tuple[FieldSpec, ...]:
         FieldSpec(name=name, **{**it, "dtype": np.dtype(it["dtype"]).str if "dtype" in it else ""})
         for name, it in given.items()
     )
-
-
-@contextmanager
-def warnings_heard() -> Iterator[list[str]]:
-    """Collect the warnings that are logged meanwhile, instead of printing them."""
-    heard: list[str] = []
-    listener = logging.Handler(logging.WARNING)
-    listener.emit = lambda record: heard.append(record.getMessage())  # type: ignore[method-assign]
-    logger = logging.getLogger("stream_server")
-    logger.addHandler(listener)
-    try:
-        yield heard
-    finally:
-        logger.removeHandler(listener)

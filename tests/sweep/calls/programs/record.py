@@ -12,7 +12,7 @@ from tests.support.recorded import Key, u_of
 from tests.sweep.calls import faults
 from tests.sweep.calls.programs.program import Program
 from tests.sweep.calls.ran import Ran, Say
-from tests.sweep.records import recorder, warnings_heard
+from tests.sweep.records import recorder
 
 BEFORE: list[Key] = [(2, step) for step in range(6)]
 DURING: list[Key] = [(3, step) for step in range(6)]
@@ -55,8 +55,8 @@ def judge(folder: Path, ran: Ran) -> Iterator[str]:
         yield f"the recording does not go on: {opened.error}"
         return
     wanted = [*KEPT, *DURING[: max(0, position - POSITION - 1)], *AFTER]
-    found, is_closed = _samples(folder)
-    if found != wanted or not is_closed:
+    found, warnings = _samples(folder)
+    if found != wanted or warnings:
         yield f"from {position} on, {wanted} were to be there, but found {found}"
     left = sorted(path.name for path in folder.iterdir() if path.suffix not in (".samples", ".json"))
     if left:
@@ -65,12 +65,11 @@ def judge(folder: Path, ran: Ran) -> Iterator[str]:
 
 def _of_what_is_there(folder: Path, synced: Sequence[int], *, must_tell: bool) -> Iterator[str]:
     """A replay of what is left finds whole samples in their order, and is told when there should be more."""
-    with warnings_heard() as warnings:
-        try:
-            found, _ = _samples(folder)
-        except ConfigError as error:
-            yield f"what was recorded cannot be read: {error}"
-            return
+    try:
+        found, warnings = _samples(folder)
+    except ConfigError as error:
+        yield f"what was recorded cannot be read: {error}"
+        return
     first = len(BEFORE) if found[len(KEPT) : len(BEFORE)] == BEFORE[len(KEPT) :] else len(KEPT)
     if found != [*BEFORE[:first], *DURING][: len(found)]:
         yield f"what is there was never recorded like that: {found}"
@@ -81,18 +80,18 @@ def _of_what_is_there(folder: Path, synced: Sequence[int], *, must_tell: bool) -
         yield "samples are missing, and a replay does not hear of it"
 
 
-def _samples(folder: Path) -> tuple[list[Key], bool]:
-    """All samples by their keys, with their values checked; and whether the record ends in order."""
+def _samples(folder: Path) -> tuple[list[Key], list[str]]:
+    """All samples by their keys, with their values checked; and what is told of those that are missing."""
     record = RankRecord(folder, 0)
     try:
         entries = [record.read(number) for number in range(len(record))]
-        is_closed = record.is_closed
+        warnings = record.warnings
     finally:
         record.close()
     samples = [entry for entry in entries if entry.kind is EntryKind.SAMPLE]
     for entry in samples:
         np.testing.assert_array_equal(entry.fields["u"], u_of((entry.simulation, entry.time_step)))
-    return [(entry.simulation, entry.time_step) for entry in samples], is_closed
+    return [(entry.simulation, entry.time_step) for entry in samples], warnings
 
 
 PROGRAM = Program(name="record", make=make, run=run, judge=judge)

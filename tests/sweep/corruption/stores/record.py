@@ -7,7 +7,7 @@ from typing import Any
 from stream_server.errors import ConfigError
 from stream_server.server.replay.record_reader import Recording
 from tests.sweep.corruption.stores.store import Store, Verdict
-from tests.sweep.records import recorder, warnings_heard
+from tests.sweep.records import recorder
 
 NUM_RANKS = 2
 POSITION = 1 + 3
@@ -25,12 +25,11 @@ def make(folder: Path, study: int) -> None:
 
 def read(folder: Path) -> Verdict:
     """Read it as a replay does: every entry of every rank."""
-    with warnings_heard() as warnings:
-        try:
-            found = _entries(folder)
-        except ConfigError:
-            return Verdict.REFUSED
-    wanted = _original()
+    try:
+        found, warnings = _entries(folder)
+    except ConfigError:
+        return Verdict.REFUSED
+    wanted, _ = _original()
     if found == wanted:
         return Verdict.WHOLE
     assert found[0] == wanted[0], f"another study is believed: {found[0]}"
@@ -41,7 +40,7 @@ def read(folder: Path) -> Verdict:
 
 
 @cache
-def _original() -> list[Any]:
+def _original() -> tuple[list[Any], list[str]]:
     from tempfile import TemporaryDirectory
 
     with TemporaryDirectory() as folder:
@@ -49,13 +48,11 @@ def _original() -> list[Any]:
         return _entries(Path(folder) / "record")
 
 
-def _entries(folder: Path) -> list[Any]:
-    """The facts of the record, and the entries of each rank."""
+def _entries(folder: Path) -> tuple[list[Any], list[str]]:
+    """The facts of the record and the entries of each rank, and what is told of those that are missing."""
     with Recording(folder) as recording:
-        return [
-            recording.facts,
-            *([_plain(record.read(it)) for it in range(len(record))] for record in recording.ranks),
-        ]
+        entries = ([_plain(record.read(it)) for it in range(len(record))] for record in recording.ranks)
+        return [recording.facts, *entries], recording.warnings
 
 
 def _plain(entry: Any) -> tuple[Any, ...]:
