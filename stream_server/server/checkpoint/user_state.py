@@ -31,9 +31,21 @@ def learned_files(server: StreamServer, step: Step, callbacks: Callbacks, *, all
         raise UserCodeError(f"what {type(server).__name__} has learned cannot be saved: {error}") from error
     return [
         PendingFile(path=MODEL, write=learned.write),
-        user_file(server, allow_pickle=allow_pickle),
-        callbacks_file(callbacks, framework_of(server), allow_pickle=allow_pickle),
+        *user_files(server, callbacks, allow_pickle=allow_pickle),
     ]
+
+
+def user_files(server: StreamServer, callbacks: Callbacks, *, allow_pickle: bool) -> list[PendingFile]:
+    """The `user_file` and the `callbacks_file`. Main thread.
+
+    Raises:
+        UserCodeError: as `user_file`, or a `state_dict` waits for other ranks, which do not call it.
+    """
+    with server.union_mean.alone():
+        return [
+            user_file(server, allow_pickle=allow_pickle),
+            callbacks_file(callbacks, framework_of(server), allow_pickle=allow_pickle),
+        ]
 
 
 def load_learned(folder: Path, server: StreamServer, step: Step, callbacks: Callbacks, *, allow_pickle: bool) -> None:

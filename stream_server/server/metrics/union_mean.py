@@ -28,6 +28,7 @@ class UnionMean:
         self._thread = get_ident()
         self._sizes: Sequence[int] = ()
         self._joins: Mapping[str, Callable[[], None]] | None = None
+        self._is_alone = False
         self.num_joined = 0
         """How many calls ranks without a batch joined in the last step; the same on all ranks."""
 
@@ -61,6 +62,15 @@ class UnionMean:
             self._sizes = ()
             self._joins = None
 
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Within, user code runs on rank 0 alone, and `mean` is refused where there are others, who do not come."""
+        self._is_alone = self._ranks.size > 1
+        try:
+            yield
+        finally:
+            self._is_alone = False
+
     def announce(self, name: str) -> None:
         """All ranks with a batch do now what is called `name`.
 
@@ -74,13 +84,19 @@ class UnionMean:
         """The mean over the ranks of an array or of each array in a list, tuple or dict.
 
         Raises:
-            UserCodeError: the ranks passed arrays of different shapes, or this is not the thread of the training.
+            UserCodeError: the ranks passed arrays of different shapes, or this is not the thread of the training, or
+                this rank is `alone`.
             ValueError: the weights add up to nothing.
         """
         if get_ident() != self._thread:
             raise UserCodeError(
                 "all_reduce must be called in the main thread, and not where training.prefetch or a train_dataloader "
                 "runs methods on another one: call it in training_step or on_step_end"
+            )
+        if self._is_alone:
+            raise UserCodeError(
+                "all_reduce must not be called in state_dict, which runs on rank 0 alone and would wait for the others "
+                "for ever: call it in on_step_end, and return what it gave"
             )
         own = self._sizes[self._ranks.rank] if self._sizes else 1.0
         leaves: list[Any] = []

@@ -16,7 +16,7 @@ from stream_server.server.checkpoint.capture import StudyCapture
 from stream_server.server.checkpoint.continuation import Continuation
 from stream_server.server.checkpoint.random_states import seed_random_states, set_random_states
 from stream_server.server.checkpoint.saver import Saver
-from stream_server.server.checkpoint.user_state import callbacks_file, load_learned, user_file
+from stream_server.server.checkpoint.user_state import load_learned, user_files
 from stream_server.server.intake.source import Source
 from stream_server.server.metrics.log_record import LoggedRun
 from stream_server.server.metrics.metrics import Gauge, Metrics
@@ -244,9 +244,7 @@ class StudySetUp(Composition):
         self.make_step(stack, make_callbacks(self.server))
         self._restore_model()
         # Fail now on a state that cannot be saved, and not after hours of training.
-        allow_pickle = self.config.checkpoint.allow_pickle
-        user_file(self.server, allow_pickle=allow_pickle)
-        callbacks_file(self.callbacks, framework_of(self.server), allow_pickle=allow_pickle)
+        user_files(self.server, self.callbacks, allow_pickle=self.config.checkpoint.allow_pickle)
         failpoint("server.model_ready")
 
     def _make_stopping(self) -> EarlyStopping | None:

@@ -3,18 +3,29 @@
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from stream_server.errors import ConfigError, DamagedCheckpoint, UserCodeError
-from stream_server.server.checkpoint.user_state import freeze_user_state, load_user_state, thawed_user_state, user_file
+from stream_server.server.checkpoint.user_state import (
+    freeze_user_state,
+    learned_files,
+    load_user_state,
+    thawed_user_state,
+    user_file,
+)
+from stream_server.server.metrics.union_mean import UnionMean
+from stream_server.server.ranks.communicator import Ranks
+from stream_server.server.user.callbacks import Callbacks
 from stream_server.server.user.framework import framework_of
 from stream_server.server.user.stream_server import StreamServer
 from stream_server.server.user.torch_server import TorchServer
 from stream_server.storage.checksums import ChecksumFile
 from stream_server.storage.plain_state import from_bytes, write_state
+from tests.support.thread_ranks import on_ranks
 
 NUMPY = framework_of(StreamServer)
 
@@ -49,6 +60,24 @@ def saved(folder: Path, server: StreamServer, *, allow_pickle: bool = False) -> 
     with ChecksumFile(folder / part.path) as file:
         part.write(file)
         file.close()
+
+
+def test_a_state_that_waits_for_the_other_ranks_is_refused_on_rank_0_instead_of_waiting_for_ever() -> None:
+    class Averaging(TorchServer):
+        def state_dict(self) -> dict[str, Any]:
+            return {"mean": self.all_reduce(np.ones(2))}
+
+    def save(ranks: Ranks) -> str:
+        server = Averaging()
+        server.union_mean = UnionMean(ranks)
+        assert server.all_reduce(np.ones(2)).tolist() == [1, 1]
+        if ranks.rank == 0:
+            step: Any = SimpleNamespace(state_dict=dict)
+            with pytest.raises(UserCodeError, match=r"all_reduce .* runs on rank 0 alone"):
+                learned_files(server, step, Callbacks(server), allow_pickle=False)
+        return str(server.all_reduce(np.ones(2)))
+
+    assert len(set(on_ranks(2, save))) == 1
 
 
 def test_plain_state_comes_back(tmp_path: Path) -> None:
