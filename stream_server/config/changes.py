@@ -56,13 +56,23 @@ def check_continuation(before: Mapping[str, Any], config: StudyConfig) -> None:
     Raises:
         ConfigError: something that matters has changed; both values are named.
     """
-    problems = [*_changes(_with_relative_paths(before), _with_relative_paths(config.resolved()), "")]
+    resolved = config.resolved()
+    problems = [*_changes(_with_relative_paths(before), _with_relative_paths(resolved), "")]
+    problems += _other_order(before, resolved)
     if problems:
         text = config_error("study.json, beside the run that it would continue,", problems)
         raise ConfigError(
             f"{text}\n--fresh starts it over, and keeps the old folder under another name; load.checkpoint, with that "
             "folder, begins with the model in it"
         )
+
+
+def _other_order(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[Problem]:
+    """The parameters of a sample stand in the order of their bounds."""
+    earlier, order = ([*((it["parameters"].get("bounds")) or ())] for it in (before, now))
+    if order != earlier and set(order) == set(earlier):
+        found = f"in the order {', '.join(order)}, but the run began with {', '.join(earlier)}"
+        yield Problem("parameters.bounds", found, "Write them in that order, or start afresh")
 
 
 def _changes(before: Any, now: Any, path: str) -> Iterator[Problem]:

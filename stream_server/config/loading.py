@@ -71,8 +71,12 @@ def _further_problems(raw: dict[str, Any], error: ValidationError) -> Iterator[P
     """
     raw, invalid, unknown = deepcopy(raw), set[Keys](), set[Keys]()
     for _ in range(MAX_ROUNDS):
-        for detail in errors_of(error):
-            replaced = _replace(raw, keys_of(raw, detail), invalid)
+        this_round = list[Keys]()
+        for detail, keys in [(detail, keys_of(raw, detail)) for detail in errors_of(error)]:
+            if any(keys[: len(it)] == it for it in this_round):
+                continue
+            replaced = _replace(raw, keys, invalid)
+            this_round.append(replaced)
             (unknown if detail["type"] == "extra_forbidden" and not is_known(replaced) else invalid).add(replaced)
         try:
             config = StudyConfig.model_validate(raw)

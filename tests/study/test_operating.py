@@ -170,6 +170,6 @@ def test_of_a_study_that_was_killed_the_checkpoint_and_the_folders_tell(killed: 
     assert status["state"] in ("killed", "failed")
     assert "goes on from checkpoint 3" in status["detail"]
     table = said("simulations", killed.output_dir)
-    assert {row["state"] for row in table} <= {"finished", "interrupted", "waiting"}
+    assert {row["state"] for row in table} <= {"finished", "ended", "interrupted", "waiting"}
     assert table[0]["attempts"] == 1
     assert main(["stop", str(killed.output_dir)]) == 1
