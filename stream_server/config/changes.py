@@ -67,12 +67,19 @@ def check_continuation(before: Mapping[str, Any], config: StudyConfig) -> None:
         )
 
 
-def _other_order(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[Problem]:
+def _other_order(before: Any, now: Any) -> Iterator[Problem]:
     """The parameters of a sample stand in the order of their bounds."""
-    earlier, order = ([*((it["parameters"].get("bounds")) or ())] for it in (before, now))
+    earlier, order = map(_parameters_of, (before, now))
     if order != earlier and set(order) == set(earlier):
         found = f"in the order {', '.join(order)}, but the run began with {', '.join(earlier)}"
         yield Problem("parameters.bounds", found, "Write them in that order, or start afresh")
+
+
+def _parameters_of(resolved: Any) -> list[str]:
+    match resolved:
+        case {"parameters": {"bounds": Mapping() as bounds}}:
+            return [*bounds]
+    return []
 
 
 def _changes(before: Any, now: Any, path: str) -> Iterator[Problem]:

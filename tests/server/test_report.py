@@ -169,23 +169,25 @@ def test_one_to_which_nothing_came_or_that_goes_on_later_has_not() -> None:
     assert report(Outcome(exit_code=75, reason="saved"), updates=0)["exit_reason"] == "saved"
 
 
-@pytest.mark.parametrize("num", [0, 1, 2])
+@pytest.mark.parametrize("num", [0, 1, 3])
 def test_more_than_a_small_part_that_is_skipped_or_rejected_is_a_warning(num: int) -> None:
-    account = RankAccount(intake={0: Received(accepted=100, rejected={"nonfinite": num})}, drawn=100)
+    account = RankAccount(intake={0: Received(accepted=200, rejected={"nonfinite": num})}, drawn=200, dropped=num)
     found = build_report(
         FINISHED,
         study_report(
-            learned=Learned(trained=100 - num, skipped=num),
-            simulations={0: SimulationEnd(state="finished", num_steps=100 + num)},
+            learned=Learned(trained=200 - 2 * num, skipped=num),
+            simulations={0: SimulationEnd(state="finished", num_steps=200 + num)},
         ),
         [RankReport(account=account)],
     )
     assert (found["exit_code"], found["balanced"]) == (0, True)
     assert found["warnings"] == (
         [
-            "2 of 102 time steps were rejected (nonfinite)",
-            "2 of 100 samples were in batches that no update has used: training_step skipped them, or their gradient "
+            "3 of 203 time steps were rejected (nonfinite)",
+            "3 of 197 samples were in batches that no update has used: training_step skipped them, or their gradient "
             "was not finite",
+            "3 of 200 samples were in no batch: a loader dropped them, process_simulation_data returned None, or "
+            "numbers were too large for training.precision",
         ]
         if num > 1
         else []

@@ -205,15 +205,21 @@ def _judge(outcome: Outcome, account: Account, num_updates: int) -> Outcome:
 def _left_out(account: Account) -> list[str]:
     """Warnings of samples that the training has left out, if they are more than a small part."""
     num_used = account.trained + account.skipped
+    num_drawn = num_used + account.dropped
     reasons = ", ".join(account.rejected)
     rejected = f"{account.num_rejected:,} of {account.arrived:,} time steps were rejected ({reasons})"
     skipped = (
         f"{account.skipped:,} of {num_used:,} samples were in batches that no update has used: training_step skipped "
         "them, or their gradient was not finite"
     )
+    dropped = (
+        f"{account.dropped:,} of {num_drawn:,} samples were in no batch: a loader dropped them, "
+        "process_simulation_data returned None, or numbers were too large for training.precision"
+    )
     return [
         *([rejected] if account.num_rejected > SMALL_PART * account.arrived else []),
         *([skipped] if account.skipped > SMALL_PART * num_used else []),
+        *([dropped] if account.dropped > SMALL_PART * num_drawn else []),
     ]
 
 
