@@ -153,6 +153,11 @@ def test_a_dataset_is_one_of_torch_and_gives_what_the_class_makes_of_each_sample
     assert (stream.num_drawn, stream.num_dropped) == (6, 0)
 
 
+class Copying(Loading):
+    def process_simulation_data(self, data: SimulationData, config: Any) -> Any:
+        return float(data.time_step), data.fields["u"].copy()
+
+
 class Refilling(Loading):
     values = torch.zeros(2)
 
@@ -168,6 +173,24 @@ def test_an_array_that_is_filled_anew_for_each_sample_is_refused(prefetch: int) 
         pytest.raises(UserCodeError, match="fills an array anew that it has returned"),
     ):
         all_of(stream)
+
+
+class Scaled(IterableDataset[Any]):
+    """Writes into the samples of another dataset."""
+
+    def __init__(self, dataset: Any) -> None:
+        self.dataset = dataset
+
+    def __iter__(self) -> Iterator[Any]:
+        for sample in self.dataset:
+            sample[1][:] *= 2
+            yield sample
+
+
+def test_a_dataset_may_write_into_the_samples_that_it_is_given() -> None:
+    with loading(closed(6), lambda it: DataLoader(Scaled(it), batch_size=3), server=Copying) as stream:
+        batches = all_of(stream)
+    assert [batch.data[1][:, 0].tolist() for batch in batches] == [[0, 2, 4], [6, 8, 10]]
 
 
 def test_tensors_whose_numbers_are_too_large_for_the_precision_are_told_from_infinite_ones() -> None:

@@ -105,15 +105,11 @@ class BatchForming:
         server = type(self._server)
         if server.process_simulation_data is StreamServer.process_simulation_data:
             return sample
-        return self._kept.note(self._process(f"{server.__name__}.process_simulation_data", sample))
-
-    def check_samples(self) -> None:
-        """A loader has made a batch of samples of `process`.
-
-        Raises:
-            UserCodeError: `process_simulation_data` has changed one that it had made before.
-        """
+        # Meanwhile a dataset of the user's may have written into it.
+        self._kept.look_again()
+        made = self._process(f"{server.__name__}.process_simulation_data", sample)
         self._kept.check()
+        return self._kept.note(made)
 
     def _form_at_once(
         self, rows: SlotArray, keys: NDArray[np.int64], parameters: NDArray[np.float64], present: Present

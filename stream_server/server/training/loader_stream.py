@@ -270,7 +270,6 @@ class LoaderStream(SampleStream):
         return LoaderThread(self._loader, self._samples, self._forming.process, self._convert, name=self._name)
 
     def _convert(self, data: Any) -> Any:
-        self._forming.check_samples()
         return self._stage(self._server.collate.convert(data))
 
 

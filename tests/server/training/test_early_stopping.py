@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from stream_server.config.training_sections import EarlyStop
-from stream_server.errors import ConfigError
+from stream_server.errors import ConfigError, UserCodeError
 from stream_server.server.metrics.log_record import Record
 from stream_server.server.training.monitoring.early_stopping import EarlyStopping
 from stream_server.storage.plain_state import from_bytes, to_bytes
@@ -80,9 +80,15 @@ def test_a_value_may_be_one_that_is_to_grow() -> None:
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_a_value_that_is_not_finite_is_no_improvement(value: float) -> None:
-    study = Study(patience=2).validate(value, value)
-    assert study.reasons == ["training converged: val/loss has not improved for 2 validations (never finite)"]
     assert Study(patience=2).validate(value, 1.0, value, 0.5, value).reasons == []
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_value_that_is_never_finite_is_no_sign_that_a_training_has_converged(value: float) -> None:
+    with pytest.raises(
+        UserCodeError, match=r"val/loss was not finite in 2 validations.*early_stop has nothing to go by"
+    ):
+        Study(patience=2).validate(value, value)
 
 
 def test_a_value_that_no_validation_gives_is_refused_with_the_names_that_there_are() -> None:

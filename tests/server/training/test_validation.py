@@ -373,3 +373,10 @@ def test_a_validation_that_is_asked_for_and_never_took_place_is_a_warning(
     assert one.warnings == []
     one.on_train_end(None)
     assert len(one.warnings) == num
+
+
+@pytest.mark.parametrize(("value", "num"), [(np.nan, 1), (1.0, 0)])
+def test_validations_without_a_finite_loss_are_a_warning(value: float, num: int) -> None:
+    one = validation(Server(), values=[value], schedule=Schedule(every=10), progress=at(5))
+    one.on_train_end(None)
+    assert one.warnings == ["the loss of all validations was not finite: 1 validation"] * num

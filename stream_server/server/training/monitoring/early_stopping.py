@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from stream_server.errors import UserCodeError
 from stream_server.server.metrics.log_record import Record
 from stream_server.server.metrics.monitor import Monitor
 from stream_server.server.user.callbacks import Callback
@@ -81,12 +82,20 @@ class EarlyStopping(Callback):
         self._judge()
 
     def _judge(self) -> None:
-        if self._num_checks >= self._patience:
-            self._stop(self._reason)
+        if self._num_checks < self._patience:
+            return
+        if self._best is None:
+            raise UserCodeError(
+                f"{self._monitor.name} was not finite in {self._num_checks} {self._checks}, so that "
+                "training.early_stop has nothing to go by"
+            )
+        by = f" by {self._min_delta:g}" if self._min_delta else ""
+        best = f"best {self._best:g} after batch {self._best_batch}"
+        self._stop(
+            f"training converged: {self._monitor.name} has not improved{by} for {self._num_checks} {self._checks} "
+            f"({best})"
+        )
 
     @property
-    def _reason(self) -> str:
-        by = f" by {self._min_delta:g}" if self._min_delta else ""
-        checks = "validations" if self._monitor.is_validated else "log points"
-        best = "never finite" if self._best is None else f"best {self._best:g} after batch {self._best_batch}"
-        return f"training converged: {self._monitor.name} has not improved{by} for {self._num_checks} {checks} ({best})"
+    def _checks(self) -> str:
+        return "validations" if self._monitor.is_validated else "log points"

@@ -17,6 +17,7 @@ from stream_server.server.training.validation.validation_pass import LOSS, Valid
 from stream_server.server.training.validation.validation_record import ValidationRecord, batches_to_keep
 from stream_server.server.user.callbacks import Callback, Callbacks
 from stream_server.server.user.framework import Step
+from stream_server.wording import counted
 
 PREFIX = "val/"
 OVER_VARIANCE = "error_over_variance"
@@ -120,10 +121,12 @@ class Validation(Callback):
         if not self.is_done:
             self._save_before()
             self.run()
-        if not self.history and not self._schedule.is_empty and self._ranks.rank == 0:
+        if self._ranks.rank == 0 and not self.history and not self._schedule.is_empty:
             self._missing = [
                 "no validation took place: no held-out simulation came to its end, or val_dataloader was empty"
             ]
+        elif self._ranks.rank == 0 and self.history and not self.best:
+            self._missing = [f"the loss of all validations was not finite: {counted(len(self.history), 'validation')}"]
 
     def run(self, *, must_leave: Callable[[], bool] = lambda: False) -> dict[str, float]:
         """Validate now: the exact weighted means, "loss" among them, the same on every rank.
