@@ -193,6 +193,13 @@ def test_a_dataset_may_write_into_the_samples_that_it_is_given() -> None:
     assert [batch.data[1][:, 0].tolist() for batch in batches] == [[0, 2, 4], [6, 8, 10]]
 
 
+def test_a_loader_that_never_asks_the_stream_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    with loading(closed(6), lambda _: DataLoader(earlier(300), batch_size=2)) as stream:  # type: ignore[arg-type]
+        for _ in range(120):
+            assert stream.draw(0) is not None
+    assert caplog.text.count("has made 100 batches and not asked train_dataset, which is the stream") == 1
+
+
 def test_tensors_whose_numbers_are_too_large_for_the_precision_are_told_from_infinite_ones() -> None:
     collate = TorchCollate()
     assert collate([torch.tensor([1e39], dtype=torch.float64)]).isinf().all()

@@ -1,5 +1,6 @@
 """The batches that a loader of the user's makes of this rank's samples."""
 
+import logging
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, Self
@@ -28,6 +29,11 @@ from stream_server.server.user.stream_server import StreamServer
 # As many batches have slots beside a full buffer, the one that is drawn among them, and one for each that is formed
 # ahead.
 MOST_HELD_BATCHES = 2
+
+# Batches without a sample of the stream that are worth a warning.
+MANY = 100
+
+_log = logging.getLogger(__name__)
 
 
 class LoaderStream(SampleStream):
@@ -229,6 +235,13 @@ class LoaderStream(SampleStream):
         self._held = taken.draws
         self._num_taken += 1
         self._num_batches += 1
+        if self._num_batches == MANY and not self.num_drawn:
+            _log.warning(
+                "%s has made %d batches and not asked train_dataset, which is the stream, for a sample: the simulations "
+                "wait, and the study does not end before it does",
+                self._name,
+                MANY,
+            )
         self._drop(made.dropped)
         dropped, self._dropped = self._dropped, []
         self._made = (len(taken.draws), _num_first(taken.draws), taken.size)
