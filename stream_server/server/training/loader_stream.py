@@ -237,8 +237,8 @@ class LoaderStream(SampleStream):
         self._num_batches += 1
         if self._num_batches == MANY and not self.num_drawn:
             _log.warning(
-                "%s has made %d batches and not asked train_dataset, which is the stream, for a sample: the simulations "
-                "wait, and the study does not end before it does",
+                "%s has made %d batches and not asked train_dataset, which is the stream, for a sample: the "
+                "simulations wait, and the study does not end before it does",
                 self._name,
                 MANY,
             )
