@@ -112,7 +112,10 @@ def _range(value: Any) -> dict[str, Any]:
         raise wrong(f"low ({low}) must be less than high ({high})", instead)
     if "log" in scales and low <= 0:
         raise wrong(f"low ({low}) must be positive on a logarithmic scale", 'Write a positive low or leave "log" out')
-    if "integer" in scales and not (float(low).is_integer() and float(high).is_integer() and -low < LARGEST > high):
+    if "integer" in scales and not -low < LARGEST > high:
+        # Above, a float does not hold each of them.
+        raise wrong(f"{shown(value)} goes beyond the whole numbers that there are", f"Write limits below {LARGEST:,}")
+    if "integer" in scales and not (float(low).is_integer() and float(high).is_integer()):
         raise wrong(
             f"{shown(value)} has limits that are no whole numbers", f"Write [{math.ceil(low)}, {math.floor(high)}, …]"
         )

@@ -127,7 +127,9 @@ def test_without_held_out_samples_or_a_loader_there_is_nothing_to_evaluate(
     monkeypatch.setattr(
         "stream_server.server.training.validation.validation_batches.HeldOutSamples.__call__", lambda self: None
     )
-    with pytest.raises(ConfigError, match="LinearServer has no val_dataloader, and no held-out simulation"):
+    with pytest.raises(
+        ConfigError, match="LinearServer has no val_dataloader, and the checkpoint has no held-out samples"
+    ):
         evaluate(config_of(trained), trained.output_dir)
 
 

@@ -57,7 +57,8 @@ def _evaluate(config: StudyConfig, checkpoint: Path, ranks: Ranks) -> int:
     if not values:
         raise ConfigError(
             f"there is nothing to evaluate {saved.folder} on: {load_server_class(config).__name__} has no "
-            "val_dataloader, and no held-out simulation was complete when the checkpoint was taken"
+            "val_dataloader, and the checkpoint has no held-out samples: no such simulation was complete when it was "
+            "taken, or it is that of a replay, whose held-out samples are in the record alone"
         )
     if ranks.rank == 0:
         print(f"{config.study.name} after {counted(saved.batches, 'batch')}, {saved.folder}")
