@@ -675,6 +675,21 @@ def test_the_first_mistake_of_a_program_that_looks_at_no_result_is_told_on_stder
     assert not server.steps
 
 
+def test_a_parameter_that_there_is_not_is_told_on_stderr_of_a_program_that_looks_at_no_result(
+    library: Path, tmp_path: Path
+) -> None:
+    """It computes with what stood in the place of the value, and all of its time steps are good ones."""
+    careless = built(library, tmp_path, "careless.c")
+    with FakeServer(SMALL, num_ranks=1) as server:
+        words = [str(careless), str(server.path), "parameter"]
+        done = subprocess.run(words, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout) == (0, "done\n")
+    assert done.stderr.startswith(
+        "stream_client, rank 0, stream_parameter: the study has no parameter 'stifness', only "
+    )
+    assert len(server.steps) == 3
+
+
 @pytest.mark.full
 def test_valgrind_finds_nothing_in_a_restart(tmp_path: Path) -> None:
     driver = build.c_driver(build.client_archive(tmp_path / "plain", *QUICK))

@@ -98,7 +98,8 @@ STREAM_API int stream_connect_with(stream_simulation **simulation, int rank, int
 STREAM_API int64_t stream_id(const stream_simulation *simulation);
 STREAM_API int64_t stream_attempt(const stream_simulation *simulation);
 
-/* One parameter of this simulation. *value stays as it is if the program runs alone. */
+/* One parameter of this simulation. *value stays as it is if the program runs alone, or if the study has no such
+ * parameter, which is written to stderr, too. */
 STREAM_API int stream_parameter(stream_simulation *simulation, const char *name, double *value);
 
 /* The labels of the study's time steps: first, first + every, ... `num` of them, -1 if that is not known ahead. */

@@ -36,6 +36,9 @@ static int no_parameter(stream_simulation *simulation, const sc_parameters *para
         at += num < 0 ? 0 : (size_t)num;
     }
     sc_fail(&error, STREAM_ERROR_ARGUMENT, "the study has no parameter '%.200s', only %s", name, names);
+    /* C lets return codes be ignored: the program would compute with what stood in its place. */
+    fprintf(stderr, "stream_client, rank %lu, stream_parameter: %s\n",
+            (unsigned long)simulation->greeting.hello.rank, error.text);
     return sc_simulation_mistake(simulation, &error);
 }
 
