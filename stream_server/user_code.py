@@ -1,5 +1,6 @@
 """User code: loaded by the name that study.json gives it, and called so that its errors name it."""
 
+import hashlib
 import importlib
 import importlib.util
 import inspect
@@ -50,6 +51,15 @@ def load_class(name: str, folder: Path, *, kind: str) -> Any:
             there += f": write {meant[0]}"
         raise ConfigError(f"{kind} must name a class, but {there}")
     return found
+
+
+def digest_of(name: str, folder: Path) -> str:
+    """The SHA-256 of the file that `load_class` runs for such a name, "" for a class of a package."""
+    where = name.rpartition(":")[0]
+    try:
+        return hashlib.sha256((folder / where).read_bytes()).hexdigest() if where.endswith(".py") else ""
+    except OSError:
+        return ""
 
 
 def arguments_for(found: Any, args: Mapping[str, Any], offered: Mapping[str, Any], *, kind: str) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """Classes that a study names are found, and a mistake in the name or the file is told with its key."""
 
 import colorsys
+import hashlib
 import importlib
 import sys
 from collections.abc import Iterator
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from stream_server.errors import ConfigError, UserCodeError
-from stream_server.user_code import call_user, load_class
+from stream_server.user_code import call_user, digest_of, load_class
 
 
 @pytest.fixture(autouse=True)
@@ -126,3 +127,12 @@ def test_a_missing_package_is_named_with_the_python_that_lacks_it(tmp_path: Path
     with pytest.raises(UserCodeError) as raised:
         load("faulty.py:Model", tmp_path)
     assert str(raised.value).endswith(f"{sys.executable} has no package no_such_package, install it there")
+
+
+def test_the_digest_of_a_class_is_that_of_its_file(tmp_path: Path) -> None:
+    (tmp_path / "server.py").write_text("class S: ...\n")
+    first = digest_of("server.py:S", tmp_path)
+    assert first == hashlib.sha256(b"class S: ...\n").hexdigest()
+    (tmp_path / "server.py").write_text("class S: lr = 1\n")
+    assert digest_of("server.py:S", tmp_path) != first
+    assert digest_of("package.module:S", tmp_path) == digest_of("missing.py:S", tmp_path) == ""

@@ -254,7 +254,7 @@ def checkpoint(tmp_path: Path) -> Path:
     file = folder / "rank-0" / "slots"
     file.write_bytes(b"rows")
     counts = {"checkpoint": 1, "incarnation": 1, "base": 0, "ranks": 1, "batches": 2}
-    manifest = Manifest(**counts, created="now", config_digest="", files={"rank-0/slots": record_of(file)})
+    manifest = Manifest(**counts, created="now", class_digest="", files={"rank-0/slots": record_of(file)})
     (folder / MANIFEST_FILE).write_bytes(manifest.to_bytes())
     return folder
 

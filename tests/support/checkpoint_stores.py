@@ -35,7 +35,7 @@ def manifest_of(number: int, files: Mapping[str, FileRecord], *, incarnation: in
         ranks=2,
         batches=10 * number,
         created="2026-01-01T00:00:00+00:00",
-        config_digest="0123456789abcdef",
+        class_digest="0123456789abcdef",
         versions={"numpy": "2"},
         files=files,
     )

@@ -1,7 +1,5 @@
 """Capture: the state that each rank saves in a checkpoint, as it is between two steps."""
 
-import hashlib
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -37,6 +35,7 @@ from stream_server.storage.checksums import ChecksumFile, FileRecord
 from stream_server.storage.folders import PendingFile
 from stream_server.storage.plain_state import write_state
 from stream_server.storage.sample_file import SampleLayout, write_rows
+from stream_server.user_code import digest_of
 
 
 @dataclass(kw_only=True, slots=True)
@@ -97,7 +96,7 @@ class StudyCapture:
             ranks=self.ranks.size,
             batches=self._batches,
             created=datetime.now(UTC).isoformat(timespec="seconds"),
-            config_digest=hashlib.sha256(json.dumps(self.config.resolved(), sort_keys=True).encode()).hexdigest(),
+            class_digest=digest_of(self.config.server.class_, self.config.study_dir),
             versions=versions(self.ranks.mpi_version),
             files=files,
         )

@@ -20,6 +20,7 @@ from stream_server.server.run import build
 from stream_server.server.run.identity import Identity
 from stream_server.server.run.output import OutputFolder
 from stream_server.storage.plain_state import read_state
+from stream_server.user_code import digest_of
 from stream_server.wording import counted
 
 
@@ -28,11 +29,13 @@ class Continuation:
     """The same on all ranks. `base` is the checkpoint that is continued; None: the study begins.
 
     `retried` are the simulations that are tried again, although they are given up in that checkpoint.
+    `has_other_class`: the file with the server class is not what it was then.
     """
 
     identity: Identity
     checkpoints: CheckpointFolder
     base: Manifest | None
+    has_other_class: bool = False
     retried: frozenset[int] = frozenset()
 
     @property
@@ -45,7 +48,8 @@ class Continuation:
         """What this start continues, in words; "" for the first one, which begins."""
         if self.base is not None:
             batches = counted(self.base.batches, "batch")
-            return f"goes on from checkpoint {self.base_number}, after {batches}"
+            other = "; the file with the server class has changed since then" if self.has_other_class else ""
+            return f"goes on from checkpoint {self.base_number}, after {batches}{other}"
         return "no checkpoint yet: it begins again" if self.identity.incarnation > 1 else ""
 
     def is_outdated(self) -> bool:
@@ -140,7 +144,11 @@ def find_continuation(
 
     identity, *retried = by_rank_0(ranks, begin)
     return Continuation(
-        identity=Identity.from_json(identity), checkpoints=checkpoints, base=base, retried=frozenset(retried)
+        identity=Identity.from_json(identity),
+        checkpoints=checkpoints,
+        base=base,
+        has_other_class=base is not None and base.class_digest != digest_of(config.server.class_, config.study_dir),
+        retried=frozenset(retried),
     )
 
 

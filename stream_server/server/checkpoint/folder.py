@@ -15,7 +15,7 @@ from stream_server.storage.disk import names_in, ordinary, remove_tree, rename_f
 from stream_server.storage.folders import damaged_files, records_from_json, records_to_json, withdraw
 from stream_server.storage.typed import quoted, typed
 
-FORMAT = 6
+FORMAT = 7
 MANIFEST_FILE = "manifest.json"
 MAX_MANIFEST_BYTES = 64 << 20
 
@@ -50,7 +50,8 @@ class Manifest:
     """The description of a checkpoint, with size and checksum of every other file by its path in the checkpoint.
 
     `incarnation` is the start of the server that wrote it, and `base` the checkpoint which that start continued, 0 for
-    none; `ranks` is the number of ranks, and `created` is for people.
+    none; `ranks` is the number of ranks, and `created` is for people. `class_digest` is that of the file with the
+    server class, "" where it is of a package.
     """
 
     checkpoint: int
@@ -59,7 +60,7 @@ class Manifest:
     ranks: int
     batches: int
     created: str
-    config_digest: str
+    class_digest: str
     versions: Mapping[str, str] = field(default_factory=dict)
     files: Mapping[str, FileRecord] = field(default_factory=dict)
     format: int = FORMAT

@@ -14,7 +14,7 @@ EXAMPLE = Manifest(
     ranks=2,
     batches=1200,
     created="2026-01-31T12:00:00+00:00",
-    config_digest="0123456789abcdef",
+    class_digest="0123456789abcdef",
     versions={"numpy": "2.4"},
     files={"rank-0/samples.rows": FileRecord(num_bytes=4096, xxh3="0" * 32)},
 )

@@ -93,7 +93,7 @@ class FakeStudy:
 
     def manifest(self, checkpoint: int, files: Mapping[str, FileRecord]) -> Manifest:
         return Manifest(
-            checkpoint=checkpoint, incarnation=1, base=0, ranks=1, batches=0, created="", config_digest="", files=files
+            checkpoint=checkpoint, incarnation=1, base=0, ranks=1, batches=0, created="", class_digest="", files=files
         )
 
     def committed(self, checkpoint: int, path: Path) -> None:
