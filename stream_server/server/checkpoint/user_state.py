@@ -1,4 +1,4 @@
-"""What a user's class has learned, and the state of it and of its callbacks: plain, or, if the study allows it, any.
+"""The state of a user's class and of its callbacks: plain, or of any kind if the study allows it.
 
 Tensors and other arrays of the server's framework come back as what they were; arrays of other frameworks as NumPy's.
 """

@@ -13,7 +13,7 @@ Partial = Sequence[Any]
 
 @dataclass(slots=True)
 class LoggedNumbers:
-    """What one rank has logged under a name; `reduce` says what is written of all numbers of all ranks.
+    """The numbers that one rank has logged under a name; `reduce` is the rule that makes one of those of all ranks.
 
     "mean": their mean; "last": the mean of the newest of each rank; "sum"; "max".
     """

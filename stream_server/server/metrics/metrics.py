@@ -29,7 +29,7 @@ class Gauge(Protocol):
 
 @dataclass(slots=True)
 class OfBatch:
-    """What was logged for one batch, and where the study stood then."""
+    """The values that were logged for one batch, and where the study stood then."""
 
     update: int
     sample: int
