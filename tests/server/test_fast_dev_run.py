@@ -221,7 +221,13 @@ def test_a_torch_server_is_tried_without_a_process_group(
         def process_batch(self, batch: Any, config: Any) -> Any:
             return super().process_batch(batch, config) + np.nan
 
+    class Resting(LinearServer):
+        def prepare_training_attributes(self) -> Any:
+            model, _ = super().prepare_training_attributes()
+            return model, torch.optim.SGD(model.parameters(), lr=0.0)
+
     for server, exit_code, said in (
+        (Resting, 3, "It does not work yet: 2 of 2 parameters in optimizers did not change in 3 updates"),
         (WithoutReturn, 3, "It does not work yet: WithoutReturn.training_step must return the mean loss of its batch"),
         (Skipping, 3, "It does not work yet: no update was made of 3 batches"),
         (PositiveOnly, 0, "It runs, and what it learns is not known: the train/loss of made-up samples is nan"),
@@ -240,6 +246,14 @@ def test_a_torch_server_is_tried_without_a_process_group(
         def prepare_training_attributes(self) -> Any:
             model, _ = super().prepare_training_attributes()
             return model, Queue(model.parameters(), lr=0.1)
+
+    class WithATeacher(LinearServer):
+        def prepare_training_attributes(self) -> Any:
+            self.teacher = torch.nn.Linear(6, 1)
+            return super().prepare_training_attributes()
+
+    assert fast_dev_run(WithATeacher, study(tmp_path)) == 0
+    assert "\nHowever, 2 parameters require a gradient, but are in no optimizer" in capsys.readouterr().out
 
     assert fast_dev_run(Queuing, study(tmp_path)) == 3
     assert "what Queuing has learned cannot be saved: the state.optimizers.0.state.0.queue is a deque" in (

@@ -156,6 +156,13 @@ def test_a_study_without_an_update_of_what_came_has_failed(reason: str) -> None:
     assert "updates       0\n" in shown(found)
 
 
+@pytest.mark.parametrize("reason", ["finished", "early_stop", "max_batches", "max_s"])
+def test_a_study_whose_updates_have_changed_nothing_has_failed(reason: str) -> None:
+    found = report(Outcome(exit_code=0, reason=reason), has_changed_nothing=True)
+    assert (found["exit_code"], found["exit_reason"], found["balanced"]) == (5, "failed", True)
+    assert found["message"].startswith("nothing was learned: no parameter changed in 5 updates, not by one bit. ")
+
+
 def test_so_has_one_whose_time_steps_were_all_rejected() -> None:
     account = RankAccount(intake={0: Received(accepted=0, rejected={"nonfinite": 20})})
     found = build_report(FINISHED, study_report(updates=0, learned=Learned(trained=0)), [RankReport(account=account)])

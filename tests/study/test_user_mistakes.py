@@ -48,6 +48,16 @@ def test_a_plain_server_whose_losses_are_never_finite_has_failed(tmp_path: Path)
     assert "losses that training_step returned were not finite, the last one too" in done.report["warnings"][-1]
 
 
+def test_a_study_whose_updates_change_nothing_has_failed_also_when_it_goes_on(tmp_path: Path) -> None:
+    settings = {"study.simulations": 1, "server.class": "resting_server.py:RestingServer"}
+    for limit in ({"training.max_batches": 1}, {}):
+        done = run_here(NUMPY_STUDY, tmp_path / "run", settings=settings | limit)
+        assert (done.exit_code, done.report["exit_reason"], done.report["balanced"]) == (5, "failed", True)
+        assert done.report["message"].startswith("nothing was learned: no parameter changed in ")
+        assert "rank 0: 4 of 4 parameters in optimizers did not change" in done.report["warnings"][-1]
+    assert done.report["updates"] > 1
+
+
 def test_three_mistakes_in_study_json_are_reported_together(tmp_path: Path) -> None:
     study = tmp_path / "study.json"
     study.write_text("""{

@@ -23,6 +23,7 @@ from stream_server.server.run.build import make_policy
 from stream_server.server.run.cores import share_cores
 from stream_server.server.study.composition import Composition
 from stream_server.server.study.failure import classified
+from stream_server.server.training.monitoring.untrained_parameters import UntrainedParameters
 from stream_server.server.training.validation.validation_record import held_out_record
 from stream_server.server.user.callbacks import EVENTS
 from stream_server.server.user.components import make_callbacks
@@ -54,7 +55,8 @@ def fast_dev_run(server_class: type[StreamServer], config: StudyConfig) -> int:
 
     Returns:
         The exit code: 0, or that of the first error, which is printed with its traceback. A class that made no update
-        does not work, unless its loss of made-up samples was not finite.
+        does not work, unless its loss of made-up samples was not finite, and neither does one whose updates changed
+        nothing.
     """
     print(f"Trying {server_class.__name__} on synthetic samples: one rank, no simulation, nothing is kept.")
     with tempfile.TemporaryDirectory(prefix="stream-") as folder:
@@ -67,14 +69,17 @@ def fast_dev_run(server_class: type[StreamServer], config: StudyConfig) -> int:
             _print_error(error)
             return error.exit_code
     _print_calls(trial.record)
-    return _print_result(trial.progress, logged)
+    return _print_result(trial, logged)
 
 
 class Trial:
     """Sets up what a study sets up, for one rank, and trains a few batches that are there from the start.
 
-    Files go to `config.output_dir`. `record` lists afterwards the calls of the user's methods.
+    Files go to `config.output_dir`. `record` lists afterwards the calls of the user's methods, and `untrained` the
+    parameters that did not change.
     """
+
+    untrained: UntrainedParameters
 
     def __init__(self, server_class: type[StreamServer], config: StudyConfig) -> None:
         self.record = CallRecord()
@@ -106,6 +111,7 @@ class Trial:
                 record=held_out_record(config.output_dir / "validations", trial.server, ranks, is_strict=True),
             )
             trial.make_training(source, log_every=1).run()
+            self.untrained = trial.untrained
             self._save(trial)
         with ExitStack() as stack:
             again = self._composed(source, stack)
@@ -178,8 +184,9 @@ def _print_error(error: StreamServerError) -> None:
     print(f"\nIt does not work yet: {error}", file=sys.stderr)
 
 
-def _print_result(progress: Progress, logged: dict[str, float]) -> int:
+def _print_result(trial: Trial, logged: dict[str, float]) -> int:
     """Say whether something was learned; gives the exit code."""
+    progress, untrained = trial.progress, trial.untrained
     loss = logged.get("train/loss", 0.0)
     if not isfinite(loss):
         print(
@@ -194,6 +201,9 @@ def _print_result(progress: Progress, logged: dict[str, float]) -> int:
             file=sys.stderr,
         )
         return UserCodeError.exit_code
+    if untrained.are_all:
+        print(f"\nIt does not work yet: {'. '.join(untrained.warnings)}", file=sys.stderr)
+        return UserCodeError.exit_code
     losses = [f"{name} {logged[name]:.4g}" for name in ("train/loss", "val/loss") if name in logged]
     if progress.skipped:
         losses.append(f"{progress.skipped} samples skipped, by training_step or since a gradient was not finite")
@@ -201,6 +211,8 @@ def _print_result(progress: Progress, logged: dict[str, float]) -> int:
         losses.append("nothing was validated: there is no validation_step")
     tried = f"{counted(progress.batches, 'batch')} with {counted(progress.draws, 'sample')}"
     print(f"\nIt works: {tried}; {'; '.join(losses)}.")
+    for warning in untrained.warnings:
+        print(f"However, {warning}.")
     return 0
 
 

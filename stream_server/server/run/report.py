@@ -69,7 +69,7 @@ class StudyReport:
     `batches` counts the steps of the whole study (a step in which several ranks had a batch is one), `updates`
     those of the optimizer, `draws` every use of a sample. `training_s` is what throughput is measured against.
     `awaited` is what had to come from outside for the study to go on, `security` that of the TCP connections. A study
-    that `writes_files` trains on nothing.
+    that `writes_files` trains on nothing; one that `has_changed_nothing` has each trainable parameter as at its start.
     """
 
     study: str
@@ -97,6 +97,7 @@ class StudyReport:
     awaited: str = ""
     security: str = "curve"
     writes_files: bool = False
+    has_changed_nothing: bool = False
 
 
 def build_report(
@@ -116,7 +117,7 @@ def build_report(
         accounts, study.simulations, study.learned, complete=complete, num_samples_of=num_samples_of
     )
     problems = account.problems if ranks else [NO_ACCOUNT]
-    outcome = _judge(outcome, account, study.updates)
+    outcome = _judge(outcome, account, study)
     return {
         "format": FORMAT,
         "study": study.study,
@@ -186,17 +187,23 @@ def versions(mpi: str = "") -> Mapping[str, str]:
     return {**found, "mpi": mpi} if mpi else found
 
 
-def _judge(outcome: Outcome, account: Account, num_updates: int) -> Outcome:
+def _judge(outcome: Outcome, account: Account, study: StudyReport) -> Outcome:
     if outcome.exit_code != 0:
         return outcome
     if not account.balanced:
         message = "the account does not balance: " + "; ".join(account.problems)
-    elif num_updates == 0 and account.arrived:
+    elif study.updates == 0 and account.arrived:
         message = f"nothing was learned: no update was made, though {counted(account.arrived, 'time step')} came"
         fates = {"skipped": account.skipped, "rejected": account.num_rejected, "dropped": account.dropped}
         if found := [f"{num:,} were {name}" for name, num in fates.items() if num]:
             message += f", of which {' and '.join(found)}"
         message += ". The logs of the ranks say why; when that is repaired, start over with --fresh"
+    elif study.has_changed_nothing:
+        message = (
+            f"nothing was learned: no parameter changed in {counted(study.updates, 'update')}, not by one bit. The "
+            "optimizers were stepped without a gradient, or with a learning rate of 0: with manual optimisation call "
+            "zero_grad, self.manual_backward(loss) and step in this order; then start over with --fresh"
+        )
     else:
         return outcome
     return Outcome(exit_code=NotBalanced.exit_code, reason="failed", message=message)

@@ -53,6 +53,7 @@ class Results:
     best: Mapping[str, Any] = field(default_factory=dict)
     best_models: Sequence[Mapping[str, Any]] = ()
     rollout: Mapping[str, Any] | None = None
+    has_changed_nothing: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -165,6 +166,7 @@ class Closing:
             best=results.best,
             best_models=results.best_models,
             rollout=results.rollout,
+            has_changed_nothing=results.has_changed_nothing,
             versions=versions(self.ranks.mpi_version),
             cores=self.cores,
             awaited="" if simulations is None else simulations.awaited,

@@ -27,6 +27,7 @@ from stream_server.server.training.loader_samples import LoaderSamples
 from stream_server.server.training.loader_stream import LoaderStream
 from stream_server.server.training.loop import Training, TrainingLimits
 from stream_server.server.training.monitoring.log_points import Logging
+from stream_server.server.training.monitoring.untrained_parameters import UntrainedParameters
 from stream_server.server.training.stream import BatchStream, SampleStream
 from stream_server.server.training.validation.rollout import Rollouts
 from stream_server.server.training.validation.validation import Validation
@@ -246,6 +247,7 @@ class Composition:
         logging = Logging(self.metrics, schedule=Schedule(every=log_every), progress=self.progress, phases=self.phases)
         self.rates = rates = self.step.learning_rates()
         self.metrics.gauges += rates
+        self.untrained = UntrainedParameters(self.step)
         self.callbacks.surround(
             before=[
                 self.stream,
@@ -258,7 +260,7 @@ class Composition:
                 *before_user,
             ],
             # The learning rates come after the logging, which writes those that the step had.
-            after=[*optional(feedback), *before_logging, logging, *rates, *after_logging],
+            after=[*optional(feedback), *before_logging, logging, *rates, self.untrained, *after_logging],
         )
         return Training(
             ranks=self.ranks,

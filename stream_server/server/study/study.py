@@ -396,6 +396,7 @@ class StudyRank:
             best=validation.best,
             best_models=[] if best_models is None else best_models.best,
             rollout=validation.rollout,
+            has_changed_nothing=self.set_up.untrained.are_all,
         )
 
     def _report(self) -> RankReport:

@@ -129,6 +129,9 @@ class PlainStep:
     def fingerprints(self) -> Fingerprints:
         return of_replicated_state(self._server)
 
+    def trainable(self) -> tuple[Fingerprints, Fingerprints]:
+        return {}, {}
+
     def state_dict(self) -> dict[str, Any]:
         """An empty state: the model of such a server is in its own `state_dict`."""
         return {}

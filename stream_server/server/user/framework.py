@@ -79,6 +79,13 @@ class Step(Protocol):
         """The fingerprints of the arrays that are the same on all ranks once the model is united, by name."""
         ...
 
+    def trainable(self) -> tuple[Mapping[str, int | None], Mapping[str, int | None]]:
+        """The fingerprints of the parameters that require a gradient, by name: those in optimizers, and the others.
+
+        Empty where the study does not know them. Not collective.
+        """
+        ...
+
     def state_dict(self) -> dict[str, Any]:
         """The united model and its learning state, in plain containers and arrays that are not modified later."""
         ...

@@ -22,7 +22,11 @@ def of_model(model: nn.Module, further: Mapping[str, Tensor] = MappingProxyType(
     names = {id(it): name for name, it in model.state_dict(keep_vars=True).items()}
     parameters = {names.get(id(it), own): it for own, it in model.named_parameters()}
     buffers = {names[id(it)]: it for it in model.buffers() if id(it) in names}
-    tensors = {**parameters, **buffers, **further}
+    return of_tensors({**parameters, **buffers, **further})
+
+
+def of_tensors(tensors: Mapping[str, Tensor]) -> Fingerprints:
+    """The fingerprints of tensors by name, without those that a checkpoint cannot hold."""
     to_be_made: Fingerprints = {name: None for name, it in tensors.items() if is_lazy(it)}
     found = {
         name: fingerprint(it)

@@ -18,7 +18,7 @@ from stream_server.server.training.fingerprint import Fingerprints, of_replicate
 from stream_server.server.training.torch.device_copies import CudaDevice, DeviceCopies, OnItsWay
 from stream_server.server.training.torch.devices import backend_of, device_of, keep_freed_memory, limit_threads
 from stream_server.server.training.torch.fabric import launch
-from stream_server.server.training.torch.fingerprint import of_model
+from stream_server.server.training.torch.fingerprint import of_model, of_tensors
 from stream_server.server.training.torch.gradients import Gradients
 from stream_server.server.training.torch.group import TorchGroup
 from stream_server.server.training.torch.learning_rates import LearningRates, as_list, before_each_step
@@ -202,6 +202,14 @@ class TorchStep:
         model = self._server.model
         further = further_parameters(as_list(self._server.optimizer), known=set(map(id, model.parameters())))
         return {**of_model(model, further), **of_replicated_state(self._server)}
+
+    def trainable(self) -> tuple[Fingerprints, Fingerprints]:
+        optimizers = as_list(self._server.optimizer)
+        optimized = {id(it) for optimizer in optimizers for group in optimizer.param_groups for it in group["params"]}
+        named = self._weights.trainable()
+        in_optimizers = {name: it for name, it in named.items() if id(it) in optimized}
+        others = {name: it for name, it in named.items() if id(it) not in optimized}
+        return of_tensors(in_optimizers), of_tensors(others)
 
     def state_dict(self) -> dict[str, Any]:
         scaler = {} if self._scaling is None else self._scaling.state_dict()

@@ -1,6 +1,6 @@
 """The weights of a TorchServer: the model it trains, its further modules, and those that are evaluated."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from typing import Any
@@ -64,6 +64,15 @@ class Weights:
                     "prepare_training_attributes, or leave them in"
                 )
             self._left_out |= {name: LeftOut(parameters[name]) for name in matching if not is_lazy(parameters[name])}
+
+    def trainable(self) -> dict[str, Tensor]:
+        """The parameters that require a gradient by name, each once, also those that no module has registered."""
+        hidden = ((_full(name, key), it) for name, module in self._modules() for key, it in _in_containers(module))
+        found: dict[int, tuple[str, Tensor]] = {}
+        for name, it in (*self._parameters(), *hidden):
+            found.setdefault(id(it), (name, it))
+        loose = further_parameters(as_list(self._server.optimizer), found.keys())
+        return {name: it for name, it in (*found.values(), *loose.items()) if it.requires_grad}
 
     def state(self) -> dict[str, Any]:
         """The state for a checkpoint, in plain containers and arrays that are not modified later."""
@@ -206,8 +215,11 @@ class Weights:
             text = f"{owner}.prepare_training_attributes makes something else than what was saved: {name}: {problem}"
             raise UserCodeError(f"{text}. Make the same as before, or start over with --fresh")
 
+    def _modules(self) -> Iterable[tuple[str, nn.Module]]:
+        return {MODEL: self._server.model, **other_modules(self._server)}.items()
+
     def _parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        for name, module in {MODEL: self._server.model, **other_modules(self._server)}.items():
+        for name, module in self._modules():
             for key, parameter in module.named_parameters(remove_duplicate=False):
                 yield _full(name, key), parameter
 
@@ -240,6 +252,20 @@ def other_modules(server: TorchServer) -> dict[str, nn.Module]:
             found[name] = module
             known |= tensors
     return found
+
+
+def _in_containers(module: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
+    """The parameters in lists, tuples and dicts that are attributes of a module, in which torch looks for none."""
+    for place, part in module.named_modules():
+        for name, value in vars(part).items():
+            if not isinstance(value, dict | list | tuple):
+                continue
+            for key, it in value.items() if isinstance(value, dict) else enumerate(value):
+                path = f"{place}.{name}.{key}".removeprefix(".")
+                if isinstance(it, nn.Parameter):
+                    yield path, it
+                elif isinstance(it, nn.Module):
+                    yield from ((f"{path}.{inner}", parameter) for inner, parameter in it.named_parameters())
 
 
 def checksum(tensor: Tensor) -> str:

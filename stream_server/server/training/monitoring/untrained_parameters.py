@@ -1,0 +1,65 @@
+"""The parameters that a training was to change, and has not."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from stream_server.server.user.callbacks import Callback
+from stream_server.server.user.framework import Step
+from stream_server.wording import counted
+
+MOST_NAMES = 4
+
+
+class UntrainedParameters(Callback):
+    """Compares the parameters that require a gradient at the end of a training with those at the start of the study.
+
+    Checkpoints keep the fingerprints of the start. Main thread; rank 0 looks, for the others have the same parameters.
+
+    Attributes:
+        warnings: name those that have not changed, not by one bit.
+        are_all: whether no parameter has, although updates were made.
+    """
+
+    def __init__(self, step: Step) -> None:
+        self.warnings: list[str] = []
+        self.are_all = False
+        self._step = step
+        self._start: dict[str, int] = {}
+
+    def on_train_start(self, server: Any) -> None:
+        """Note the parameters of a study that begins, those that the user's `on_train_start` made, too."""
+        if server.rank == 0 and not self._start and not server.progress.updates:
+            optimized, others = self._step.trainable()
+            self._start = {name: it for name, it in (*optimized.items(), *others.items()) if it is not None}
+
+    def on_train_end(self, server: Any) -> None:
+        if server.rank or not server.progress.updates:
+            return
+        optimized, others = self._step.trainable()
+        same = [[name for name, it in of.items() if it == self._start.get(name, ...)] for of in (optimized, others)]
+        num, num_same = len(optimized) + len(others), sum(map(len, same))
+        self.are_all = 0 < num == num_same
+        updates = counted(server.progress.updates, "update")
+        if same[0]:
+            self.warnings.append(
+                f"{len(same[0])} of {len(optimized)} parameters in optimizers did not change in {updates}, not by one "
+                f"bit: {_listed(same[0])}. No gradient reached them, or their learning rate was 0. Freeze what is not "
+                "to be trained by requires_grad_(False)"
+            )
+        if same[1]:
+            self.warnings.append(
+                f"{len(same[1])} parameters require a gradient, but are in no optimizer, and did not change in "
+                f"{updates}: {_listed(same[1])}. Make the optimizer of all parameters, once the model has all its "
+                "parts, with lists of them in nn.ModuleList; update an average; freeze what is not to be trained by "
+                "requires_grad_(False)"
+            )
+
+    def state_dict(self) -> dict[str, Any]:
+        return dict(self._start)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._start = dict(state)
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join([*names[:MOST_NAMES], *(["…"] if len(names) > MOST_NAMES else [])])
