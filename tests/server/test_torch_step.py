@@ -288,6 +288,57 @@ def test_gradients_that_accumulate_are_not_cleared_by_the_user() -> None:
         train(OwnZeroGrad(settings(accumulate=2)), [[0.5], [0.5]])
 
 
+class Averaged(Scale):
+    """Evaluates another module than the one that it trains."""
+
+    def prepare_training_attributes(self) -> Any:
+        self.average = nn.Linear(1, 1, bias=False)
+        return super().prepare_training_attributes()
+
+    def model_to_evaluate(self) -> nn.Module:
+        return self.average
+
+
+class AveragedByHand(Averaged):
+    automatic_optimization = False
+
+
+def by_the_study(server: Any) -> Any:
+    return server.optimizer
+
+
+def by_itself(server: Any) -> Any:
+    return torch.optim.SGD(server.model.parameters(), lr=1.0)
+
+
+@pytest.mark.parametrize("optimizer_of", [by_the_study, by_itself])
+@pytest.mark.parametrize("kind", [Scale, Averaged, AveragedByHand])
+def test_a_validation_that_steps_what_is_trained_or_evaluated_is_refused(
+    kind: type[TorchServer], optimizer_of: Any
+) -> None:
+    server = kind(settings())
+    with TorchStep(server, SoloRanks(), server.config) as step:
+        said = rf"a validation steps an optimizer of the weights: .* step out of {kind.__name__}\.validation_step"
+        with pytest.raises(UserCodeError, match=said), step.evaluating(), torch.enable_grad():
+            optimizer_of(server).step()
+        optimizer_of(server).step()
+
+
+def test_a_validation_may_optimize_what_is_not_trained_and_leaves_no_gradient() -> None:
+    server = Scale(settings(accumulate=2))
+    with TorchStep(server, SoloRanks(), server.config) as step:
+        for index, values in enumerate(([0.25], [0.75])):
+            union_batch, data = union_batch_of(values)
+            step.run(union_batch, data, index)
+            with step.evaluating(), torch.enable_grad():
+                code = nn.Parameter(torch.ones(1, 1, dtype=torch.float64))
+                server.model(code).sum().backward()
+                torch.optim.SGD([code], lr=0.5).step()
+                assert code.item() != 1.0
+        step.finish()
+    assert weight(server) == 0.5
+
+
 class TextLoss(Scale):
     def training_step(self, batch: Any, batch_idx: int) -> str:
         return "0.5"

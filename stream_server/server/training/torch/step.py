@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from stream_server.errors import ConfigError, UserCodeError
 from stream_server.server.progress.batches import StepOutcome, UnionBatch
@@ -177,6 +178,7 @@ class TorchStep:
         with (
             torch.random.fork_rng(devices),
             self._weights.evaluating(),
+            self._not_learning(),
             torch.no_grad(),
             self._precision.forward_context(),
         ):
@@ -184,6 +186,30 @@ class TorchStep:
             place = f"{self._seed} {self._server.progress.batches} {self._ranks.rank} of {self._ranks.size}"
             torch.manual_seed(zlib.crc32(place.encode()))
             yield
+
+    @contextmanager
+    def _not_learning(self) -> Iterator[None]:
+        """Within, no step of an optimizer changes the weights, and gradients are not those of the training."""
+        assert self._union is not None
+        trained = list(self._union.named().values())
+        weights = {id(it) for it in (*trained, *self._server.model.parameters())}
+        gradients = [it.grad for it in trained]
+
+        def refuse(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+            if any(id(it) in weights for group in optimizer.param_groups for it in group["params"]):
+                raise UserCodeError(
+                    "a validation steps an optimizer of the weights: it would train on the data that are held out, so "
+                    f"leave zero_grad, backward and step out of {type(self._server).__name__}.validation_step"
+                )
+
+        clear(trained)
+        hook = register_optimizer_step_pre_hook(refuse)
+        try:
+            yield
+        finally:
+            hook.remove()
+            for parameter, gradient in zip(trained, gradients, strict=True):
+                parameter.grad = gradient
 
     def synchronize(self) -> None:
         self._weights.load_pending()
