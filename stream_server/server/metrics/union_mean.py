@@ -31,6 +31,8 @@ class UnionMean:
         self._is_alone = False
         self.num_joined = 0
         """How many calls ranks without a batch joined in the last step; the same on all ranks."""
+        self.num_means = 0
+        """How many means this rank has asked for."""
 
     @property
     def sizes(self) -> Sequence[int]:
@@ -98,6 +100,7 @@ class UnionMean:
                 "all_reduce must not be called in state_dict, which runs on rank 0 alone and would wait for the others "
                 "for ever: call it in on_step_end, and return what it gave"
             )
+        self.num_means += 1
         own = self._sizes[self._ranks.rank] if self._sizes else 1.0
         leaves: list[Any] = []
         rebuild = _take_apart(arrays, leaves)

@@ -143,7 +143,14 @@ class StudySetUp(Composition):
         of_export = self.export.warnings if self.export else []
         of_losses = self.losses.warnings if self.losses else []
         of_rates = [warning for rates in self.rates for warning in rates.warnings]
-        others = [*of_export, *self.metrics.warnings, *of_losses, *of_rates, *self.untrained.warnings]
+        others = [
+            *of_export,
+            *self.metrics.warnings,
+            *of_losses,
+            *of_rates,
+            *self.step.warnings,
+            *self.untrained.warnings,
+        ]
         return [*self.checkpoints.warnings, *self.validation.warnings, *others]
 
     def open(self, stack: ExitStack, status: Callable[[Metrics], DisplayedStatus]) -> Training:

@@ -2,7 +2,7 @@
 
 import logging
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -15,12 +15,13 @@ from stream_server.server.training.fingerprint import Fingerprints, of_replicate
 from stream_server.server.user.collate import NumpyCollate
 from stream_server.server.user.framework import LearningRateCallback, Step, framework_named
 from stream_server.server.user.losses import Array, loss_of
+from stream_server.server.user.no_training import NoTraining
+from stream_server.server.user.stream_server import StreamServer
 from stream_server.storage.plain_state import from_bytes, to_bytes
 from stream_server.user_code import call_user
 
 if TYPE_CHECKING:
     from stream_server.server.progress.batches import UnionBatch
-    from stream_server.server.user.stream_server import StreamServer
 
 NUMPY_DTYPES = {"32-true": np.float32, "64-true": np.float64}
 
@@ -53,7 +54,7 @@ class NumpyFramework:
     def make_collate(self, precision: str) -> NumpyCollate:
         return NumpyCollate(NUMPY_DTYPES[precision])
 
-    def make_step(self, server: "StreamServer", ranks: Ranks) -> Step:
+    def make_step(self, server: StreamServer, ranks: Ranks) -> Step:
         return PlainStep(server, ranks)
 
     def plain(self, state: Any, name: str) -> Any:
@@ -77,16 +78,23 @@ class PlainStep:
     needs_every_rank = False
     at_boundary = True
 
-    def __init__(self, server: "StreamServer", ranks: Ranks) -> None:
+    def __init__(self, server: StreamServer, ranks: Ranks) -> None:
         self._server = server
         self._ranks = ranks
         self._behind: set[int] = set()
         self._newest = 0
+        self._has_trained = False
+        self.warnings: Sequence[str] = ()
         self._refuse_what_is_for_torch()
 
     def __enter__(self) -> "PlainStep":
         server = self._server
         call_user(f"{type(server).__name__}.prepare_training_attributes", server.prepare_training_attributes)
+        if self._trains and not (self._defines("state_dict") and self._defines("load_state_dict")):
+            self._warn(
+                f"{type(server).__name__} has no state_dict and load_state_dict: after a restart the study goes on "
+                "with what prepare_training_attributes makes, and all that was learned before is lost. Give it both"
+            )
         return self
 
     def __exit__(self, *exc_info: object) -> None:
@@ -111,11 +119,20 @@ class PlainStep:
         own = union_batch.own
         if own is None:
             return StepOutcome()
+        self._has_trained = True
         mean, sample_losses = self._loss_of(name, loss, own.size)
         return StepOutcome(loss=mean, sample_losses=sample_losses)
 
     def finish(self) -> StepOutcome | None:
         self._catch_up()
+        own, union_mean = type(self._server).__name__, self._server.union_mean
+        may_differ = self._ranks.size > 1 and self._trains and not self._defines("replicated_state")
+        if may_differ and self._has_trained and not union_mean.num_means:
+            self._warn(
+                f"{own} called no all_reduce on {self._ranks.size} ranks: each rank trained a model of its own, and "
+                "that of rank 0 is saved. Update the model by self.all_reduce(gradients); or, if the ranks are united "
+                "in another way, define replicated_state, which is compared"
+            )
         return None
 
     @contextmanager
@@ -156,6 +173,18 @@ class PlainStep:
 
     def load_random_state(self, state: dict[str, Any]) -> None:
         pass
+
+    @property
+    def _trains(self) -> bool:
+        return self._defines("training_step") and not isinstance(self._server, NoTraining)
+
+    def _defines(self, method: str) -> bool:
+        return getattr(type(self._server), method) is not getattr(StreamServer, method)
+
+    def _warn(self, text: str) -> None:
+        if self._ranks.rank == 0:
+            self.warnings = [*self.warnings, text]
+            _log.warning("%s", text)
 
     def _refuse_what_is_for_torch(self) -> None:
         if self._server.config is None:

@@ -42,6 +42,9 @@ class Step(Protocol):
     needs_every_rank: bool
     """Whether a rank without data cannot take part."""
 
+    warnings: Sequence[str]
+    """What people should know of how the server trains, although all goes on."""
+
     @property
     def at_boundary(self) -> bool:
         """Whether all that was trained is in the model: no accumulation is under way."""

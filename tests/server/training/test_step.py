@@ -5,10 +5,15 @@ from typing import Any
 import pytest
 
 from stream_server.errors import ConfigError
-from stream_server.server.ranks.communicator import SoloRanks
+from stream_server.server.metrics.union_mean import UnionMean
+from stream_server.server.progress.batches import UnionBatch
+from stream_server.server.ranks.communicator import Ranks, SoloRanks
+from stream_server.server.training.plain_step import PlainStep
 from stream_server.server.user.framework import framework_of
 from stream_server.server.user.stream_server import StreamServer
 from tests.support.settings import settings
+from tests.support.streams import batch_of
+from tests.support.thread_ranks import on_ranks
 
 
 @pytest.mark.parametrize(
@@ -34,3 +39,68 @@ def test_all_that_is_refused_is_told_at_once() -> None:
     server = StreamServer(settings(accumulate=2, compile=True))
     with pytest.raises(ConfigError, match=r"^training\.accumulate and training\.compile must be left out"):
         framework_of(server).make_step(server, SoloRanks())
+
+
+class Forgetful(StreamServer):
+    def training_step(self, batch: Any, batch_idx: int) -> float:
+        return 0.5
+
+
+class Remembering(Forgetful):
+    def state_dict(self) -> dict[str, Any]:
+        return {"weight": 1.0}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        pass
+
+
+class Uniting(Remembering):
+    def training_step(self, batch: Any, batch_idx: int) -> float:
+        return float(self.all_reduce(0.5))
+
+
+class UnitingAfterwards(Remembering):
+    def on_step_end(self) -> None:
+        self.all_reduce(0.5)
+
+
+class Compared(Remembering):
+    def replicated_state(self) -> dict[str, Any]:
+        return {}
+
+
+LOST = "{} has no state_dict and load_state_dict: after a restart"
+APART = "{} called no all_reduce on 2 ranks: each rank trained a model of its own"
+
+
+@pytest.mark.parametrize(
+    ("kind", "num_ranks", "said"),
+    [
+        (Forgetful, 1, [LOST]),
+        (Forgetful, 2, [LOST, APART]),
+        (Remembering, 1, []),
+        (Remembering, 2, [APART]),
+        (Uniting, 2, []),
+        (UnitingAfterwards, 2, []),
+        (Compared, 2, []),
+        (StreamServer, 2, []),
+    ],
+)
+def test_a_model_that_a_restart_loses_or_that_each_rank_has_for_itself_is_told(
+    kind: type[StreamServer], num_ranks: int, said: list[str]
+) -> None:
+    def trained(ranks: Ranks) -> list[str]:
+        server = kind(settings())
+        server.union_mean = UnionMean(ranks)
+        with PlainStep(server, ranks) as step:
+            union_batch = UnionBatch(own=batch_of(None, 1), sizes=(1,) * ranks.size, num_first=1, lonely=False)
+            if kind is not StreamServer:
+                step.run(union_batch, None, 0)
+                server.on_step_end()
+            step.finish()
+        return list(step.warnings)
+
+    first, *others = on_ranks(num_ranks, trained)
+    expected = [text.format(kind.__name__) for text in said]
+    assert [text[: len(start)] for text, start in zip(first, expected, strict=True)] == expected
+    assert others == [[]] * (num_ranks - 1)

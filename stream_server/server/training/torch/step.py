@@ -1,7 +1,7 @@
 """The training step of a TorchServer: the exact gradient of the union of all ranks' batches."""
 
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from math import isfinite
@@ -89,6 +89,7 @@ class TorchStep:
         self._buffers_from = 0
         self._copies: DeviceCopies | None = None
         self.needs_every_rank = False
+        self.warnings: Sequence[str] = ()
         self._refuse_what_manual_optimisation_ignores()
 
     @property
