@@ -110,6 +110,55 @@ def test_a_hello_said_twice_is_answered_once(roster: Roster) -> None:
     assert len(replies(roster.ready(1, 0))) == 1
 
 
+def test_a_second_process_for_one_rank_is_refused_and_the_simulation_withdrawn(roster: Roster) -> None:
+    roster.launched(begun(1))
+    roster.hello(b"p", hello(1))
+    roster.hello(b"q", hello(1, rank=1))
+    roster.ready(1, 0)
+    actions = roster.hello(b"r", hello(1))
+    [refusal] = replies(actions)
+    assert isinstance(refusal, Refusal)
+    assert "two processes of simulation 1 connect as rank 0 of 1" in refusal.text
+    assert "pass rank and num_ranks to connect" in refusal.text
+    assert "stream_connect(" in refusal.text
+    [invalid] = to_launcher(actions)
+    assert invalid == launcher_link.Invalid(simulation=1, reason=refusal.text)
+    assert notices.Terminal(simulation=1, state="invalid", reason=refusal.text) in told(actions)
+    assert roster.hello(b"s", hello(1)) == [Reply(peer=b"s", message=refusal)]
+
+
+def test_a_second_process_that_comes_when_its_simulation_has_finished_is_refused_and_told(roster: Roster) -> None:
+    roster.launched(begun(1))
+    roster.hello(b"p", hello(1))
+    roster.ready(1, 0)
+    finish(roster, 1)
+    assert [type(message) for message in replies(roster.hello(b"p", hello(1)))] == [Stop]
+    actions = roster.hello(b"q", hello(1))
+    assert [type(message) for message in replies(actions)] == [Refusal]
+    [warning] = roster.warnings.texts
+    assert SimulationWarning(text=warning) in actions
+    assert "two processes of simulation 1" in warning
+
+
+def test_the_process_of_another_attempt_or_of_a_new_server_is_no_second_one(roster: Roster) -> None:
+    roster.launched(begun(1))
+    roster.hello(b"p", hello(1))
+    roster.ready(1, 0)
+    assert [type(message) for message in replies(roster.hello(b"p", hello(1)))] == [Welcome]
+    roster.failed(1, 0)
+    assert roster.hello(b"q", hello(1, attempt=1)) == []
+    roster.launched(begun(1, 1))
+    assert [type(message) for message in replies(roster.ready(1, 1))] == [Welcome]
+    # One of the attempt before that is late.
+    [refusal] = replies(roster.hello(b"r", hello(1, attempt=0)))
+    assert isinstance(refusal, Refusal)
+    assert "two processes" not in refusal.text
+    later = Roster(FACTS, [{"x": float(i)} for i in range(4)], num_planned=3, num_held_out=1, num_ranks=2)
+    later.launched(begun(1, 1, goes_on=True))
+    later.ready(1, 1)
+    assert [type(message) for message in replies(later.hello(b"other name", hello(1, attempt=1)))] == [Welcome]
+
+
 @pytest.mark.parametrize(
     ("message", "reason"),
     [

@@ -186,7 +186,7 @@ class Ensemble:
                 self.reports.let_go(message.simulation, "finished")
                 return self.schedule.finished(message.simulation, now)
             case launcher_link.Invalid():
-                log.info("simulation %d withdrew itself: %s", message.simulation, message.reason)
+                log.info("simulation %d was withdrawn: %s", message.simulation, message.reason)
                 self._note_times_of_worker(message.simulation)
                 self.reports.let_go(message.simulation, message.reason)
                 return self.schedule.invalid(message.simulation, now)

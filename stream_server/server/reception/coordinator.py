@@ -187,7 +187,7 @@ class Coordinator:
             self.desk.tell_stopping()
 
     def _welcome(self, peer: bytes, message: Hello) -> None:
-        actions = self.roster.handshake.hello(peer, message)
+        actions = self.roster.hello(peer, message)
         self.perform(actions)
         if not any(isinstance(action, Reply) and action.peer == peer for action in actions):
             self.reply(peer, Refusal(reason=Reason.BUSY, text="the answer follows once the simulation may begin"))

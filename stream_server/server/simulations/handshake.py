@@ -54,6 +54,14 @@ class StudyFacts:
     wait_s: float
 
 
+@dataclass(kw_only=True, slots=True)
+class RankClaims:
+    """The clients that have said Hello for an attempt, by client rank."""
+
+    attempt: int
+    peers: dict[int, bytes]
+
+
 class Handshake:
     """The client ranks between their `Hello` and their `Welcome`.
 
@@ -73,6 +81,7 @@ class Handshake:
         self._waiting: defaultdict[int, dict[bytes, Hello]] = defaultdict(dict)
         self._requests: dict[int, tuple[bytes, Hello]] = {}
         self._guests: dict[bytes, int] = {}
+        self._claims: dict[int, RankClaims] = {}
         self._next_token = 0
 
     def hello(self, peer: bytes, hello: Hello) -> list[Action]:
@@ -108,6 +117,29 @@ class Handshake:
         actions = self.take_up(hello.simulation, hello) if hello.attempt == ATTACHING else []
         self._waiting[hello.simulation][peer] = hello
         return actions + self.welcome(hello.simulation)
+
+    def conflict(self, peer: bytes, hello: Hello) -> str:
+        """Say that another process has said Hello for the same rank of the same attempt; "" if none has.
+
+        A client keeps its name while it asks one server, also over another connection. Those that ZeroMQ names have
+        none, who attaches by hand may start anew what has died, and where nothing is wanted any more all are let go.
+        """
+        if hello.attempt == ATTACHING or peer.startswith(b"\0") or hello.study != self.facts.study:
+            return ""
+        if hello.simulation is None or (entry := self.entries.get(hello.simulation)) is None:
+            return ""
+        if hello.attempt < entry.attempt or entry.phase in (SimulationPhase.STOPPED, SimulationPhase.STOPPED_EARLY):
+            return ""
+        claims = self._claims.get(hello.simulation)
+        if claims is None or claims.attempt != hello.attempt:
+            claims = self._claims[hello.simulation] = RankClaims(attempt=hello.attempt, peers={})
+        if claims.peers.setdefault(hello.rank, peer) == peer:
+            return ""
+        return (
+            f"two processes of simulation {hello.simulation} connect as rank {hello.rank} of {hello.num_ranks}: "
+            "pass rank and num_ranks to connect, in C stream_connect(&simulation, rank, num_ranks), in each process of "
+            "a parallel simulation, or connect in one of them only; and let simulation.command start the solver once"
+        )
 
     def take_up(self, simulation: int, hello: Hello) -> list[Action]:
         """The client of an attempt that is older than this server, and unknown to it, says what it simulates."""
@@ -182,6 +214,11 @@ class Handshake:
             else:
                 actions.append(refuse(peer, Reason.STALE_ATTEMPT, _problem(hello, simulation, entry)))
         return actions
+
+    def ended(self, simulation: int) -> None:
+        """Keep of a simulation that has ended only who was rank 0: it is the rank of whoever names none."""
+        if (claims := self._claims.get(simulation)) is not None:
+            claims.peers = {rank: peer for rank, peer in claims.peers.items() if rank == 0}
 
     def turn_away(self, simulation: int, reason: Reason, text: str) -> list[Action]:
         """Refuse all clients that wait for this simulation."""

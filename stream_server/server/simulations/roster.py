@@ -9,11 +9,11 @@ from typing import Any
 
 from stream_server.machine.screen import in_one_line
 from stream_server.messages import launcher_link, notices
-from stream_server.messages.client import Invalidate, Invalidated, Reason, Stop
+from stream_server.messages.client import Hello, Invalidate, Invalidated, Reason, Stop
 from stream_server.messages.simulation_phase import SimulationPhase
 from stream_server.server.intake.account import SimulationEnd
 from stream_server.server.intake.attempts import why_stale
-from stream_server.server.intake.mailbox import SimulationsFailed
+from stream_server.server.intake.mailbox import SimulationsFailed, SimulationWarning
 from stream_server.server.intake.parameters import Origin
 from stream_server.server.simulations.failures import FailedAttempt, FailedAttempts
 from stream_server.server.simulations.handshake import Action, Handshake, Reply, StudyFacts, brought, refuse
@@ -304,6 +304,18 @@ class Roster:
                 actions += self.warnings.short(share.simulation, num_sent, steps)
         return actions
 
+    def hello(self, peer: bytes, message: Hello) -> list[Action]:
+        """A client rank says who it is.
+
+        A second process for one client rank withdraws the simulation, since nobody knows whose steps are which.
+        """
+        simulation, conflict = message.simulation, self.handshake.conflict(peer, message)
+        if simulation is None or not conflict:
+            return self.handshake.hello(peer, message)
+        kept = self.entries[simulation].phase in KEPT
+        told = self._warn_kept(simulation, conflict)[1] if kept else self._withdraw(simulation, conflict)
+        return [refuse(peer, Reason.STALE_ATTEMPT, conflict), *told]
+
     def invalidate(self, peer: bytes, message: Invalidate) -> list[Action]:
         """A client withdraws its own simulation: not to be trained on, not to be tried again.
 
@@ -317,11 +329,7 @@ class Roster:
         if entry.phase in KEPT:
             return self._keep(peer, message, entry)
         actions: list[Action] = [Reply(peer=peer, message=Invalidated(simulation=message.simulation))]
-        if not entry.phase.terminal:
-            reason = in_one_line(message.reason)
-            actions.append(launcher_link.Invalid(simulation=message.simulation, reason=reason))
-            actions += self._end(message.simulation, SimulationPhase.INVALID, reason)
-        return actions
+        return actions + self._withdraw(message.simulation, in_one_line(message.reason))
 
     def end_early(self, notice: notices.EndEarly) -> list[Action]:
         """End a training simulation that waits or runs, of which nothing more is wanted; any other stays as it is."""
@@ -400,15 +408,24 @@ class Roster:
                 self.table.enter(i, SimulationPhase.STOPPED, order.reason)
         return [order, *self.handshake.close(order.reason), notices.StopNotice(reason=order.reason)]
 
+    def _withdraw(self, simulation: int, reason: str) -> list[Action]:
+        if self.entries[simulation].phase.terminal:
+            return []
+        invalid = launcher_link.Invalid(simulation=simulation, reason=reason)
+        return [invalid, *self._end(simulation, SimulationPhase.INVALID, reason)]
+
     def _keep(self, peer: bytes, message: Invalidate, entry: SimulationState) -> list[Action]:
-        simulation = message.simulation
-        why = why_stale(simulation, entry.attempt, current=entry.attempt, end_state=entry.phase.value)
-        told = self.warnings.kept(simulation, why, in_one_line(message.reason))
+        why, told = self._warn_kept(message.simulation, in_one_line(message.reason))
         if entry.phase is SimulationPhase.STOPPED_EARLY:
             # Its client may not have heard of that yet, and is to take it for no error.
             return [Reply(peer=peer, message=Stop(text=entry.reason)), *told]
         advice = f"{why}, and what it sent is trained on; withdraw a simulation before it sends its last time step"
         return [refuse(peer, Reason.STALE_ATTEMPT, advice), *told]
+
+    def _warn_kept(self, simulation: int, reason: str) -> tuple[str, list[SimulationWarning]]:
+        attempt, phase = self.entries[simulation].attempt, self.entries[simulation].phase
+        why = why_stale(simulation, attempt, current=attempt, end_state=phase.value)
+        return why, self.warnings.kept(simulation, why, reason)
 
     def _drop(self, simulations: Sequence[int], reason: str) -> list[Action]:
         dropped = (*simulations, *self.table.unsuggested)
@@ -449,6 +466,7 @@ class Roster:
         self.table.enter(simulation, phase, reason)
         self.num_missing += self._num_missing_of(simulation)
         text = reason or why_stale(simulation, entry.attempt, current=entry.attempt, end_state=phase.value)
+        self.handshake.ended(simulation)
         actions = self.handshake.turn_away(simulation, Reason.STALE_ATTEMPT, text)
         actions.append(notices.Terminal(simulation=simulation, state=phase.value, reason=reason))
         return actions
