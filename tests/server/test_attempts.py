@@ -217,7 +217,10 @@ def test_an_optional_field_must_come_from_all_of_its_client_ranks_or_none() -> N
 @pytest.mark.parametrize(
     ("blocks", "words"),
     [
-        ([block(num=3), block(start=2, num=2)], "overlaps"),
+        (
+            [block(num=3), block(start=2, num=2)],
+            "field u of client rank 1, (2,) at (2,), overlaps with that of client rank 0, (3,) at (0,)",
+        ),
         ([block(num=2), block(start=3, num=1)], "3 of the 4"),
     ],
 )
@@ -229,6 +232,17 @@ def test_the_blocks_of_the_client_ranks_must_cover_a_field_exactly(blocks: list[
     assert isinstance(refusal, Refusal)
     assert refusal.reason is Reason.WRONG_BLOCKS
     assert words in refusal.text
+
+
+def test_a_step_waits_for_all_client_ranks_also_if_one_says_that_it_sends_all() -> None:
+    intake = make()
+    intake.begin_attempt(0, 0)
+    first = opened(intake, opening(block(), num_ranks=2))
+    assert send(intake, first, data(first, 0)) == 0
+    refusal = intake.open(b"x", opening(block(), rank=1, num_ranks=2))
+    assert isinstance(refusal, Refusal)
+    assert refusal.reason is Reason.WRONG_BLOCKS
+    assert intake.account().intake[0].accepted == 0
 
 
 def test_a_refused_message_leaves_no_slot_behind() -> None:

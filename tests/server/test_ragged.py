@@ -120,9 +120,9 @@ def test_each_client_rank_opens_a_block_of_the_largest_size_and_all_must_have_sa
     assert "a client rank opens a block of its largest size" in str(layout.add(0, [half]))
     assert layout.add(0, [BLOCK]) is None
     assert layout.add(1, []) is None
-    assert not layout.closed
+    assert not layout.complete
     assert layout.add(2, [BLOCK]) is None
-    assert (layout.closed, layout.owners) == (True, {"x": 0b101})
+    assert (layout.complete, layout.owners) == (True, {"x": 0b101})
     nobody = BlockLayout(fields={"x": X}, num_ranks=2)
     assert nobody.add(0, []) is None
     assert "it ended without having sent a time step" in str(nobody.add(1, []))

@@ -373,11 +373,11 @@ def test_blocks_of_rows_are_at_most_as_many_as_study_json_allows_and_as_samples_
     for wrong in (block(3, offset=2), block(3, width=1)):
         assert "its rows as a block that begins at 0" in str(of_two.add(0, wrong))
     assert of_two.add(0, block(5)) is None
-    assert not of_two.closed
+    assert not of_two.complete
     too_many = 'client ranks send 10 rows of field nodes, and study.json allows 9: raise its "max" there'
     assert too_many in str(of_two.add(1, block(5)))
     assert of_two.add(1, block(4)) is None
-    assert (of_two.closed, of_two.owners) == (True, {"nodes": 0b11})
+    assert (of_two.complete, of_two.owners) == (True, {"nodes": 0b11})
     nobody, again = layout(), layout(nodes=5)
     assert (nobody.add(0, []), nobody.add(1, [])) == (None, None)
     assert again.add(0, block(5)) is None

@@ -97,7 +97,7 @@ class Assembly:
         Or to know that no other client rank sends a part of them.
         """
         attempt, layout = connection.attempt, connection.attempt.layout
-        if not attempt.partial_steps or not layout.closed or not self._has_statics(attempt):
+        if not attempt.partial_steps or not layout.complete or not self._has_statics(attempt):
             return []
         steps = [step for step in attempt.partial_steps.values() if step.senders == layout.senders]
         for step in steps:
@@ -237,7 +237,7 @@ class Assembly:
             step.senders |= sender
             for place in places:
                 step.present[place.field] = step.present.get(place.field, 0) | sender
-            if step.senders == layout.senders and layout.closed and self._has_statics(connection.attempt):
+            if step.senders == layout.senders and layout.complete and self._has_statics(connection.attempt):
                 if torn := step.torn_field():
                     # The message is refused as a whole: its steps come again with the next attempt.
                     self.abandon(connection, [step])

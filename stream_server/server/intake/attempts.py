@@ -237,7 +237,7 @@ class PartialStatics:
     @property
     def complete(self) -> bool:
         """Every client rank that has a part of them has sent it."""
-        return self.layout.closed and self.senders == self.layout.owners
+        return self.layout.complete and self.senders == self.layout.owners
 
     def forget(self) -> None:
         """Drop what has come."""

@@ -76,16 +76,8 @@ class BlockLayout:
 
     @property
     def complete(self) -> bool:
-        """Every client rank has said what it sends."""
+        """Every client rank has said what it sends, and whether it fits to what the others send."""
         return len(self.blocks) == self.num_ranks
-
-    @property
-    def closed(self) -> bool:
-        """No further sender can come: all have said what they send, or every value of every field has its own.
-
-        Nobody can tell that of a ragged field.
-        """
-        return self.complete or all(self.num_free[it.name] == 0 and not it.ragged for it in self.fields.values())
 
     def add(self, rank: int, blocks: Sequence[Block]) -> str | None:
         """Take the blocks of a client rank; returns the problem with them, if any, and then forgets them."""
@@ -94,7 +86,7 @@ class BlockLayout:
             if self.blocks[rank] == blocks:
                 return None
             return f"client rank {rank} opened with other blocks before: they are fixed for an attempt"
-        problem = next((p for block in blocks for p in [self._problem(block)] if p), None)
+        problem = next((p for block in blocks for p in [self._problem(rank, block)] if p), None)
         if problem is None and len(self.blocks) == self.num_ranks - 1:
             problem = self._gap(blocks)
         if problem is None:
@@ -108,7 +100,7 @@ class BlockLayout:
             self.owners[block.field] = self.owners.get(block.field, 0) | 1 << rank
             self.num_free[block.field] = max(0, self.num_free[block.field] - math.prod(block.count))
 
-    def _problem(self, block: Block) -> str | None:
+    def _problem(self, rank: int, block: Block) -> str | None:
         spec = self.fields[block.field]
         if block.shape != spec.shape:
             return f"field {spec.name} has shape {spec.shape} in the study, but the simulation sends {block.shape}"
@@ -119,9 +111,14 @@ class BlockLayout:
         ends = [start + size for start, size in zip(block.offset, block.count, strict=True)]
         if any(end > size for end, size in zip(ends, spec.shape, strict=True)):
             return f"the block at {block.offset} of size {block.count} reaches out of field {spec.name}, {spec.shape}"
-        for rank, others in ({} if spec.ragged else self.blocks).items():
-            if any(other.field == block.field and _overlap(other, block) for other in others):
-                return f"the block of field {spec.name} at {block.offset} overlaps with that of client rank {rank}"
+        for other_rank, others in ({} if spec.ragged else self.blocks).items():
+            for other in others:
+                if other.field == block.field and _overlap(other, block):
+                    ours, theirs = (f"{it.count} at {it.offset}" for it in (block, other))
+                    return (
+                        f"the block of field {spec.name} of client rank {rank}, {ours}, overlaps with that of client "
+                        f"rank {other_rank}, {theirs}: each rank sends the part that no other sends"
+                    )
         return None
 
     def _problem_of_rows(self, spec: FieldSpec, block: Block) -> str | None:
