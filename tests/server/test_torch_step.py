@@ -444,6 +444,14 @@ def test_each_precision_sets_the_dtype_of_weights_and_data(
         assert server.model.weight.dtype == weights
 
 
+def test_mixed_precision_rounds_no_target() -> None:
+    """1013.25 is 1012 in bfloat16, and so is every pressure near it."""
+    server = Scale(settings(precision="bf16-mixed"))
+    with TorchStep(server, SoloRanks(), server.config) as step:
+        inputs, targets = step.to_device((torch.ones(2, 1), torch.tensor([1013.25, 1012.5])))
+        assert (inputs.dtype, targets.tolist()) == (torch.float32, [1013.25, 1012.5])
+
+
 def test_collate_makes_tensors_of_arrays_numbers_and_tensors() -> None:
     samples = [
         {"x": np.float64(1), "y": torch.ones(2), "z": [True]},

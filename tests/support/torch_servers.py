@@ -66,7 +66,7 @@ def train(server: TorchServer, batches: Sequence[Sequence[float]], **options: An
     """Train on the batches; the outcome of each step, and of the end."""
     with TorchStep(server, SoloRanks(), server.config, **options) as step:
         outcomes: list[StepOutcome | None] = [
-            step.run(union_batch, step.to_device(data), index)
+            step.run(union_batch, step.to_device(server.collate.convert(data)), index)
             for index, (union_batch, data) in enumerate(map(union_batch_of, batches))
         ]
         return [*outcomes, step.finish()]
