@@ -318,6 +318,19 @@ def test_an_array_that_is_filled_anew_for_each_sample_of_a_validation_is_refused
         Refilling().process_batch(batch, None)
 
 
+class Forgetful(PerSample):
+    def process_simulation_data(self, data: SimulationData, config: Any) -> Any:
+        return data.fields["u"] if data.time_step else None
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_none_for_a_sample_is_refused_where_no_loader_drops_it(first: int) -> None:
+    buffer = buffer_of(3)
+    buffer.slots.time_steps[:3] = np.arange(3)[::-1] if first else np.arange(3)
+    with pytest.raises(UserCodeError, match=r"Forgetful\.process_simulation_data returned None, which leaves a sample"):
+        stream_of(buffer, Forgetful(), batch_size=3).draw(0)
+
+
 class Masking(PerSample):
     """Returns what a mask leaves of the field, in one of the ways to do so."""
 

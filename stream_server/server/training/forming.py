@@ -171,6 +171,11 @@ class BatchForming:
             )
             made = [self._kept.note(self._process(name, sample)) for sample in samples]
             self._kept.check()
+            if any(it is None for it in made):
+                raise UserCodeError(
+                    f"{name} returned None, which leaves a sample out only where train_dataloader makes the batches: "
+                    "return arrays, and skip a batch in training_step by self.skip_batch()"
+                )
             stacking = f"stacking what {name} returned"
             if (data := self._stacked(stacking, made)) is not TOO_LARGE:
                 return data, np.ones(len(made), bool)
