@@ -1,7 +1,7 @@
 """The one object that the receiver thread, which fills it, and the training thread, which draws, share."""
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from threading import Lock
 
 import numpy as np
@@ -142,6 +142,23 @@ class Buffer:
             self._gate.wake_if_ready()
         failpoint("buffer.withdrawn")
         return num_unseen
+
+    def steps_to_compare(self, simulation_id: int) -> dict[int, int]:
+        """The slots of those time steps that another attempt of the simulation is to send again, by time step.
+
+        The last one that is here. Receiver thread: what is in these slots stays until it claims others.
+        """
+        with self._lock:
+            slots = np.array([*self.policy.slots(), *self._backlog], np.intp)
+        slots = slots[self.slots.simulation_ids[slots] == simulation_id]
+        steps = dict(zip(self.slots.time_steps[slots].tolist(), slots.tolist(), strict=True))
+        return dict(sorted(steps.items())[-1:])
+
+    def part(self, simulation_id: int, time_steps: Iterable[int], is_settled: Callable[[int], bool]) -> None:
+        """Make no window of one of these time steps and one that comes later: they are of two trajectories.
+
+        `is_settled` is given indices of steps, and says which have come. Receiver thread.
+        """
 
     def leave_out(self, simulation_id: int, time_step: int) -> None:
         """Note that a time step will never come, so that no window waits for it. Receiver thread."""

@@ -1,6 +1,6 @@
 """The buffer of a study whose samples are windows of several time steps."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 
 import numpy as np
@@ -122,6 +122,16 @@ class WindowBuffer(Buffer):
 
     def counted(self, admitted: Sequence[int]) -> Sequence[int]:
         return [slot for slot in admitted if slot not in self._uncounted]
+
+    def steps_to_compare(self, simulation_id: int) -> dict[int, int]:
+        """Those of windows that may still be made."""
+        with self._lock:
+            waiting = {label: slot for simulation, label, slot in self._not_taken() if simulation == simulation_id}
+            return self.windows.kept_of(simulation_id) | waiting
+
+    def part(self, simulation_id: int, time_steps: Iterable[int], is_settled: Callable[[int], bool]) -> None:
+        with self._lock:
+            self._free_slots(self.windows.give_up(simulation_id, time_steps, is_settled))
 
     def leave_out(self, simulation_id: int, time_step: int) -> None:
         with self._lock:

@@ -137,10 +137,9 @@ class _Trajectory:
             self.late.pop(start, None)
         return [slot for start in starts for slot in self.close(shape, start)]
 
-    def give_up(self, shape: WindowShape, step: int) -> list[int]:
-        """Give up the open windows that a step is in; gives the slots that no open one needs now."""
-        starts = [start for start in shape.starts_in(self.block, step) if start in self.missing]
-        self.late.update((start, self.missing[start]) for start in starts)
+    def give_up(self, shape: WindowShape, starts: Sequence[int]) -> list[int]:
+        """Give up windows that are not made yet; gives the slots that no open one needs now."""
+        self.late.update((start, self.missing.get(start, shape.length)) for start in starts)
         return [slot for start in starts for slot in self.close(shape, start)]
 
     def release(self, steps: Iterable[int]) -> list[int]:
@@ -214,7 +213,8 @@ class Windows:
         self.num_made += len(made)
         while self._num_kept > self._most_kept:
             largest = max(self._all(), key=lambda it: len(it.slots))
-            freed += self._unkeep(largest.give_up(self.shape, next(iter(largest.slots))))
+            starts = self.shape.starts_in(largest.block, next(iter(largest.slots)))
+            freed += self._unkeep(largest.give_up(self.shape, [it for it in starts if it in largest.missing]))
         return made, freed
 
     def is_counted(self, simulation: int, label: int, slot: int) -> bool:
@@ -262,6 +262,29 @@ class Windows:
         of_blocks = self._wanting(self._trajectories, simulation, step, None)
         lacking = self._lacking(simulation, step, of_blocks)
         return [freed for it in lacking for freed in self._unkeep(it.leave_out(self.shape, step))]
+
+    def kept_of(self, simulation: int) -> dict[int, int]:
+        """The slots of the steps of a simulation that windows need which may still be made, by label."""
+        return {
+            self.shape.first + step * self.shape.every: slot
+            for trajectory in self._trajectories.get(simulation, {}).values()
+            for step, slot in trajectory.slots.items()
+        }
+
+    def give_up(self, simulation: int, labels: Iterable[int], is_settled: Callable[[int], bool]) -> list[int]:
+        """Give up the windows with one of these steps and one that is not settled; gives the slots out of use now."""
+        shape, freed = self.shape, []
+        for step in map(shape.step, labels):
+            for trajectory in self._wanting(self._trajectories, simulation, step, None):
+                starts = [
+                    start
+                    for start in shape.starts_in(trajectory.block, step)
+                    if start not in trajectory.impossible
+                    and start not in trajectory.late
+                    and not all(map(is_settled, shape.steps(start)))
+                ]
+                freed += self._unkeep(trajectory.give_up(shape, starts))
+        return freed
 
     def end(self, simulation: int) -> list[int]:
         """Note that nothing more comes of a simulation; gives the slots that are out of use now."""

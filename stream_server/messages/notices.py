@@ -71,7 +71,7 @@ class Share:
 
     `received` counts the steps that came in this attempt, the `repeated` ones too; `accepted` and `rejected` those of
     all attempts. `blocked`: steps wait for room in the buffer. `total` is the number of steps over all ranks, None
-    while it is not known.
+    while it is not known. `differs` says where the attempt sent other values than an earlier one, "" if it did not.
     """
 
     simulation: int
@@ -83,6 +83,7 @@ class Share:
     complete: bool
     total: int | None
     repeated: int = 0
+    differs: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -405,6 +405,19 @@ def test_an_attempt_that_repeats_a_time_step_is_named_once(roster: Roster) -> No
     assert roster.warnings.texts == [warning.text]
 
 
+def test_an_attempt_on_another_trajectory_is_named_once(roster: Roster) -> None:
+    roster.launched(begun(1))
+    different = replace(share(1, complete=False), differs="time step 2: u[0] is 3.5, and was 3.0")
+    (_, warning) = roster.share(0, different)
+    assert isinstance(warning, SimulationWarning)
+    assert warning.text.startswith(
+        "simulation 1, attempt 0 sent other values than an earlier attempt of it, in time step 2: u[0] is 3.5"
+    )
+    for rank in range(2):
+        assert SimulationWarning not in map(type, roster.share(rank, replace(different, complete=True)))
+    assert roster.warnings.texts == [warning.text]
+
+
 def test_a_simulation_that_finishes_early_is_named_with_what_it_sent(roster: Roster) -> None:
     finish(roster, 1)
     assert roster.warnings.texts == []

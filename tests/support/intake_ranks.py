@@ -1,7 +1,7 @@
 """A server rank without sockets, MPI or training: what clients say goes in as frames, what it answers comes out."""
 
 from collections import defaultdict, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -125,6 +125,14 @@ class Stream:
         self.inside = [slot for slot in self.inside if slot not in gone]
         self.slots.free(gone)
         return len(gone)
+
+    def steps_to_compare(self, simulation_id: int) -> dict[int, int]:
+        slots = (*self.backlog, *self.inside)
+        held = {self.slots.time_steps[slot]: slot for slot in slots if self.slots.simulation_ids[slot] == simulation_id}
+        return {int(time_step): held[time_step] for time_step in sorted(held)[-1:]}
+
+    def part(self, simulation_id: int, time_steps: Iterable[int], is_settled: Callable[[int], bool]) -> None:
+        raise AssertionError(f"simulation {simulation_id} sent other values than before")
 
     def leave_out(self, simulation_id: int, time_step: int) -> None:
         pass

@@ -60,6 +60,9 @@ class Waiting:
     def withdraw(self, simulation_id: int) -> int:
         return 0
 
+    def steps_to_compare(self, simulation_id: int) -> dict[int, int]:
+        return {}
+
     def leave_out(self, simulation_id: int, time_step: int) -> None:
         pass
 

@@ -164,7 +164,7 @@ class Assembly:
         num_bytes = 0 if step is None else step.parts.get((connection.rank, data.field), 0)
         # What this client rank has sent as a whole it may send again, also while the parts of others are missing.
         is_whole = step is not None and step.senders >> connection.rank & 1
-        known = data.index in connection.attempt.entry.settled or is_whole
+        known = connection.attempt.knows(data.index) or is_whole
         if data.offset < connection.places[data.field].num_bytes and (known or data.offset in (0, num_bytes)):
             return ""
         label = self.state.numbering.label(data.index)
@@ -172,7 +172,7 @@ class Assembly:
 
     def _place_steps(self, connection: Connection, data: Data, indices: range) -> list[PartialStep | None] | Refusal:
         attempt, sender = connection.attempt, 1 << connection.rank
-        missing = [i for i in indices if i not in attempt.entry.settled and i not in attempt.partial_steps]
+        missing = [i for i in indices if not attempt.knows(i) and i not in attempt.partial_steps]
         if attempt.num_under_way + len(missing) > self.state.credit:
             return self._beyond_credit(connection, data, attempt.num_under_way + len(missing))
         if missing:

@@ -252,10 +252,11 @@ class AttemptState:
     `num_expected` is how many steps this rank is to settle, `total` how many all ranks are; None while that is not
     known. `share_complete`: this rank has settled as many. `num_known` is how many steps were settled before client
     rank 0 opened, and will come again or be left out; `num_unsaved` how many came since the last checkpoint was taken.
-    `repeated` counts steps that its clients sent although this rank had them. `num_waiting` steps wait for room in the
-    buffer. `reservation` numbers the reservations of credit, to tell the steps
-    of this one from those that an earlier one left behind. `sender` is the connection with a series of which steps are
-    not settled yet.
+    `repeated` counts steps that its clients sent although this rank had them. `to_compare` are steps of an earlier
+    attempt that this one has yet to send again, for comparison; `differs` says what it sent otherwise. `num_waiting`
+    steps wait for room in the buffer. `reservation` numbers the reservations of credit, to tell the steps of this one
+    from those that an earlier one left behind. `sender` is the connection with a series of which steps are not settled
+    yet.
     """
 
     simulation: int
@@ -274,6 +275,8 @@ class AttemptState:
     num_waiting: int = 0
     received: int = 0
     repeated: int = 0
+    to_compare: set[int] = field(default_factory=set)
+    differs: str = ""
     partial_steps: dict[int, PartialStep] = field(default_factory=dict)
     num_known: int | None = None
     num_unsaved: int = 0
@@ -310,6 +313,17 @@ class AttemptState:
     def stopped_early(self) -> bool:
         """Whether nothing more is wanted of the simulation, which its clients are told."""
         return self.end_state == SimulationPhase.STOPPED_EARLY
+
+    def knows(self, index: int) -> bool:
+        """Whether a step need not be sent again."""
+        return index in self.entry.settled and index not in self.to_compare
+
+    def packed_known(self) -> bytes:
+        """A bit for each step that need not be sent again."""
+        packed = bytearray(self.entry.settled.packed())
+        for index in self.to_compare:
+            packed[index >> 3] &= ~(1 << (index & 7))
+        return bytes(packed)
 
     @property
     def num_under_way(self) -> int:

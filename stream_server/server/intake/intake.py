@@ -32,6 +32,7 @@ from stream_server.server.intake.attempts import (
     PartialStep,
     StepRun,
 )
+from stream_server.server.intake.comparison import AttemptComparison
 from stream_server.server.intake.credit import CreditPool
 from stream_server.server.intake.filling import (
     Array,
@@ -81,6 +82,7 @@ class Intake:
         )
         self.assembly = Assembly(state, self.settlement)
         self.series = SeriesIntake(state, self.assembly, self.settlement)
+        self.comparison = AttemptComparison(state, self.settlement)
         self.statics = StaticIntake(state, buffer, validation, nonfinite=nonfinite)
 
     def attempt(self, simulation: int) -> AttemptState | None:
@@ -100,6 +102,8 @@ class Intake:
         begun = self.state.begin(simulation, attempt, goes_on=goes_on)
         self.statics.begin(begun)
         self.settlement.check_share(begun)
+        if not goes_on:
+            self.comparison.begin(begun)
         if begun.share_complete or begun.entry.settled:
             self.settlement.changed[simulation] = begun
 
@@ -141,7 +145,8 @@ class Intake:
         if attempt is not None and not isinstance(answer, Refusal):
             self.settlement.changed[attempt.simulation] = attempt
             if message.rank == 0:
-                attempt.num_known = len(attempt.entry.settled) if attempt.num_known is None else attempt.num_known
+                num_known = len(attempt.entry.settled) - len(attempt.to_compare)
+                attempt.num_known = num_known if attempt.num_known is None else attempt.num_known
         if isinstance(answer, Connection):
             self.allocate()
         return answer
@@ -175,8 +180,9 @@ class Intake:
 
     def opened(self, connection: Connection) -> Opened:
         """The answer to an `Open` that was admitted."""
-        known = connection.attempt.entry.settled.packed()
-        return Opened(incarnation=self.state.incarnation, credit=self.state.credit, known=known)
+        return Opened(
+            incarnation=self.state.incarnation, credit=self.state.credit, known=connection.attempt.packed_known()
+        )
 
     def settle_waiting(self, connection: Connection) -> Refusal | None:
         """Settle the steps that waited for what this client rank sends once, or whether it has a part of them."""
@@ -234,7 +240,10 @@ class Intake:
         if isinstance(whole, Refusal):
             return whole
         for run in whole:
-            self.settlement.settle(run)
+            if run.indices.start in run.attempt.entry.settled:
+                self.comparison.compare(run)
+            else:
+                self.settlement.settle(run)
         return None
 
     def _take_part(self, connection: Connection, step: PartialStep, data: Data, payload: Payload) -> int:

@@ -170,11 +170,15 @@ class Settlement:
         self.freed += run.slots
         self._move_marks(run, len(run.slots))
 
-    def flush(self) -> None:
-        """Give the buffer what is ready, and note what has found room in it."""
+    def enqueue_ready(self) -> None:
+        """Append what was accepted in this turn to the backlog of the buffer."""
         if self._ready:
             self.buffer.enqueue(self._ready)
             self._ready = []
+
+    def flush(self) -> None:
+        """Give the buffer what is ready, and note what has found room in it."""
+        self.enqueue_ready()
         if self._finished:
             # Only these: of one that was given up more may come after all, when an older checkpoint is restored.
             self.buffer.end(self._finished)
@@ -272,6 +276,7 @@ class Settlement:
                 complete=attempt.share_complete,
                 total=attempt.total,
                 repeated=attempt.repeated,
+                differs=attempt.differs,
             )
             for attempt in attempts
             if not attempt.end_state or attempt.stopped_early

@@ -35,6 +35,10 @@ class StepNumbering:
         """The time step that an index stands for."""
         return self.time_steps.first + index * self.time_steps.every
 
+    def index(self, label: int) -> int:
+        """The index of a time step."""
+        return (label - self.time_steps.first) // self.time_steps.every
+
 
 class IntakeState:
     """The simulations as one server rank knows them. Receiver thread.

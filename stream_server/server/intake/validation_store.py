@@ -115,6 +115,12 @@ class ValidationStore:
         with self._lock:
             self._rows.setdefault(simulation, []).append(row)
 
+    def last_step(self, simulation: int) -> dict[int, Arrays]:
+        """The fields of the last time step of a simulation that is here, by that time step. Receiver thread."""
+        rows = self._rows.get(simulation, ())
+        last = sorted(rows, key=lambda row: row.time_step)[-1:]
+        return {row.time_step: {name: value for name, value in row.fields.items() if row.present[name]} for row in last}
+
     def complete(self, simulation: int) -> None:
         """All steps of a simulation have come, on all ranks. Receiver thread."""
         with self._lock:

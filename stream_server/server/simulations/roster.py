@@ -290,12 +290,14 @@ class Roster:
             # Its client has come back: it was not started again.
             entry.goes_on = False
             self.num_survived += not entry.had_to_wait
-        was_repeated = entry.num_repeated
+        was_repeated, was_different = entry.num_repeated, any(it.differs for it in entry.shares.values())
         entry.shares[rank] = share
         self.table.count_settled(share.simulation)
         actions: list[Action] = [self._progress(share.simulation)]
         if entry.num_repeated and not was_repeated:
             actions += self.warnings.repeated(share.simulation, entry.attempt)
+        if share.differs and not was_different:
+            actions += self.warnings.differs(share.simulation, entry.attempt, share.differs)
         if len(entry.shares) == self.num_ranks and all(s.complete for s in entry.shares.values()):
             actions.append(launcher_link.Finished(simulation=share.simulation))
             actions += self._end(share.simulation, SimulationPhase.FINISHED, "")

@@ -14,6 +14,7 @@ class WarningKind(StrEnum):
     """The kinds of warnings, in the words of the line that counts those beyond `MOST_TOLD`."""
 
     KEPT = "could not be withdrawn any more"
+    DIFFERENT = "sent other values than an earlier attempt of it"
     REPEATED = "sent a time step more than once"
     SHORT = "finished early"
 
@@ -43,6 +44,16 @@ class SimulationWarnings:
             "and the rest is dropped. Does the program count its time step on?"
         )
         return self._add(WarningKind.REPEATED, text)
+
+    def differs(self, simulation: int, attempt: int, difference: str) -> list[SimulationWarning]:
+        """Note that an attempt went along another trajectory than an earlier one; gives what is to be told now."""
+        text = (
+            f"simulation {simulation}, attempt {attempt} {WarningKind.DIFFERENT}, in {difference}. Its "
+            "samples are of two trajectories now, and windows with steps of both are left out of the training. Seed "
+            "the program's random numbers, for instance with the id of the simulation, so that each attempt computes "
+            "the same"
+        )
+        return self._add(WarningKind.DIFFERENT, text)
 
     def short(self, simulation: int, num_sent: int, num_steps: int) -> list[SimulationWarning]:
         """Note that one finished before all time steps of the study; gives what is to be told now."""

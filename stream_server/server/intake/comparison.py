@@ -1,0 +1,75 @@
+"""Compares what another attempt of a simulation sends with what an earlier one sent. Receiver thread."""
+
+import numpy as np
+
+from stream_server.server.intake.attempts import AttemptState, StepRun
+from stream_server.server.intake.filling import Array
+from stream_server.server.intake.settlement import Settlement
+from stream_server.server.intake.state import IntakeState
+
+Step = dict[str, Array]
+"""The fields of a time step, without those that are not there."""
+
+
+class AttemptComparison:
+    """Finds out whether the attempts of a simulation go along one trajectory, as its samples are taken to do.
+
+    A new attempt is to send some steps again that are in memory anyway: those of windows that may still be made, or
+    else the last one. No window is made of two trajectories, and people are told.
+    """
+
+    def __init__(self, state: IntakeState, settlement: Settlement) -> None:
+        self.state = state
+        self.settlement = settlement
+
+    def begin(self, attempt: AttemptState) -> None:
+        """Choose the steps that a new attempt is to send again; none if nothing more is expected of it."""
+        if attempt.entry.settled and not attempt.share_complete:
+            self.settlement.enqueue_ready()
+            attempt.to_compare = set(map(self.state.numbering.index, self._earlier(attempt.simulation)))
+
+    def compare(self, run: StepRun) -> None:
+        """Compare a step that came again, and drop it."""
+        attempt, numbering = run.attempt, self.state.numbering
+        time_step = numbering.label(run.indices.start)
+        # It may have been trained and let go of meanwhile.
+        earlier = self._earlier(attempt.simulation).get(time_step)
+        slots = self.settlement.buffer.slots
+        sent = {name: slots.value(name, run.slots[0]) for name in slots.arrays if name not in run.absent}
+        if earlier is not None and not attempt.differs and (difference := _difference(earlier, sent)):
+            attempt.differs = f"time step {time_step}: {difference}"
+            self.settlement.buffer.part(
+                attempt.simulation, map(numbering.label, attempt.to_compare), attempt.entry.settled.__contains__
+            )
+        attempt.to_compare.discard(run.indices.start)
+        attempt.received += 1
+        self.state.ledger.duplicates += 1
+        self.settlement.changed[attempt.simulation] = attempt
+        self.settlement.drop(run)
+
+    def _earlier(self, simulation: int) -> dict[int, Step]:
+        """The steps to compare that are here now, by time step."""
+        buffer, validation = self.settlement.buffer, self.settlement.validation
+        if simulation in validation:
+            return validation.last_step(simulation)
+        slots = buffer.slots
+        return {
+            time_step: {name: slots.value(name, slot) for name in slots.arrays if slots.present[name][slot]}
+            for time_step, slot in buffer.steps_to_compare(simulation).items()
+        }
+
+
+def _difference(earlier: Step, sent: Step) -> str:
+    """The first difference between two steps, in words; "" if there is none."""
+    for name in earlier.keys() | sent.keys():
+        if name not in earlier or name not in sent:
+            return f"field {name} is in one of them alone"
+        one, other = earlier[name], sent[name]
+        if one.shape != other.shape:
+            return f"field {name} has the shape {other.shape}, and had {one.shape}"
+        different = np.atleast_1d((one != other) & ~((one != one) & (other != other)))
+        if different.any():
+            at = tuple(map(int, np.argwhere(different)[0]))
+            where = f"{name}[{', '.join(map(str, at))}]" if one.ndim else name
+            return f"{where} is {np.atleast_1d(other)[at]!s}, and was {np.atleast_1d(one)[at]!s}"
+    return ""
