@@ -10,7 +10,7 @@ from typing import Any
 
 from stream_server.client_api.handshake import ask
 from stream_server.client_api.session import Session
-from stream_server.client_api.simulation import Simulation
+from stream_server.client_api.simulation import Simulation, StudyParameters
 from stream_server.client_api.watch import ConnectionWatch, watch
 from stream_server.errors import ConfigError, Refused
 from stream_server.messages.client import ATTACHING, Away, Hello, Message, Reason, Refusal, Stop, Welcome
@@ -185,7 +185,7 @@ def _simulation(watched: ConnectionWatch, hello: Hello, welcome: Welcome, timeou
         session,
         id=welcome.simulation,
         attempt=welcome.attempt,
-        parameters=dict(welcome.parameters),
+        parameters=StudyParameters(welcome.parameters),
         time_steps=welcome.time_steps,
     )
 

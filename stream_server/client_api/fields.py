@@ -2,7 +2,7 @@
 
 import operator
 import reprlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -176,11 +176,7 @@ class Fields:
 
     def _spec(self, name: str) -> FieldSpec:
         if name not in self._specs:
-            import difflib
-
-            near = difflib.get_close_matches(name, self._specs, n=1)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
-            raise ValueError(f"the study has no field {name!r}, only {', '.join(map(repr, self._specs))}{hint}")
+            raise ValueError(no_such("field", name, self._specs))
         return self._specs[name]
 
     def _step_spec(self, name: str) -> FieldSpec:
@@ -366,3 +362,12 @@ def _numeric(name: str, value: Any) -> np.ndarray:
     except ValueError as error:
         raise TypeError(f"field {name!r}: {error}") from error
     return array
+
+
+def no_such(kind: str, name: str, known: Iterable[str]) -> str:
+    """Say that a study has no field or parameter of this name, and which one may be meant."""
+    import difflib
+
+    near = difflib.get_close_matches(name, known := list(known), n=1)
+    hint = f"; did you mean {near[0]!r}?" if near else ""
+    return f"the study has no {kind} {name!r}, only {', '.join(map(repr, known))}{hint}"

@@ -6,7 +6,7 @@ from enum import Enum, auto
 from types import TracebackType
 from typing import Any, SupportsIndex
 
-from stream_server.client_api.fields import Fields, integer
+from stream_server.client_api.fields import Fields, integer, no_such
 from stream_server.client_api.session import Session
 from stream_server.errors import SimulationError, StepsLost, Unreachable
 from stream_server.failpoints import failpoint
@@ -22,6 +22,30 @@ class ServerPresence(Enum):
     THERE = auto()
     AWAY = auto()
     LOST = auto()
+
+
+class StudyParameters(dict[str, float]):
+    """The parameters of a simulation in a study, by name.
+
+    A program that reads one that the study does not have computes the same for all simulations. `get` of such a name
+    says so on stderr, once, and gives the default.
+    """
+
+    def __init__(self, values: Mapping[str, float]) -> None:
+        super().__init__(values)
+        self._told: set[str] = set()
+
+    def __missing__(self, name: str) -> float:
+        raise KeyError(no_such("parameter", name, self))
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """The value of a parameter, or `default` if the study has none of this name."""
+        if self and name not in self and name not in self._told:
+            self._told.add(name)
+            text = no_such("parameter", name, self)
+            text += "" if text.endswith("?") else "."
+            print(f"stream-server: WARNING: {text} {default!r} is used", file=sys.stderr)
+        return super().get(name, default)
 
 
 class Simulation:

@@ -59,6 +59,25 @@ def test_every_step_arrives_at_its_rank_as_it_was_sent(transport: str, num_ranks
     assert "energy" not in server.steps[7, 20]
 
 
+def test_a_parameter_that_the_study_does_not_have_is_told_once(capsys: pytest.CaptureFixture[str]) -> None:
+    with FakeServer(SMALL) as server, connect(server.connection) as simulation:
+        server_has = dict(simulation.parameters)
+        simulation.send(0, u=TINY)
+    assert server_has == {"viscosity": 0.5}
+    assert simulation.parameters.get("viscosity", 1.0) == 0.5
+    assert capsys.readouterr().err == ""
+    assert [simulation.parameters.get("visocsity", 1.0) for _ in range(2)] == [1.0, 1.0]
+    assert simulation.parameters.get("pressure") is None
+    misspelt, absent = capsys.readouterr().err.splitlines()
+    assert misspelt == (
+        "stream-server: WARNING: the study has no parameter 'visocsity', only 'viscosity'; did you mean 'viscosity'? "
+        "1.0 is used"
+    )
+    assert absent == "stream-server: WARNING: the study has no parameter 'pressure', only 'viscosity'. None is used"
+    with pytest.raises(KeyError, match="did you mean 'viscosity'"):
+        simulation.parameters["visocsity"]
+
+
 @pytest.mark.parametrize("dtype", ["?", "i1", "u2", "i8", "f2", "f4", "f8", "c8", "c16", ">f4", ">i8"])
 def test_any_numeric_type_arrives_as_it_was_sent(dtype: str) -> None:
     sent = (np.arange(4) % 2).astype(dtype)
