@@ -168,6 +168,21 @@ def test_fields_of_many_megabytes_come_in_parts() -> None:
         assert study.first.rows[0, 0]["w"].dtype == np.float32
 
 
+def test_simulations_of_other_parameters_that_send_the_same_are_told_of() -> None:
+    with reception(StudyShape(num_simulations=3)) as study:
+        crew = Crew()
+        crew.start(study.first.drain)
+        for simulation in range(3):
+            study.launch(simulation)
+            with study.run(simulation) as run:
+                for step in range(6):
+                    run.send(step, u=value(7, step))
+        study.first.wait_for(mailbox.ReceptionEnded)
+        crew.join()
+        [warning] = [event.text for event in study.first.seen if isinstance(event, mailbox.SimulationWarning)]
+        assert warning.startswith("all 3 simulations that have finished sent the same values in every time step")
+
+
 def test_a_new_attempt_repeats_only_what_is_not_known_and_the_rest_counts_as_duplicates() -> None:
     with reception(StudyShape()) as study:
         crew = Crew()

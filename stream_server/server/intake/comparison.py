@@ -1,12 +1,17 @@
-"""Compares what another attempt of a simulation sends with what an earlier one sent. Receiver thread."""
+"""Compares what the attempts of a simulation send, and what different simulations send. Receiver thread."""
+
+import zlib
+from collections.abc import Iterable
 
 import numpy as np
 
+from stream_server.buffers import Slots
 from stream_server.server.intake.attempts import AttemptState, StepRun
 from stream_server.server.intake.filling import Array
 from stream_server.server.intake.settlement import Settlement
 from stream_server.server.intake.state import IntakeState
 
+ENOUGH = 3
 Step = dict[str, Array]
 """The fields of a time step, without those that are not there."""
 
@@ -57,6 +62,54 @@ class AttemptComparison:
             time_step: {name: slots.value(name, slot) for name in slots.arrays if slots.present[name][slot]}
             for time_step, slot in buffer.steps_to_compare(simulation).items()
         }
+
+
+class EqualSimulations:
+    """Compares the time steps of all simulations, until two of them differ.
+
+    A program that misspells its parameters, or reads them from elsewhere, computes the same for all of them. Only the
+    checksums of steps are kept, and none any more once there was a difference: mostly after one simulation. Time steps
+    that all have, such as the initial state, are no difference. `is_open`: all were the same so far.
+    """
+
+    def __init__(self, slots: Slots, *, is_open: bool) -> None:
+        self.slots = slots
+        self.is_open = is_open
+        self._checksums: dict[int, int] = {}
+        self._sent: set[int] = set()
+        self._finished: dict[int, tuple[float, ...]] = {}
+
+    @property
+    def warnings(self) -> list[str]:
+        """What people should know of all simulations that have finished so far."""
+        num = len(self._finished)
+        if not self.is_open or num < ENOUGH or len(set(self._finished.values())) < num:
+            return []
+        return [
+            f"all {num} simulations that have finished sent the same values in every time step, although their "
+            "parameters differ: nothing can be learned from these. Does the program read its parameters by the names "
+            "that study.json gives them?"
+        ]
+
+    def note(self, run: StepRun) -> None:
+        """Compare steps that were accepted; what is in their slots is what came."""
+        self._sent.add(run.attempt.simulation)
+        for index, slot in zip(run.indices, run.slots, strict=True):
+            checksum = 0
+            for name in self.slots.arrays:
+                if name not in run.absent:
+                    checksum = zlib.crc32(np.ascontiguousarray(self.slots.value(name, slot)).data, checksum)
+            if self._checksums.setdefault(index, checksum) != checksum:
+                self.is_open = False
+                self._checksums.clear()
+                return
+
+    def finish(self, simulation: int, parameters: Iterable[float]) -> list[str]:
+        """Note that a simulation has finished; gives what is to be told now, once."""
+        if not self.is_open or simulation not in self._sent:
+            return []
+        self._finished[simulation] = tuple(parameters)
+        return self.warnings if len(self._finished) == ENOUGH else []
 
 
 def _difference(earlier: Step, sent: Step) -> str:

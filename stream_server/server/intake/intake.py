@@ -32,7 +32,7 @@ from stream_server.server.intake.attempts import (
     PartialStep,
     StepRun,
 )
-from stream_server.server.intake.comparison import AttemptComparison
+from stream_server.server.intake.comparison import AttemptComparison, EqualSimulations
 from stream_server.server.intake.credit import CreditPool
 from stream_server.server.intake.filling import (
     Array,
@@ -78,8 +78,16 @@ class Intake:
         credit = CreditPool(size=credit_slots, credit=state.credit)
         self.admission = Admission(state, credit)
         self.settlement = Settlement(
-            buffer, validation, credit, state.numbering, nonfinite=nonfinite, max_unsaved=max_unsaved
+            buffer,
+            validation,
+            credit,
+            state.numbering,
+            nonfinite=nonfinite,
+            max_unsaved=max_unsaved,
         )
+        # One rank is enough: it has some of the steps, or of the simulations. Fields that are sent once may differ.
+        self.equal = EqualSimulations(buffer.slots, is_open=state.rank == 0 and not state.static_fields)
+        self.settlement.observer = self.equal
         self.assembly = Assembly(state, self.settlement)
         self.series = SeriesIntake(state, self.assembly, self.settlement)
         self.comparison = AttemptComparison(state, self.settlement)

@@ -196,6 +196,9 @@ class Dispatcher:
         self.intake.end_simulation(notice.simulation, notice.state, notice.reason)
         if notice.state == SimulationPhase.FINISHED:
             self.tell_main(mailbox.SimulationFinished(simulation=notice.simulation))
+            if notice.simulation in self.parameters:
+                for text in self.intake.equal.finish(notice.simulation, self.parameters[notice.simulation]):
+                    self.tell_main(mailbox.SimulationWarning(text=text))
         elif notice.state == SimulationPhase.STOPPED_EARLY:
             attempt = self.intake.attempt(notice.simulation)
             for connection in () if attempt is None else attempt.connections.values():

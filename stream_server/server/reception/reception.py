@@ -195,6 +195,7 @@ class Reception:
         told = [
             *([] if self.suggester is None else self.suggester.warnings),
             *([] if self.roster is None else self.roster.warnings.texts),
+            *([] if self._receiver is None else self._receiver.intake.equal.warnings),
         ]
         error = None if self.recorder is None else self.recorder.error
         if error is None and (self.recorder is None or not self.recorder.is_over):

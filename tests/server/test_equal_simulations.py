@@ -1,0 +1,58 @@
+"""Simulations of different parameters that send the same data are noticed."""
+
+import numpy as np
+import pytest
+
+from stream_server.buffers import Slots
+from stream_server.server.intake.attempts import AttemptState, StepRun
+from stream_server.server.intake.comparison import EqualSimulations
+from stream_server.server.intake.ledger import LedgerEntry
+
+
+def sent(equal: EqualSimulations, simulation: int, *values: float, absent: tuple[str, ...] = ()) -> None:
+    """A simulation sends steps, each full of a value."""
+    equal.slots.arrays["u"][: len(values)] = np.array(values)[:, None]
+    attempt = AttemptState.restored(simulation, LedgerEntry())
+    equal.note(StepRun(attempt, 0, range(len(values)), list(range(len(values))), absent, []))
+
+
+@pytest.fixture
+def equal() -> EqualSimulations:
+    slots = Slots({"u": (4,), "v": ()}, 10)
+    slots.allocate({"u": np.float64, "v": np.int32})
+    slots.arrays["v"][:] = 0
+    return EqualSimulations(slots, is_open=True)
+
+
+def test_they_are_told_of_once_and_counted_at_the_end(equal: EqualSimulations) -> None:
+    told = []
+    for simulation in range(5):
+        sent(equal, simulation, 1.0, 2.0)
+        told += equal.finish(simulation, [float(simulation)])
+    assert [text.split(" simulations")[0] for text in (*told, *equal.warnings)] == ["all 3", "all 5"]
+    sent(equal, 5, 1.0, 2.5)
+    assert equal.warnings == []
+
+
+def test_a_common_initial_state_is_no_sameness(equal: EqualSimulations) -> None:
+    for simulation in range(4):
+        sent(equal, simulation, 1.0, 2.0 + simulation)
+        assert equal.finish(simulation, [float(simulation)]) == []
+    assert not equal.is_open
+
+
+def test_a_field_that_only_one_sends_is_a_difference(equal: EqualSimulations) -> None:
+    for simulation in range(3):
+        sent(equal, simulation, 1.0, absent=("v",) if simulation == 2 else ())
+        assert equal.finish(simulation, [float(simulation)]) == []
+
+
+def test_the_same_parameters_may_give_the_same(equal: EqualSimulations) -> None:
+    for simulation in range(4):
+        sent(equal, simulation, 1.0)
+        assert equal.finish(simulation, [float(simulation // 2)]) == []
+
+
+def test_a_simulation_of_which_nothing_was_accepted_is_not_counted(equal: EqualSimulations) -> None:
+    for simulation in range(4):
+        assert equal.finish(simulation, [float(simulation)]) == []
