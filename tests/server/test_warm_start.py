@@ -229,6 +229,29 @@ def test_a_file_that_holds_no_tensors_is_told(tmp_path: Path) -> None:
         started(server, step)
 
 
+@pytest.mark.parametrize("is_exported", [False, True])
+def test_a_model_of_the_same_parameters_in_another_order_is_refused(tmp_path: Path, *, is_exported: bool) -> None:
+    server = Net(config_of())
+    server.parameter_names = ("mass", "drag")
+    with set_up(server) as step:
+        commit(tmp_path / "run", server, step)
+        place = tmp_path / "run"
+        if is_exported:
+            place = tmp_path / "model.safetensors"
+            write_tensors(place, weights(server))
+            (tmp_path / "study.json").write_text('{"parameters": {"bounds": {"mass": [1, 2], "drag": [10, 20]}}}')
+    for names, is_refused in ((["drag", "mass"], True), (["mass", "drag"], False), (["drag", "lift"], False)):
+        server = fresh(place)
+        server.parameter_names = tuple(names)
+        with set_up(server) as step:
+            if is_refused:
+                expected = r"the order .* which is mass, drag, but is drag, mass: the model would take"
+                with pytest.raises(ConfigError, match=expected):
+                    started(server, step)
+            else:
+                started(server, step)
+
+
 def test_a_damaged_checkpoint_is_never_taken(trained: Any) -> None:
     path = trained[0] / "checkpoints" / "000001" / MODEL
     data = bytearray(path.read_bytes())

@@ -76,7 +76,7 @@ def commit(folder: Path, server: StreamServer, step: Step, normalization: Normal
     start(folder / "checkpoints")
     callbacks = {} if normalization is None else {"Normalization": normalization.state_dict()}
     checkpoints = CheckpointFolder(folder / "checkpoints")
-    model, study = step.state_dict(), {"callbacks": callbacks}
+    model, study = step.state_dict(), {"callbacks": callbacks, "parameters": list(server.parameter_names)}
     files = write_files(
         FolderWriter(checkpoints.temporary(1, 1)),
         [

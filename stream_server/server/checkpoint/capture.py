@@ -175,6 +175,7 @@ class StudyCapture:
         if self.ranks.rank != 0:
             return []
         study = {
+            "parameters": list(self.server.parameter_names),
             "roster": taken.roster,
             "progress": self.progress.state_dict(),
             "callbacks": self.callbacks.state_dict(),

@@ -1,5 +1,6 @@
 """The warm start: a fresh study begins with the model that another one has trained."""
 
+import json
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -8,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from stream_server.errors import ConfigError, UserCodeError
 from stream_server.server.checkpoint.folder import MODEL, STUDY
 from stream_server.server.checkpoint.user_state import load_user_state
-from stream_server.server.model.model_export import MODEL_FILE, bare_name
+from stream_server.server.model.model_export import MODEL_FILE, STUDY_FILE, bare_name
 from stream_server.server.model.saved_model import SavedModel, find_saved_model
 from stream_server.server.user.framework import Framework, Step, framework_of
 from stream_server.server.user.normalization import Normalization
@@ -42,6 +43,7 @@ def warm_start(config: "StudyConfig", server: StreamServer, step: Step, normaliz
     source = find_source(Path(load.checkpoint))
     if isinstance(source, Path) and load.what != "model":
         raise ConfigError(f'load.what must be "model", for there is nothing but a model in {source}')
+    _check_order(server, source)
     framework = framework_of(server)
     skipped: list[str] = []
     if not framework.trains_model:
@@ -80,6 +82,28 @@ def find_source(path: Path) -> SavedModel | Path:
             "load.checkpoint must be the output folder of a study, a checkpoint, one of its best models, or a "
             f"{SUFFIX} file, but {path} {'is none of these' if path.exists() else 'is not there'}"
         ) from error
+
+
+def _check_order(server: StreamServer, source: SavedModel | Path) -> None:
+    """Refuse a model that was trained with the same parameters in another order: each would be taken for another."""
+    earlier, order = _parameters_of(source), list(server.parameter_names)
+    if earlier != order and sorted(earlier) == sorted(order):
+        where = source if isinstance(source, Path) else source.folder
+        raise ConfigError(
+            f"parameters.bounds must have the order of the study that trained the model in {where}, which is "
+            f"{', '.join(earlier)}, but is {', '.join(order)}: the model would take one parameter for another"
+        )
+
+
+def _parameters_of(source: SavedModel | Path) -> list[str]:
+    """The names of the parameters that a model was trained with, in their order; none if that is not known."""
+    if isinstance(source, SavedModel):
+        state = {} if source.checkpoint is None else read_state(Path(source.checkpoint) / STUDY)
+        return list(state.get("parameters", ()))
+    try:
+        return [*json.loads((source.parent / STUDY_FILE).read_text())["parameters"]["bounds"]]
+    except (OSError, ValueError, LookupError, TypeError):
+        return []
 
 
 def _refuse_what_a_plain_server_ignores(config: "StudyConfig", server: StreamServer) -> None:
