@@ -26,6 +26,7 @@ from stream_server.server.training.control_round import NoSaves
 from stream_server.server.training.loader_samples import LoaderSamples
 from stream_server.server.training.loader_stream import LoaderStream
 from stream_server.server.training.loop import Training, TrainingLimits
+from stream_server.server.training.monitoring.batch_rows import BatchRows
 from stream_server.server.training.monitoring.log_points import Logging
 from stream_server.server.training.monitoring.untrained_parameters import UntrainedParameters
 from stream_server.server.training.stream import BatchStream, SampleStream
@@ -248,6 +249,7 @@ class Composition:
         self.rates = rates = self.step.learning_rates()
         self.metrics.gauges += rates
         self.untrained = UntrainedParameters(self.step)
+        self.batch_rows = BatchRows()
         self.callbacks.surround(
             before=[
                 self.stream,
@@ -277,6 +279,7 @@ class Composition:
             needs_every_batch=self.config.training.uneven == "stop",
             num_missing=lambda: source.num_missing,
             note_losses=None if feedback is None else feedback.scores.note,
+            note_batch=self.batch_rows.note,
         )
 
 

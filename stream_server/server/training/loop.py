@@ -62,7 +62,8 @@ class Training:
 
     All that happens beside the training steps, such as validation, checkpoints and logging, is done by `callbacks`.
     `needs_every_batch`: stop when the first rank has no more data (`uneven: stop`). `num_missing` gives, on rank 0, the
-    number of samples that will never come. `note_losses` is told of each batch of this rank and its outcome.
+    number of samples that will never come. `note_losses` is told of each batch of this rank and its outcome,
+    `note_batch` of each before it is trained.
     """
 
     ranks: Ranks
@@ -79,6 +80,7 @@ class Training:
     needs_every_batch: bool = False
     num_missing: Callable[[], int] = lambda: 0
     note_losses: Callable[[Batch, StepOutcome], None] | None = None
+    note_batch: Callable[[Batch], None] = lambda batch: None
 
     def run(self) -> None:
         """Train; afterwards `stops.agreed` says why it ended early, if it did.
@@ -127,6 +129,7 @@ class Training:
         data, batch_idx = None, self.progress.batches
         with self.phases.measure("step"):
             if union_batch.own is not None:
+                self.note_batch(union_batch.own)
                 data = self.step.to_device(union_batch.own.data)
                 self.callbacks.tell("on_batch_start", data, batch_idx)
             outcome = self.step.run(union_batch, data, batch_idx)

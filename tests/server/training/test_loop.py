@@ -110,7 +110,7 @@ def training(
     server = Counting(config)
     server.union_mean = UnionMean(ranks)
     progress = Progress(ranks.size, length=length)
-    run = Run(ranks=ranks, stops=StopRequests(), progress=progress, diary=Diary(), metrics=Metrics(ranks))
+    run = Run(ranks=ranks, stops=StopRequests(), progress=progress, diary=Diary(), metrics=Metrics(ranks), seen=[])
     limits = TrainingLimits(config.training, run.progress, run.stops, leave_at_s=leave_at_s)
     callbacks = Callbacks(server, [run.diary, EachRound(lambda: each_round(run))])
     callbacks.surround(before=[limits])
@@ -128,6 +128,7 @@ def training(
         normalization=Normalization(SoloRanks()),
         needs_every_batch=needs_every_batch,
         num_missing=lambda: num_missing if ranks.rank == 0 else 99,
+        note_batch=run.seen.append,
     ).run()
     return run
 
@@ -137,6 +138,7 @@ def test_every_batch_is_trained_and_counted_on_all_ranks_alike() -> None:
     first, second = on_ranks(2, lambda ranks: training(ranks, losses[ranks.rank]))
     assert first.diary.events == ["start", (0, 1.0), (1, 2.0), "end"]
     assert second.diary.events == ["start", (0, 3.0), (1, 4.0), (2, 5.0), (3, 6.0), "end"]
+    assert [[batch.data for batch in run.seen] for run in (first, second)] == losses
     for run in (first, second):
         progress = run.progress
         assert (progress.batches, progress.updates, progress.samples, progress.draws) == (4, 4, 6, 6)

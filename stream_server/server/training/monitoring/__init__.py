@@ -1,6 +1,6 @@
 """Monitoring of a training: log points, gauges, the display, early stopping.
 
-Offers: display, early_stopping, finite_losses, gauges, log_points, summary, trends,
+Offers: batch_rows, display, early_stopping, finite_losses, gauges, log_points, summary, trends,
 untrained_parameters.
 May import: buffers, config, machine, messages, server.metrics, server.progress, server.user.
 """
