@@ -200,21 +200,22 @@ def test_a_folder_without_a_report_is_not_finished(tmp_path: Path) -> None:
 def test_each_result_that_is_there_has_the_command_that_shows_it(
     folder: OutputFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert folder.places == []
+    assert folder.places(has_held_out=True) == []
     (folder.path / "logs").mkdir(parents=True)
     folder.model.mkdir()
     folder.report.touch()
     (folder.metrics / "tensorboard").mkdir(parents=True)
     (folder.metrics / "metrics.jsonl").touch()
     monkeypatch.chdir(folder.path.parent.parent)
-    assert folder.places == [
+    assert folder.places(has_held_out=True) == [
         ("model", "stream-server --config runs/heat/study.json --evaluate runs/heat"),
         ("page", "stream-study serve runs/heat"),
         ("logs", "less runs/heat/logs/*.log"),
         ("report", "less runs/heat/report.json"),
     ]
     (folder.metrics / "metrics.jsonl").write_text("{}\n")
-    assert folder.places[2:4] == [
+    assert folder.places(has_held_out=True)[2:4] == [
         ("pictures", "stream-study plot runs/heat"),
         ("curves", "tensorboard --logdir runs/heat/metrics/tensorboard"),
     ]
+    assert folder.places(has_held_out=False)[0] == ("model", "less runs/heat/model/README.txt")

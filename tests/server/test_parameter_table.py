@@ -1,8 +1,10 @@
 """Parameters by simulation id."""
 
 import numpy as np
+import pytest
 from numpy.typing import NDArray
 
+from stream_server.server.intake.parameters import SimulationParameters
 from stream_server.server.simulations.design import ParameterTable
 
 
@@ -27,3 +29,9 @@ def test_rows_are_copies() -> None:
     table = ParameterTable(lambda simulation: np.array([1.0]))
     table.take(np.array([0]))[0] = 5
     assert table.take(np.array([0])).tolist() == [[1.0]]
+
+
+def test_a_simulation_that_has_not_begun_is_named() -> None:
+    table = ParameterTable(SimulationParameters().__getitem__)
+    with pytest.raises(KeyError, match="the parameters of simulation 3 are not known: none of its samples has come"):
+        table.take(np.array([3]))

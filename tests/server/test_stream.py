@@ -399,11 +399,12 @@ def test_samples_with_numbers_too_large_for_the_precision_are_left_out_and_told(
     assert "as (simulation, time step): (7, 1), (7, 2). Scale them there, or train with 64-true" in caplog.text
 
 
-def test_a_batch_of_nothing_but_such_samples_stays_for_the_training_to_skip() -> None:
+def test_a_batch_of_nothing_but_such_samples_stays_for_the_training_to_skip(caplog: pytest.LogCaptureFixture) -> None:
     batch = stream_of(buffer_of(2), Large(0, 1)).draw(0)
     assert batch is not None
     assert np.isinf(batch.data[1]).all()
     assert (batch.size, batch.num_dropped) == (2, 0)
+    assert "a batch of 2 samples makes no update, since numbers that Large.process_simulation_data" in caplog.text
 
 
 def test_large_numbers_that_are_scaled_are_no_problem(caplog: pytest.LogCaptureFixture) -> None:

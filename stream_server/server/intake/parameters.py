@@ -38,7 +38,7 @@ class SimulationParameters:
             KeyError: it has not begun.
         """
         if simulation not in self:
-            raise KeyError(simulation)
+            raise KeyError(f"the parameters of simulation {simulation} are not known: none of its samples has come")
         row: NDArray[np.float64] = self._rows[simulation].copy()
         return row
 

@@ -112,12 +112,15 @@ class OutputFolder:
         """A folder for each simulation, and in it one for each attempt."""
         return self.path / "simulations"
 
-    @property
-    def places(self) -> list[tuple[str, str]]:
-        """The results that are there: the name of each, and the command that shows it."""
+    def places(self, *, has_held_out: bool) -> list[tuple[str, str]]:
+        """The results that are there: the name of each, and the command that shows it.
+
+        `has_held_out`: the checkpoints have the held-out samples; without, the model cannot be evaluated on them.
+        """
+        evaluation = f"stream-server --config {shown(self.study)} --evaluate {shown(self.path)}"
         path, tensorboard = shown(self.path), self.metrics / "tensorboard"
         commands = [
-            ("model", self.model.exists(), f"stream-server --config {shown(self.study)} --evaluate {path}"),
+            ("model", self.model.exists(), evaluation if has_held_out else f"less {shown(self.model)}/README.txt"),
             ("files", self.samples.exists(), f"ls {shown(self.samples)}"),
             ("page", self.path.exists(), f"stream-study serve {path}"),
             ("pictures", self._has_metrics, f"stream-study plot {path}"),

@@ -117,7 +117,9 @@ class Closing:
             # Without it nobody may take the study for finished; the same command closes it once more.
             print(f"there is no report: {error}. Make room and run it again", file=sys.stderr, flush=True)
             report |= {"exit_code": NotBalanced.exit_code, "message": f"there is no report: {error}"}
-        show_summary(report, self.folder.places, hands_over=self.stops.hands_over, is_online=self.is_online)
+        # Those of a replay are in the record alone.
+        places = self.folder.places(has_held_out=self.is_online)
+        show_summary(report, places, hands_over=self.stops.hands_over, is_online=self.is_online)
         return int(report["exit_code"])
 
     def judged(self, outcome: Outcome, simulations: Simulations | None) -> Outcome:

@@ -180,8 +180,9 @@ class BatchForming:
             if (data := self._stacked(stacking, made)) is not TOO_LARGE:
                 return data, np.ones(len(made), bool)
             fits = np.array([self._stacked(stacking, [it]) is not TOO_LARGE for it in made])
-            tell_too_large(name, [sample for sample, fit in zip(samples, fits, strict=True) if not fit])
-            if not fits.any():
+            is_whole = not fits.any()
+            tell_too_large(name, [it for it, fit in zip(samples, fits, strict=True) if not fit], is_whole=is_whole)
+            if is_whole:
                 # The training skips such a batch, and a batch of no samples is none.
                 fits = ~fits
             with np.errstate(over="ignore"):
@@ -224,8 +225,11 @@ class BatchForming:
             raise
 
 
-def tell_too_large(name: str, samples: Sequence[SimulationData]) -> None:
-    """Warn of samples from which a user's method has made finite numbers that the precision cannot hold."""
+def tell_too_large(name: str, samples: Sequence[SimulationData], *, is_whole: bool) -> None:
+    """Warn of samples from which a user's method has made finite numbers that the precision cannot hold.
+
+    `is_whole`: they are all of their batch.
+    """
     fields = {
         field
         for sample in samples
@@ -234,9 +238,9 @@ def tell_too_large(name: str, samples: Sequence[SimulationData]) -> None:
     }
     pairs = ", ".join(f"({sample.simulation_id}, {sample.time_step})" for sample in samples[:MOST_TOLD])
     _log.warning(
-        "%d samples are left out, since numbers that %s returned are too large for training.precision, as (simulation, "
-        "time step): %s%s. Scale them there, or train with 64-true",
-        len(samples),
+        "%s, since numbers that %s returned are too large for training.precision, as (simulation, time step): %s%s. "
+        "Scale them there, or train with 64-true",
+        f"a batch of {len(samples)} samples makes no update" if is_whole else f"{len(samples)} samples are left out",
         name,
         pairs,
         "".join(f"; field {field}" for field in sorted(fields)),
