@@ -11,6 +11,7 @@ import pytest
 from rich.console import Console
 
 from stream_server.analysis.operating import status_rows
+from stream_server.messages.client import Reason
 from stream_server.server.intake.account import Learned, RankAccount, Received, SimulationEnd
 from stream_server.server.run.report import (
     NO_ACCOUNT,
@@ -21,7 +22,7 @@ from stream_server.server.run.report import (
     versions,
     write_report,
 )
-from stream_server.server.training.monitoring.summary import summary
+from stream_server.server.training.monitoring.summary import REFUSALS, summary
 
 KEYS = [
     "format",
@@ -341,6 +342,15 @@ def test_the_summary_names_what_failed_and_what_does_not_balance() -> None:
     text = shown(found)
     assert "3 after 3 attempts: exit code 1 [core dumped] (simulations/3/output.log)" in text
     assert "NOT BALANCED: rank 1 accepted 10 samples" in text
+
+
+def test_the_summary_says_in_words_what_messages_were_refused() -> None:
+    assert set(REFUSALS) == set(Reason)
+    found = report()
+    found["samples"]["refused"] = {"not_open": 1, "wrong_blocks": 8}
+    text = shown(found)
+    assert "refused       1 message on a connection that was lost or never opened (not_open)" in text
+    assert "8 messages with blocks that do not make up the fields (wrong_blocks)" in text
 
 
 def test_the_summary_names_failed_attempts_that_were_followed_by_another() -> None:

@@ -9,6 +9,7 @@ from rich.text import Text
 
 from stream_server.machine.screen import escaped
 from stream_server.machine.terminal import terminal_of_stderr
+from stream_server.messages.client import Reason
 from stream_server.messages.simulation_phase import SimulationPhase
 from stream_server.server.training.monitoring.display import console_on, number, shares
 from stream_server.server.training.monitoring.run_bottleneck import BESIDE, bottleneck_of_run
@@ -16,10 +17,24 @@ from stream_server.wording import counted
 
 MOST_IDS = 5
 WIDTH = 13
-REASONS = {
-    "messages refused": "refused",
-    "untrained": "untrained_reasons",
+REFUSALS = {
+    Reason.MALFORMED: "not of this protocol, or out of order",
+    Reason.WRONG_PROTOCOL: "from a client of another release",
+    Reason.WRONG_STUDY: "for another study",
+    Reason.UNKNOWN_SIMULATION: "of a simulation that is not running",
+    Reason.STALE_ATTEMPT: "of an attempt that was over",
+    Reason.STALE_INCARNATION: "for an earlier start of the server",
+    Reason.WRONG_FIELDS: "with other fields than study.json has",
+    Reason.WRONG_BLOCKS: "with blocks that do not make up the fields",
+    Reason.WRONG_STEP: "with a time step that does not belong there",
+    Reason.BEYOND_CREDIT: "with more steps than the client had credit for",
+    Reason.NOT_OPEN: "on a connection that was lost or never opened",
+    Reason.BUSY: "too early",
+    Reason.NO_SIMULATION_LEFT: "of a client for which no simulation was left",
+    Reason.WRONG_KEY: "with the key of another attempt",
+    Reason.CHECKSUM: "damaged on the way",
 }
+"""The words for messages that were refused."""
 RESULTS = {
     "finished": "finished",
     "early_stop": "finished early",
@@ -109,9 +124,10 @@ def _summary_rows(report: Mapping[str, Any], *, is_online: bool) -> list[tuple[s
     if samples["never_produced"]:
         title = "still to come" if report["exit_reason"] == "saved" else "never produced"
         rows.append((title, _some(_fates(samples["never_produced"]))))
-    for title, key in REASONS.items():
-        if samples[key]:
-            rows.append((title, _some([f"{reason}: {num:,}" for reason, num in samples[key].items()])))
+    if samples["refused"]:
+        rows.append(("refused", _some([_refusal(reason, num) for reason, num in samples["refused"].items()])))
+    if samples["untrained_reasons"]:
+        rows.append(("untrained", _some([f"{why}: {num:,}" for why, num in samples["untrained_reasons"].items()])))
     if "recorded" in samples:
         rows.append(("held out", f"{_counts(samples['held_out'], ('expected', 'accepted'))}, recorded too"))
     else:
@@ -227,6 +243,10 @@ def _fates(missing: Mapping[str, int]) -> list[str]:
         f"{num:,} of {f'simulation {ids[0]}' if len(ids) == 1 else f'simulations {ids[0]}–{ids[-1]}'}: {fate}"
         for fate, ids, num in groups
     ]
+
+
+def _refusal(reason: str, num: int) -> str:
+    return f"{counted(num, 'message')} {REFUSALS[Reason[reason.upper()]]} ({reason})"
 
 
 def _later(failure: Mapping[str, Any]) -> str:
