@@ -31,12 +31,9 @@ FILES = sorted(
 
 # Nothing is promised of these after a crash.
 PAST_IT = {
-    "launcher/simulations/attempts.py": {"folder.parent.mkdir", "folder.mkdir", "target.parent.mkdir"}
-    | {"target.write_text", "target.chmod", "(spec.folder / LOG_FILE).symlink_to"}
+    "launcher/simulations/attempts.py": {"os.mkdir", "target.chmod", "(spec.folder / LOG_FILE).symlink_to"}
     | {"(self.folder(*finished) / WORKER_END_FILE).touch", "(self.folder(*following) / WORKER_START_FILE).touch"},
-    "server/checkpoint/folder.py": {"(path / REASON_FILE).write_text"},
-    "server/replay/recorder.py": {"self.marker.write_text"},
-    "server/metrics/writers.py": {"run.folder.mkdir", "path.open", "self._path.open"},
+    "server/metrics/writers.py": {"place.open"},
 }
 
 OF_OS = {"mkdir", "makedirs", "rename", "renames", "replace", "link", "symlink", "unlink", "remove", "rmdir"} | {
@@ -195,3 +192,37 @@ def test_a_folder_that_cannot_be_listed_is_an_error_and_no_empty_one(
     for look in (CheckpointFolder(tmp_path).numbers, partial(ranks_in, tmp_path), partial(files_in, tmp_path)):
         with pytest.raises(OSError, match="Input/output error"):
             look()
+
+
+def test_what_is_done_below_a_held_folder_stays_there_when_its_name_leads_to_another(tmp_path: Path) -> None:
+    folder, other, aside = (tmp_path / name for name in ("run", "other", "aside"))
+    for it in (folder, other):
+        disk.write_file(_made(it) / "report.json", b"of " + it.name.encode())
+    (other / "old").mkdir()
+    with disk.held(folder):
+        folder.rename(aside)
+        folder.symlink_to(other)
+        assert not disk.is_in_place(folder)
+        disk.replace_file(folder / "report.json", b"new")
+        disk.make_folder(folder / "old" / "deep")
+        disk.write_file(folder / "old" / "deep" / "file", b"")
+        disk.rename_folder(folder / "old", folder / "renamed")
+        disk.remove_tree(folder / "renamed")
+        with open(folder / "log", "a", opener=disk.ordinary) as file:
+            file.write("line")
+        assert sorted(disk.names_in(folder)) == ["log", "report.json"]
+        with pytest.raises(FileNotFoundError) as caught:
+            disk.remove_folder(folder / "gone")
+        assert caught.value.filename == str(folder / "gone")
+        (tmp_path / "runs").mkdir()
+        disk.write_file(folder.with_name("runs") / "file", b"")
+    assert sorted(path.name for path in other.iterdir()) == ["old", "report.json"]
+    assert (other / "report.json").read_bytes() == b"of other"
+    assert (aside / "report.json").read_bytes() == b"new"
+    assert (tmp_path / "runs" / "file").exists()
+    assert disk.read_file(folder / "report.json") == b"of other"
+
+
+def _made(folder: Path) -> Path:
+    disk.make_folder(folder)
+    return folder

@@ -2,13 +2,16 @@
 
 import grp
 import os
+import pwd
 import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from stream_server.errors import ConfigError
 from stream_server.machine.study_lock import LOCKS
 from stream_server.storage import disk
-from stream_server.storage.ownership import OTHERS, first_untrusted, is_ours, name_of
+from stream_server.storage.ownership import OTHERS, first_untrusted, is_ours, name_of, others_may_write
 
 STUDY_FILE = "study.json"
 JOURNAL = "journal.jsonl"
@@ -24,7 +27,7 @@ def check(folder: Path, *, resume: bool) -> None:
         ConfigError: what is in the folder is no run, or not our own; or `resume` insists on a run, and there is none.
     """
     require_own(folder)
-    if (folder / STUDY_FILE).exists():
+    if disk.exists(folder / STUDY_FILE):
         return
     if resume:
         raise ConfigError(f"--resume was given, but there is no run in {folder}; leave it out to start one")
@@ -36,7 +39,7 @@ def check(folder: Path, *, resume: bool) -> None:
 
 def holds_anything(folder: Path) -> bool:
     """Whether there is more in it than locks."""
-    return folder.exists() and any(entry.name not in LOCKS for entry in folder.iterdir())
+    return any(name not in LOCKS for name in disk.names_in(folder))
 
 
 def set_aside(folder: Path) -> str:
@@ -57,12 +60,12 @@ def was_set_aside(folder: Path, output_dir: Path) -> bool:
 
 def _is_a_start(folder: Path) -> bool:
     """A launcher has been here, or there is nothing but what is made before a run has begun."""
-    names = {entry.name for entry in folder.iterdir()}
+    names = disk.names_in(folder)
     return JOURNAL in names or all(name in ("logs", *LOCKS) or name.startswith(STUDY_FILE) for name in names)
 
 
 def claim(folder: Path, group: str | None) -> str:
-    """Make the folder, or close one of ours to others; the members of `group` may read it. Returns what was closed.
+    """Make the folder, or close one of ours to others; the members of `group` may read it. Returns what to tell of it.
 
     Raises:
         ConfigError: it cannot be made, it belongs to somebody else, others have put something into it, it cannot be
@@ -100,7 +103,42 @@ def claim(folder: Path, group: str | None) -> str:
             "study.output_dir"
         )
     was = stat.S_IMODE(before.st_mode)
-    return f"{folder} was open to others (mode {was:04o}), and is closed now" if was & OTHERS & ~wanted else ""
+    told = [f"{folder} was open to others (mode {was:04o}), and is closed now"] if was & OTHERS & ~wanted else []
+    if (parent := _open_parent(folder)) is not None:
+        told.append(f"others may write into {parent}, so that they can rename {folder}, and give its name to another")
+    return ". ".join(told)
+
+
+def _open_parent(folder: Path) -> Path | None:
+    """The first folder above whose entries others than its owner may rename, if there is one."""
+    for parent in folder.resolve().parents:
+        status = os.stat(parent)
+        if others_may_write(status) and not status.st_mode & stat.S_ISVTX and not _is_of_one_user(status):
+            return parent
+    return None
+
+
+def _is_of_one_user(status: os.stat_result) -> bool:
+    """Whether its group alone may write, and has no other member than its owner, as users of Debian have one."""
+    if status.st_mode & stat.S_IWOTH:
+        return False
+    try:
+        owner, group = pwd.getpwuid(status.st_uid), grp.getgrgid(status.st_gid)
+    except KeyError:
+        return False
+    return owner.pw_gid == group.gr_gid and owner.pw_name == group.gr_name and not set(group.gr_mem) - {owner.pw_name}
+
+
+@contextmanager
+def held(folder: Path, *, resume: bool) -> Iterator[None]:
+    """Within the block, all is done in the folder that has the name now, which was looked at anew.
+
+    Raises:
+        ConfigError: as `check` does.
+    """
+    with disk.held(folder):
+        check(folder, resume=resume)
+        yield
 
 
 def require_own(folder: Path) -> None:
@@ -111,7 +149,7 @@ def require_own(folder: Path) -> None:
         OSError: it cannot be looked at.
     """
     try:
-        link, status = os.lstat(folder), os.stat(folder)
+        link, status = os.lstat(folder), os.stat(disk.place_of(folder))
     except FileNotFoundError:
         return
     for each in (link, status):

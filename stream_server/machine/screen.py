@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from stream_server.errors import ConfigError
+from stream_server.storage.disk import place_of
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
@@ -80,7 +81,8 @@ class LogFile(logging.FileHandler):
     has_lost_lines = False
 
     def __init__(self, path: Path) -> None:
-        super().__init__(path, encoding="utf-8", errors="backslashreplace")
+        super().__init__(place_of(path), encoding="utf-8", errors="backslashreplace")
+        self._path = path
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 (a name of logging)
         error = sys.exc_info()[1]
@@ -88,7 +90,7 @@ class LogFile(logging.FileHandler):
             super().handleError(record)
         elif not self.has_lost_lines:
             self.has_lost_lines = True
-            print(f"WARNING: {self.baseFilename} loses lines: {error}", file=sys.stderr)
+            print(f"WARNING: {self._path} loses lines: {error}", file=sys.stderr)
 
     def close(self) -> None:
         with suppress(OSError):

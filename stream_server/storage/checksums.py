@@ -176,7 +176,7 @@ def write_sums(folder: Path) -> None:
     Raises:
         OSError: the disk is full or fails.
     """
-    lines = [f"{_sha256(path)}  {path.name}\n" for path in sorted(folder.iterdir())]
+    lines = [f"{_sha256(path)}  {path.name}\n" for path in sorted(map(folder.joinpath, disk.names_in(folder)))]
     disk.write_file(folder / SUMS_FILE, "".join(lines).encode())
 
 

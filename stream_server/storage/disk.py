@@ -2,6 +2,9 @@
 
 All changes are made by functions of `os`, in whose place a test may put one that notes what is done, or that fails.
 Reading goes past it. Syncing a file puts its content on disk; its name is there once its folder was synced, too.
+
+In a folder that others may write they can rename ours, and put a link to another one of ours in its place. Paths below
+a folder that is `held` therefore lead into the folder that was opened, whatever its name leads to by then.
 """
 
 import errno
@@ -9,18 +12,22 @@ import fcntl
 import logging
 import os
 import stat
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn
 
 from stream_server.storage.ownership import OTHERS, is_ours, name_of, require_ours
 
+OPEN_FILES = "/proc/self/fd"
 PRIVATE = 0o600
 BY_UMASK = 0o644
 # The most that is read of a text which others may have written, such as settings or a report: it is read as a whole.
 MAX_TEXT_BYTES = 64 << 20
 # The same of a text that has a line for each simulation, attempt or batch.
 MAX_TABLE_BYTES = 1 << 30
+# As many as the system follows.
+_MAX_LINKS = 40
 # A read asks for the memory of all that it may give.
 _CHUNK_BYTES = 1 << 20
 # Lustre without its mount option flock has no locks, nor has NFS while its lock service is away.
@@ -30,6 +37,7 @@ _WITHOUT_SYNC = frozenset({errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP})
 
 log = logging.getLogger(__name__)
 _warned_of = set[int]()
+_held: dict[str, int] = {}
 
 
 class NoLocks(OSError):
@@ -40,14 +48,74 @@ class UnusableFile(OSError):
     """The path is that of a pipe, a device or a socket, or of a file with more bytes than may be read."""
 
 
+@contextmanager
+def held(folder: Path) -> Iterator[None]:
+    """Within the block, all that this module does below a folder is done in the folder that has this name now.
+
+    Raises:
+        OSError: it cannot be opened.
+    """
+    name = os.fspath(folder)
+    before = _held.get(name)
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        _held[name] = descriptor
+        yield
+    finally:
+        if before is None:
+            del _held[name]
+        else:
+            _held[name] = before
+        os.close(descriptor)
+
+
+def place_of(path: Path | str) -> str:
+    """The path by which the system is asked for what is at a path: by the descriptor of the folder that is held.
+
+    Where there is no /proc, or nothing is held, it is the path itself.
+    """
+    path = os.fspath(path)
+    for folder, descriptor in _held.items():
+        below = path.removeprefix(folder)
+        if (not below or below.startswith("/")) and below != path and os.path.isdir(OPEN_FILES):
+            return f"{OPEN_FILES}/{descriptor}{below or '/.'}"
+    return path
+
+
+def is_in_place(folder: Path) -> bool:
+    """Whether the name of a folder leads to the one that is held, if it is."""
+    try:
+        return os.path.samestat(os.stat(folder), os.stat(place_of(folder)))
+    except FileNotFoundError:
+        return False
+
+
+def exists(path: Path) -> bool:
+    """Whether there is something at a path."""
+    return Path(place_of(path)).exists()
+
+
+@contextmanager
+def _at(path: Path | str) -> Iterator[str]:
+    """The place of a path; an error says the path."""
+    place = place_of(path)
+    try:
+        yield place
+    except OSError as error:
+        if error.filename == place:
+            error.filename = os.fspath(path)
+        raise
+
+
 def ordinary(path: Path | str, flags: int = os.O_RDONLY) -> int:
-    """Open a file to read it, as an opener of `open`; whatever somebody has put in its place, reading comes to an end.
+    """Open a file, as an opener of `open`; whatever somebody has put in its place, reading comes to an end.
 
     Raises:
         UnusableFile: it is a pipe, which would be waited for, or a device, which may never end.
         OSError: it cannot be opened.
     """
-    descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC)
+    with _at(path) as place:
+        descriptor = os.open(place, flags | os.O_NONBLOCK | os.O_CLOEXEC, BY_UMASK)
     mode = os.fstat(descriptor).st_mode
     if not stat.S_ISREG(mode):
         os.close(descriptor)
@@ -114,12 +182,14 @@ def create(path: Path, *, mode: int = BY_UMASK) -> int:
     Raises:
         FileExistsError: somebody else has made it.
     """
-    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+    with _at(path) as place:
+        return os.open(place, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
 
 
 def open_to_append(path: Path) -> int:
     """Open a file for reading and for writing at its end, whatever that is then; made unless it is there."""
-    return os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, BY_UMASK)
+    with _at(path) as place:
+        return os.open(place, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, BY_UMASK)
 
 
 def open_private_to_append(path: Path) -> int:
@@ -129,7 +199,8 @@ def open_private_to_append(path: Path) -> int:
         OSError: it is a symbolic link, belongs to somebody else, or others may write into it, among other reasons.
     """
     flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-    descriptor = os.open(path, flags, PRIVATE)
+    with _at(path) as place:
+        descriptor = os.open(place, flags, PRIVATE)
     try:
         status = os.fstat(descriptor)
         require_ours(status, path)
@@ -148,9 +219,8 @@ def for_result(path: Path | str, flags: int) -> int:
         PermissionError: somebody else has made it, or a link of its name, or it may be linked to any file of ours.
         OSError: it is a pipe that nobody reads, among other reasons.
     """
-    if os.path.islink(path) and not is_ours(status := os.lstat(path)):
-        _refuse_result(f"It is a link of {name_of(status.st_uid)}", path)
-    descriptor = os.open(path, (flags & ~os.O_TRUNC) | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
+    target, no_link = _end_of_links(path)
+    descriptor = os.open(target, (flags & ~os.O_TRUNC) | no_link | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
     try:
         status = os.fstat(descriptor)
         if not is_ours(status):
@@ -165,6 +235,31 @@ def for_result(path: Path | str, flags: int) -> int:
         os.close(descriptor)
         raise
     return descriptor
+
+
+def _end_of_links(path: Path | str) -> tuple[str, int]:
+    """Where links of ours lead, and the flag by which that is opened: it may be replaced by another link.
+
+    Each link is looked at and read by one descriptor. Those of /proc, as /dev/stdout is one, lead to open files.
+    """
+    target = os.fspath(path)
+    for _ in range(_MAX_LINKS):
+        try:
+            link = os.open(target, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return target, os.O_NOFOLLOW
+        try:
+            status = os.fstat(link)
+            if not stat.S_ISLNK(status.st_mode):
+                return target, os.O_NOFOLLOW
+            if os.path.isdir(OPEN_FILES) and status.st_dev == os.stat("/proc").st_dev:
+                return target, 0
+            if not is_ours(status):
+                _refuse_result(f"It is a link of {name_of(status.st_uid)}", path)
+            target = os.path.join(os.path.dirname(target), os.readlink("", dir_fd=link))
+        finally:
+            os.close(link)
+    raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), os.fspath(path))
 
 
 def _refuse_result(why: str, path: Path | str) -> NoReturn:
@@ -223,7 +318,7 @@ def has_name(descriptor: int) -> bool:
 
 def truncate(file: int | Path, num_bytes: int) -> None:
     """Cut off a file, given by its descriptor or its path."""
-    os.truncate(file, num_bytes)
+    os.truncate(file if isinstance(file, int) else place_of(file), num_bytes)
 
 
 def sync(descriptor: int) -> None:
@@ -233,7 +328,8 @@ def sync(descriptor: int) -> None:
 
 def sync_folder(folder: Path) -> None:
     """Put on disk which entries a folder has; where its file system cannot do that, this is logged once."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    with _at(folder) as place:
+        descriptor = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
     except OSError as error:
@@ -257,13 +353,15 @@ def _warn_unsynced(folder: Path, device: int, error: OSError) -> None:
 
 def make_folder(folder: Path) -> None:
     """Make a folder and those above it, unless they are there; each is on disk in the one above it."""
-    if folder.is_dir():
+    place = place_of(folder)
+    if os.path.isdir(place):
         return
     make_folder(folder.parent)
     try:
-        os.mkdir(folder)
+        with _at(folder):
+            os.mkdir(place)
     except FileExistsError:
-        if not folder.is_dir():
+        if not os.path.isdir(place):
             raise
     sync_folder(folder.parent)
 
@@ -290,7 +388,8 @@ def names_in(folder: Path) -> list[str]:
         OSError: it cannot be listed. `Path.glob` of Python 3.13 and `Path.is_dir` of 3.14 find nothing then.
     """
     try:
-        return os.listdir(folder)
+        with _at(folder) as place:
+            return os.listdir(place)
     except (FileNotFoundError, NotADirectoryError):
         return []
 
@@ -313,7 +412,8 @@ def swap_private_file(path: Path, data: bytes) -> None:
 
 def rename_file(old: Path, new: Path) -> None:
     """Rename within one folder, in the place of a file that has the name, and put it on disk."""
-    os.replace(old, new)
+    with _at(old) as place:
+        os.replace(place, place_of(new))
     sync_folder(new.parent)
 
 
@@ -323,14 +423,15 @@ def rename_folder(old: Path, new: Path) -> None:
     Raises:
         OSError: `new` is there already and not empty, among other reasons.
     """
-    os.rename(old, new)
+    with _at(old) as place:
+        os.rename(place, place_of(new))
     sync_folder(new.parent)
 
 
 def remove_file(path: Path) -> None:
     """Remove a file, unless somebody else did."""
-    with suppress(FileNotFoundError):
-        os.unlink(path)
+    with suppress(FileNotFoundError), _at(path) as place:
+        os.unlink(place)
 
 
 def remove_folder(folder: Path) -> None:
@@ -339,7 +440,8 @@ def remove_folder(folder: Path) -> None:
     Raises:
         OSError: it is not there, or not empty, among other reasons.
     """
-    os.rmdir(folder)
+    with _at(folder) as place:
+        os.rmdir(place)
 
 
 def remove_tree(folder: Path) -> None:
@@ -347,10 +449,10 @@ def remove_tree(folder: Path) -> None:
 
     Of a link, also of one in the place of the folder, nothing but the link is removed.
     """
-    if os.path.islink(folder):
+    if os.path.islink(place := place_of(folder)):
         remove_file(folder)
         return
-    for root, folders, files in os.walk(folder, topdown=False):
+    for root, folders, files in os.walk(place, topdown=False):
         for name in files:
             remove_file(Path(root, name))
         for name in folders:
@@ -371,7 +473,7 @@ def _put_in_place(path: Path, data: bytes, *, mode: int, synced: bool) -> None:
     temporary = path.with_name(f"{path.name}.{os.urandom(6).hex()}.tmp")
     try:
         _write_new(temporary, data, mode=mode, synced=synced)
-        os.replace(temporary, path)
+        os.replace(place_of(temporary), place_of(path))
     except BaseException:
         remove_file(temporary)
         raise

@@ -11,7 +11,16 @@ from typing import Any
 
 from stream_server.errors import DamagedCheckpoint
 from stream_server.storage.checksums import ChecksumFile, FileRecord, record_of
-from stream_server.storage.disk import make_folder, remove_file, remove_folder, remove_tree, rename_folder, sync_folder
+from stream_server.storage.disk import (
+    exists,
+    make_folder,
+    place_of,
+    remove_file,
+    remove_folder,
+    remove_tree,
+    rename_folder,
+    sync_folder,
+)
 
 _NAME = re.compile(r"[^/\\\x00-\x1f\x7f]+")
 
@@ -89,7 +98,7 @@ def replacing(folder: Path) -> Iterator[FolderWriter]:
         OSError: the disk is full or fails.
     """
     new, old = folder.with_name(f"{folder.name}.tmp"), _old(folder)
-    if old.exists() and not folder.exists():
+    if exists(old) and not exists(folder):
         rename_folder(old, folder)
     for leftover in (new, old):
         remove_tree(leftover)
@@ -145,7 +154,7 @@ def damaged_files(folder: Path, files: Mapping[str, FileRecord], paths: Iterable
 
 def _problem(file: Path, path: str, expected: FileRecord) -> str:
     try:
-        num_bytes = os.stat(file).st_size
+        num_bytes = os.stat(place_of(file)).st_size
         if num_bytes != expected.num_bytes:
             return f"{path} has {num_bytes} bytes instead of {expected.num_bytes}"
         if record_of(file) != expected:
@@ -161,10 +170,10 @@ def _old(folder: Path) -> Path:
 
 def _replace(folder: Path, new: Path, old: Path) -> None:
     try:
-        if folder.exists():
+        if exists(folder):
             rename_folder(folder, old)
         rename_folder(new, folder)
     except OSError:
-        if old.exists() and not folder.exists():
+        if exists(old) and not exists(folder):
             rename_folder(old, folder)
         raise

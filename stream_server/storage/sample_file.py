@@ -3,6 +3,7 @@
 So a writer that reads the rows from where they live is done with some of them long before it is done with all.
 """
 
+import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from math import prod
@@ -14,7 +15,7 @@ from numpy.typing import NDArray
 
 from stream_server.errors import DamagedCheckpoint
 from stream_server.ragged import array_of
-from stream_server.storage.disk import ordinary, read_into
+from stream_server.storage.disk import ordinary, place_of, read_into
 from stream_server.storage.plain_state import Writable, parse_dtype
 
 CHUNK_BYTES = 4 * 1024 * 1024
@@ -114,7 +115,7 @@ def read_rows(path: Path, layout: SampleLayout) -> Iterator[tuple[range, dict[st
         DamagedCheckpoint: the file is too short or too long.
     """
     expected = layout.num_bytes(range(layout.num_rows))
-    found = path.stat().st_size
+    found = os.stat(place_of(path)).st_size
     if found != expected:
         raise DamagedCheckpoint(f"{path} must have {expected} bytes for {layout.num_rows} samples, but has {found}")
     memory = bytearray(min(expected, max(CHUNK_BYTES, layout.row_bytes)))

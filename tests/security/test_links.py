@@ -3,6 +3,7 @@
 import os
 import stat
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -196,3 +197,40 @@ def test_a_new_study_writes_no_file_that_is_there(shared: Path, monkeypatch: pyt
 
 def _as_if_empty(empty: Path, iterdir: Callable[[Path], Iterator[Path]]) -> Callable[[Path], Iterator[Path]]:
     return lambda folder: iter(()) if folder == empty else iterdir(folder)
+
+
+def test_a_result_is_not_written_through_a_link_that_came_between_look_and_opening(
+    shared: Path, stranger: Stranger, tmp_path: Path
+) -> None:
+    """It led into a private file in four of ten tries as long as these were two steps."""
+    private = tmp_path / "private"
+    private.write_text("kept")
+    # Where the sticky bit is missing, Linux follows whosever link it is.
+    project = shared / "project"
+    project.mkdir()
+    project.chmod(0o777)
+    name = project / "result.csv"
+    swaps = """
+name, private, end = sys.argv[1:]
+print("begun", flush=True)
+while not os.path.exists(end):
+    os.symlink(private, name + ".link")
+    os.rename(name + ".link", name)
+    try:
+        os.unlink(name)
+    except FileNotFoundError:
+        pass
+"""
+    end = shared / "end"
+    with stranger.start(swaps, name, private, end) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "begun\n"
+        for _ in range(2000):
+            with suppress(OSError), open(name, "w", opener=for_result) as file:
+                file.write("a result")
+            with suppress(OSError):
+                if not name.is_symlink():
+                    name.unlink()
+        end.touch()
+        process.wait(60)
+    assert private.read_text() == "kept"

@@ -1,6 +1,7 @@
 """The folder, the files, the environment and the command line of one attempt of a simulation."""
 
 import contextlib
+import errno
 import hashlib
 import json
 import os
@@ -59,7 +60,7 @@ class Attempts:
 
     def free_number(self, simulation: int, attempt: int) -> int:
         """The first number from `attempt` on that no attempt in the output folder has."""
-        while self.folder(simulation, attempt).exists():
+        while disk.exists(self.folder(simulation, attempt)):
             attempt += 1
         return attempt
 
@@ -77,9 +78,11 @@ class Attempts:
             OSError: the folder cannot be written, or is there already; or a template cannot be read.
             ValueError: a template is not text, or asks for a format that its value does not have.
         """
+        if not disk.is_in_place(self.output_dir):
+            raise OSError(errno.ESTALE, f"{self.output_dir} is another folder now: give that of this run its name back")
         folder = self.folder(simulation, attempt)
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        folder.mkdir(mode=0o750)
+        disk.make_folder(folder.parent)
+        os.mkdir(disk.place_of(folder))
         file = folder / CONNECTION_FILE
         content = {**connection, "simulation": simulation, "attempt": attempt, "parameters": dict(parameters)}
         if keys is not None:
@@ -135,8 +138,8 @@ class Attempts:
     def _render(self, template: Path, folder: Path, values: Mapping[str, Value]) -> Path:
         inside = template.is_relative_to(self.study_dir)
         target = folder / (template.relative_to(self.study_dir) if inside else template.name)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_text(render(disk.read_text(template), values), encoding="utf-8")
+        disk.make_folder(target.parent)
+        disk.write_file(target, render(disk.read_text(template), values).encode())
         if template.stat().st_mode & stat.S_IXUSR:
             # Those who may read it may execute it: the mode of the template would undo the umask.
             mode = target.stat().st_mode

@@ -32,6 +32,7 @@ from stream_server.launcher.simulations.server_connection import ServerConnectio
 from stream_server.launcher.simulations.starter import Starter
 from stream_server.machine.log_end import log_end
 from stream_server.messages import launcher_link
+from stream_server.storage.disk import place_of
 from stream_server.wording import counted
 
 POLL_S = 1.0
@@ -262,7 +263,7 @@ class Ensemble:
                 continue
             del self._ended[simulation]
             if state is ScheduledState.FINISHED and not self.schedule.failed_later(simulation):
-                shutil.rmtree(self.jobs.attempts.folder(simulation, attempt), ignore_errors=True)
+                shutil.rmtree(place_of(self.jobs.attempts.folder(simulation, attempt)), ignore_errors=True)
 
     def _carry_out(self, actions: Sequence[Action]) -> None:
         cancelled = set()

@@ -18,8 +18,9 @@ from stream_server.launcher.simulations.attempt_jobs import AttemptJobs
 from stream_server.launcher.simulations.server_connection import ServerConnection
 from stream_server.messages import launcher_link
 from stream_server.messages.curve import KeyPair
+from stream_server.storage.disk import place_of
 
-DISK_IS_TO_BLAME = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS})
+DISK_IS_TO_BLAME = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.ESTALE})
 
 log = logging.getLogger(__name__)
 
@@ -172,7 +173,7 @@ class Starter:
             self.server.send(launcher_link.HeldBack(text=text))
             self._is_held_back = True
         for attempt in members:
-            shutil.rmtree(self.attempts.folder(*attempt), ignore_errors=True)
+            shutil.rmtree(place_of(self.attempts.folder(*attempt)), ignore_errors=True)
         now = time.monotonic()
         return [action for simulation, _ in members for action in self.schedule.postpone(simulation, now)]
 

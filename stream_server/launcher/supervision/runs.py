@@ -34,6 +34,7 @@ from stream_server.machine.forced_exit import URGENT, UrgentSignals, stop_signal
 from stream_server.machine.screen import LogFile, PlainFormatter
 from stream_server.machine.signals import Signals
 from stream_server.machine.study_lock import LOCKS, RUN_LOCK, StudyLock
+from stream_server.storage.disk import held, make_folder
 
 PROGRAM = "stream-launcher"
 LOG_FORMAT = "%(asctime)s %(levelname)s %(message)s"
@@ -53,9 +54,9 @@ def supervise_study(config: StudyConfig, command: ServerCommand, *, ends_at: flo
         print(f"{PROGRAM}: {closed}", file=sys.stderr, flush=True)
     jobs, servers = _make_jobs(config), Servers(config)
     lock = StudyLock(config.output_dir / RUN_LOCK, PROGRAM)
-    with lock, Journal(config.output_dir) as journal, Signals(signal.SIGCHLD, *stop_signals()) as signals:
+    with run_folder.held(config.output_dir, resume=command.resume), lock, Journal(config.output_dir) as journal:
         _start_log(config)
-        with closing(jobs.backend), servers:
+        with Signals(signal.SIGCHLD, *stop_signals()) as signals, closing(jobs.backend), servers:
             if command.retry is not None and is_resumed(journal.history, servers.backend, link=None):
                 raise ConfigError(
                     "--retry is for a study that has ended, but this one goes on: its launcher was killed. Run the "
@@ -100,9 +101,9 @@ def run_simulations(config: StudyConfig, address: str) -> int:
     release_cores()
     check_backend(config)
     jobs = _make_jobs(config)
-    with Journal(config.output_dir) as journal, Signals(signal.SIGCHLD, *stop_signals()) as signals:
+    with held(config.output_dir), Journal(config.output_dir) as journal:
         _start_log(config)
-        with closing(jobs.backend):
+        with Signals(signal.SIGCHLD, *stop_signals()) as signals, closing(jobs.backend):
             with Servers(config) as servers:
                 begin(journal, jobs, servers, link=address)
             with ServerConnection(address) as link:
@@ -234,7 +235,7 @@ def _make_ensemble(config: StudyConfig, journal: Journal, link: ServerConnection
 def _start_log(config: StudyConfig) -> None:
     """Write the log of this process."""
     file = config.output_dir / "logs" / "launcher.log"
-    file.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(file.parent)
     handler = LogFile(file)
     handler.setFormatter(PlainFormatter(LOG_FORMAT))
     logging.basicConfig(handlers=[handler], level=logging.INFO, force=True)

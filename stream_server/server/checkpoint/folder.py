@@ -11,7 +11,7 @@ from stream_server.errors import DamagedCheckpoint, OtherFormat
 from stream_server.failpoints import failpoint
 from stream_server.server.checkpoint.incarnations import Incarnations, read_incarnations
 from stream_server.storage.checksums import FileRecord, checksummed_json, parse_checksummed_json
-from stream_server.storage.disk import names_in, ordinary, remove_tree, rename_folder
+from stream_server.storage.disk import exists, names_in, ordinary, place_of, remove_tree, rename_folder, write_file
 from stream_server.storage.folders import damaged_files, records_from_json, records_to_json, withdraw
 from stream_server.storage.typed import quoted, typed
 
@@ -131,7 +131,7 @@ class CheckpointFolder:
         """The numbers of the committed checkpoints that are there, valid or not, oldest first."""
         names = names_in(self.folder)
         numbers = sorted(int(name) for name in names if _COMMITTED.fullmatch(name))
-        return [number for number in numbers if self.path(number).is_dir()]
+        return [number for number in numbers if Path(place_of(self.path(number))).is_dir()]
 
     def were_damaged(self) -> bool:
         """Whether checkpoints were set aside as damaged."""
@@ -161,7 +161,7 @@ class CheckpointFolder:
         rename_folder(self.path(number), path)
         _log.warning("checkpoint %d is damaged and was set aside as %s: %s", number, path, why)
         try:
-            (path / REASON_FILE).write_text(why + "\n", encoding="utf-8")
+            write_file(path / REASON_FILE, f"{why}\n".encode())
         except OSError as error:
             _log.warning("the reason could not be written beside it: %s", error)
         return path
@@ -205,4 +205,4 @@ class CheckpointFolder:
     def unused_path(self, name: str) -> Path:
         """A path in the folder that is not taken: that of this name, or the name with a number behind it."""
         names = itertools.chain([name], (f"{name}.{copy}" for copy in itertools.count(2)))
-        return next(path for path in map(self.folder.joinpath, names) if not path.exists())
+        return next(path for path in map(self.folder.joinpath, names) if not exists(path))

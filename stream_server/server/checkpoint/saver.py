@@ -15,7 +15,7 @@ from stream_server.server.checkpoint.failures import SaveFailed, reason_of
 from stream_server.server.checkpoint.folder import MANIFEST_FILE, CheckpointFolder, Manifest
 from stream_server.server.checkpoint.incarnations import read_incarnations
 from stream_server.storage.checksums import FileRecord
-from stream_server.storage.disk import make_folder, remove_tree, rename_folder
+from stream_server.storage.disk import exists, make_folder, remove_tree, rename_folder
 from stream_server.storage.folders import FolderWriter, PendingFile
 
 _log = logging.getLogger(__name__)
@@ -239,7 +239,7 @@ def commit(checkpoints: CheckpointFolder, manifest: Manifest) -> Path:
 
 def _make_way(checkpoints: CheckpointFolder, number: int) -> None:
     """Set aside a checkpoint of the same number, which an older server must have left."""
-    if not checkpoints.path(number).exists():
+    if not exists(checkpoints.path(number)):
         return
     try:
         incarnation = checkpoints.manifest(number).incarnation

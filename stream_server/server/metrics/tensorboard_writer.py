@@ -20,6 +20,7 @@ from tensorboard.compat.proto.summary_pb2 import HistogramProto, Summary  # type
 
 from stream_server.server.metrics.histogram import LIMITS, Histogram
 from stream_server.server.metrics.log_record import Record
+from stream_server.storage.disk import make_folder, place_of
 
 PNG_SIZE = slice(16, 24)
 RGBA = 4
@@ -36,9 +37,10 @@ class TensorBoardWriter:
     """
 
     def __init__(self, folder: Path, after: int = 0) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         name = f"events.out.tfevents.{time.time_ns()}.{socket.gethostname()}.{os.getpid()}"
-        self._file = (folder / name).open("wb")
+        place = Path(place_of(folder / name))
+        self._file = place.open("wb")
         self._write(Event(file_version="brain.Event:2", source_metadata=SourceMetadata(writer="stream_server")))
         self._write(Event(step=after + 1, session_log=SessionLog(status=SessionLog.START)))
 

@@ -16,7 +16,15 @@ from typing import Any
 from stream_server.built_in import WRITERS, load_named
 from stream_server.errors import ConfigError
 from stream_server.server.metrics.log_record import AXES, LoggedRun, Record, Writer
-from stream_server.storage.disk import names_in, read_file, remove_leftovers, replace_file
+from stream_server.storage.disk import (
+    exists,
+    make_folder,
+    names_in,
+    place_of,
+    read_file,
+    remove_leftovers,
+    replace_file,
+)
 from stream_server.user_code import arguments_for
 
 WantedWriters = Sequence[tuple[str, Mapping[str, Any]]]
@@ -59,7 +67,7 @@ def open_writers(run: LoggedRun, wanted: WantedWriters = DEFAULT_WRITERS, study_
         UserCodeError: a user's file raised while it was imported.
     """
     makers = writer_makers(wanted, study_dir)
-    run.folder.mkdir(parents=True, exist_ok=True)
+    make_folder(run.folder)
     for name in names_in(run.folder):
         of_rank = re.fullmatch(r"rank-(\d+)\.jsonl", name)
         if of_rank and int(of_rank[1]) >= run.num_ranks:
@@ -75,7 +83,7 @@ def open_own_writers(run: LoggedRun, rank: int, wanted: WantedWriters = (), stud
     """Open the writers of what one rank has logged for itself; see `open_writers`. Every rank."""
     makers = writer_makers(wanted, study_dir)
     run = replace(run, rank=rank)
-    run.folder.mkdir(parents=True, exist_ok=True)
+    make_folder(run.folder)
     return [JsonLinesWriter(run.folder / f"{_stem(run)}.jsonl", run.after), *_opened(makers, run)]
 
 
@@ -122,7 +130,8 @@ class JsonLinesWriter:
 
     def __init__(self, path: Path, after: int = 0, *, is_validated: bool = True) -> None:
         _cut(path, after, is_validated=is_validated)
-        self._file = path.open("a", encoding="utf-8")
+        place = Path(place_of(path))
+        self._file = place.open("a", encoding="utf-8")
 
     def write(self, record: Record) -> None:
         for line in self._lines(record):
@@ -157,7 +166,7 @@ class CsvWriter:
         self._path = path
         self._columns = list(AXES)
         rows: list[dict[str, Any]] = []
-        if path.exists():
+        if exists(path):
             # A crash may have torn the last line, also so that it still looks like one; one of the system any line.
             whole, _, _ = read_file(path, max_bytes=None).decode(errors="replace").replace("\0", "").rpartition("\n")
             reader = csv.DictReader(whole.splitlines())
@@ -169,7 +178,8 @@ class CsvWriter:
                     if _is_whole(row) and _stays(row, int(row["batch"]), after, is_validated=is_validated)
                 ]
         self._rewrite(rows)
-        self._file = path.open("a", newline="", encoding="utf-8")
+        place = Path(place_of(path))
+        self._file = place.open("a", newline="", encoding="utf-8")
 
     def write(self, record: Record) -> None:
         if not record.values or not self._is_ours:
@@ -191,7 +201,7 @@ class CsvWriter:
     def _is_ours(self) -> bool:
         """A newer start of the server, if there is one, has put its own file in the place of this one."""
         try:
-            return os.path.samestat(os.fstat(self._file.fileno()), self._path.stat())
+            return os.path.samestat(os.fstat(self._file.fileno()), os.stat(place_of(self._path)))
         except FileNotFoundError:
             return False
 
@@ -200,7 +210,8 @@ class CsvWriter:
         rows = list(csv.DictReader(io.StringIO(read_file(self._path, max_bytes=None).decode(), newline="")))
         self._columns += names
         self._rewrite(rows)
-        self._file = self._path.open("a", newline="", encoding="utf-8")
+        place = Path(place_of(self._path))
+        self._file = place.open("a", newline="", encoding="utf-8")
 
     def _rewrite(self, rows: list[dict[str, Any]]) -> None:
         table = io.StringIO(newline="")
@@ -218,7 +229,7 @@ def _short(value: float) -> float:
 def _cut(path: Path, after: int, *, is_validated: bool = True) -> None:
     """Take the lines after batch `after`, and those that a crash has damaged, out of a file, if there is one."""
     remove_leftovers(path)
-    if not path.exists():
+    if not exists(path):
         return
     *lines, _ = read_file(path, max_bytes=None).split(b"\n")
     kept = [line + b"\n" for line in lines if _line_stays(line, after, is_validated=is_validated)]

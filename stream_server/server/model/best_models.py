@@ -16,7 +16,7 @@ from stream_server.server.progress.phases import Phases
 from stream_server.server.user.callbacks import Callback
 from stream_server.server.user.framework import Step
 from stream_server.storage.checksums import checksummed_json, parse_checksummed_json
-from stream_server.storage.disk import names_in, read_file, remove_tree
+from stream_server.storage.disk import exists, names_in, read_file, remove_tree
 from stream_server.storage.folders import (
     PendingFile,
     damaged_files,
@@ -76,7 +76,7 @@ class BestModels(Callback):
 
     def on_train_start(self, server: Any) -> None:
         if server.rank == 0:
-            there = [it for it in self._kept if self._folder.path(it["batch"]).is_dir()]
+            there = [it for it in self._kept if exists(self._folder.path(it["batch"]))]
             self._kept = there[: self._num]
             self._prune()
 

@@ -115,7 +115,7 @@ class Recorder:
                 begin_segment(self.folder, Segment(incarnation=self.incarnation, begin=begin, rank=rank))
             path = begin_segment(self.folder, self._segment)
             self._file = disk.open_to_append(path)
-            if self.marker.exists():
+            if disk.exists(self.marker):
                 disk.remove_file(self.marker)
                 disk.sync_folder(self.folder)
         return self
@@ -298,7 +298,7 @@ class Recorder:
                 raise self._not_written(error) from error
             log.error("samples are not recorded any more, and the study goes on without it: %s", error)
             with suppress(OSError):
-                self.marker.write_text(f"{error}\n")
+                disk.write_file(self.marker, f"{error}\n".encode())
 
     def _not_written(self, error: BaseException) -> SamplesNotWritten:
         return SamplesNotWritten(

@@ -7,6 +7,7 @@ from types import TracebackType
 from typing import Self, TextIO
 
 from stream_server.machine.screen import LogFile, PlainFormatter
+from stream_server.storage.disk import make_folder
 
 FILE_FORMAT = "%(asctime)s %(levelname)-7s %(threadName)s %(name)s: %(message)s"
 SCREEN_FORMAT = "%(levelname)s: %(message)s"
@@ -27,7 +28,7 @@ class Logs:
         self._handlers: list[logging.Handler] = []
 
     def __enter__(self) -> Self:
-        self.path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(self.path.parent)
         file = LogFile(self.path)
         file.setFormatter(PlainFormatter(FILE_FORMAT))
         self._handlers = [file]

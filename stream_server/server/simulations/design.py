@@ -15,6 +15,7 @@ from stream_server.errors import ConfigError
 from stream_server.server.intake.parameters import Origin, SimulationParameters
 from stream_server.server.simulations.generator import PointGenerator
 from stream_server.server.simulations.samplers import GeneratedPoints, Sampler, make_sampler
+from stream_server.storage.disk import ordinary
 from stream_server.wording import counted
 
 TRAINING_STREAM = 0
@@ -95,7 +96,7 @@ def write_csv(
 
     With `origins`, three more columns say where the parameters of a simulation come from, as far as that is known.
     """
-    with path.open("w", encoding="utf-8", newline="") as file:
+    with open(path, "w", encoding="utf-8", newline="", opener=ordinary) as file:
         writer = csv.writer(file, lineterminator="\n")
         names = next(iter(parameters.values()), {})
         writer.writerow([ID_COLUMN, *names, *(() if origins is None else ORIGIN_COLUMNS)])
@@ -104,7 +105,7 @@ def write_csv(
 
 def append_csv(path: Path, parameters: Mapping[int, Mapping[str, float]], origins: Mapping[int, Origin]) -> None:
     """Add simulations to a file that `write_csv` has written with origins."""
-    with path.open("a", encoding="utf-8", newline="") as file:
+    with open(path, "a", encoding="utf-8", newline="", opener=ordinary) as file:
         csv.writer(file, lineterminator="\n").writerows(_rows(parameters, origins))
 
 

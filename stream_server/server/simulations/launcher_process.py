@@ -13,6 +13,7 @@ from stream_server.machine.interpreter import python_command
 from stream_server.machine.log_end import log_end
 from stream_server.machine.processes import end_all
 from stream_server.messages.connection import ENVIRONMENT_VARIABLE
+from stream_server.storage.disk import make_folder, ordinary
 
 LEAVE_S = 30.0
 GRACE_S = 5.0
@@ -89,8 +90,8 @@ class LauncherProcess:
             end_all(ENVIRONMENT_VARIABLE, self._simulations, GRACE_S)
 
     def _start(self) -> "subprocess.Popen[bytes]":
-        self._log.parent.mkdir(parents=True, exist_ok=True)
-        with self._log.open("ab") as log:
+        make_folder(self._log.parent)
+        with open(self._log, "ab", opener=ordinary) as log:
             return subprocess.Popen(
                 self._command,
                 stdin=subprocess.PIPE,

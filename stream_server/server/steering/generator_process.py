@@ -19,6 +19,7 @@ from typing import Any
 from stream_server.errors import ConfigError, UserCodeError
 from stream_server.launcher.backends.environment import scrubbed
 from stream_server.machine.interpreter import python_command
+from stream_server.storage.disk import make_folder, ordinary
 
 WORKER = "stream_server.server.steering.generator_worker"
 LEAVE_S = 5.0
@@ -108,8 +109,8 @@ class GeneratorProcess:
         with self._lock, theirs:
             if self._is_closed:
                 raise NoAnswer("it was switched off")
-            self.log.parent.mkdir(parents=True, exist_ok=True)
-            with self.log.open("ab") as log:
+            make_folder(self.log.parent)
+            with open(self.log, "ab", opener=ordinary) as log:
                 self._process = subprocess.Popen(
                     python_command("-m", WORKER, str(theirs.fileno())),
                     stdin=subprocess.PIPE,

@@ -6,7 +6,6 @@ import sysconfig
 import threading
 import traceback
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -22,7 +21,7 @@ from stream_server.errors import (
 from stream_server.machine.refusals import refusal
 from stream_server.server.ranks.communicator import Ranks
 from stream_server.server.training.control_round import offer_failure
-from stream_server.storage.disk import read_text
+from stream_server.storage.disk import exists, read_text, replace_file
 from stream_server.storage.typed import typed
 
 _OURS = Path(stream_server.__file__).parent
@@ -69,16 +68,12 @@ class Failure:
         The file appears with all that is in it: who finds it may end the rank that writes it.
         """
         path = output_dir / "exit.json"
-        if path.exists():
+        if exists(path):
             return
-        draft = path.with_name(f"{path.name}.{self.rank}.tmp")
         try:
-            draft.write_text(json.dumps(asdict(self), indent=2))
-            draft.replace(path)
+            replace_file(path, json.dumps(asdict(self), indent=2).encode())
         except OSError as error:
             _log.warning("%s cannot be written: %s", path, error)
-            with suppress(OSError):
-                draft.unlink(missing_ok=True)
 
     @classmethod
     def read(cls, output_dir: Path) -> "Failure | None":

@@ -44,7 +44,7 @@ from stream_server.server.study.set_up import StudySetUp
 from stream_server.server.study.watchdog import Watchdog
 from stream_server.server.training.monitoring.display import DisplayedStatus
 from stream_server.server.user.framework import framework_of
-from stream_server.storage.disk import remove_tree
+from stream_server.storage.disk import held, make_folder, remove_tree
 from stream_server.storage.plain_state import read_state
 
 PROGRAM = "stream-server"
@@ -130,6 +130,11 @@ def _run(config: StudyConfig, ranks: Ranks, start: Start, stops: StopRequests, w
     by_rank_0(ranks, lambda: _require_program(config, start))
     with ExitStack() as locks:
         by_rank_0(ranks, lambda: _take_folder(config, folder, start, locks))
+        for used in (folder.path, config.checkpoint.dir):
+            if ranks.rank != 0 and used is not None:
+                # A network file system may not show here yet what rank 0 has made.
+                make_folder(used)
+                locks.enter_context(held(used))
         by_rank_0(ranks, lambda: folder.prepare(config, resume=start.resume))
         continuation = find_continuation(config, ranks, folder, partial(_chosen_to_retry, start.retry))
         watchdog.is_outdated = continuation.is_outdated
@@ -180,6 +185,8 @@ def _take_folder(config: StudyConfig, folder: OutputFolder, start: Start, locks:
     if not start.fresh:
         run_folder.check(folder.path, resume=start.resume)
     _claim(folder.path, config)
+    holding = locks.enter_context(ExitStack())
+    holding.enter_context(held(folder.path) if start.fresh else run_folder.held(folder.path, resume=start.resume))
     of_folder = locks.enter_context(ExitStack())
     _lock(folder.path, start, of_folder)
     if start.link is None:
@@ -187,12 +194,15 @@ def _take_folder(config: StudyConfig, folder: OutputFolder, start: Start, locks:
     if start.fresh and (renamed := folder.set_aside()):
         tell(f"{PROGRAM}: {renamed}", sys.stderr)
         # The locks have gone with the folder of the earlier run, which nobody runs any more.
+        holding.close()
         with of_folder.pop_all():
             _claim(folder.path, config)
+            holding.enter_context(held(folder.path))
             _lock(folder.path, start, locks)
     checkpoints = config.checkpoint.dir
     if checkpoints is not None and checkpoints.resolve() != folder.path.resolve():
         _claim(checkpoints, config)
+        locks.enter_context(held(checkpoints))
         locks.enter_context(_server_lock(checkpoints, start))
 
 

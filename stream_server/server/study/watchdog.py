@@ -23,7 +23,7 @@ from stream_server.machine import exit_watch
 from stream_server.server.ranks.collectives import CollectiveCalls
 from stream_server.server.ranks.communicator import Ranks, leave_mpi
 from stream_server.server.study.failure import Failure
-from stream_server.storage.disk import read_text
+from stream_server.storage.disk import ordinary, read_text, remove_file
 
 LONGEST_TICK_S = 1.0
 ABORT_S = 5.0
@@ -151,8 +151,8 @@ class Watchdog:
         _log.warning("rank %d has %s for %.0f s: it %s", self._rank, met, self._stall.waited_s, doing)
         _log.info("the stacks of rank %d:\n%s", self._rank, _stacks())
         if (note := self._note_of(self._rank)) is not None:
-            with suppress(OSError):
-                note.write_text(json.dumps({"doing": doing}))
+            with suppress(OSError), open(note, "w", encoding="utf-8", opener=ordinary) as file:
+                json.dump({"doing": doing}, file)
 
     def _leave(self) -> None:
         """End the job: the ranks do not meet any more."""
@@ -210,7 +210,7 @@ class Watchdog:
     def _remove_note(self) -> None:
         if (note := self._note_of(self._rank)) is not None:
             with suppress(OSError):
-                note.unlink(missing_ok=True)
+                remove_file(note)
 
 
 def _place(frame: FrameType | None) -> str:

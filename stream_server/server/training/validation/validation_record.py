@@ -21,7 +21,7 @@ from stream_server.server.user.forecast import array_of
 from stream_server.server.user.rendering import Prediction
 from stream_server.server.user.simulation_data import SimulationBatch
 from stream_server.server.user.stream_server import StreamServer
-from stream_server.storage.disk import make_folder, remove_file, replace_file
+from stream_server.storage.disk import make_folder, names_in, remove_file, replace_file
 
 FORMAT = 1
 OF_LOSS = "loss"
@@ -125,13 +125,13 @@ class ValidationRecord:
 
     def prune(self, batches: Sequence[int]) -> None:
         """Remove the files of other batches, those of all ranks, on rank 0."""
-        if self._ranks.rank != 0 or not self._folder.is_dir():
+        if self._ranks.rank != 0:
             return
         try:
-            for file in self._folder.iterdir():
-                match = _FILE.fullmatch(file.name)
+            for name in names_in(self._folder):
+                match = _FILE.fullmatch(name)
                 if match and int(match[1]) not in batches:
-                    remove_file(file)
+                    remove_file(self._folder / name)
         except OSError as error:
             self._warn("prune", f"old ones cannot be removed: {error}")
 
