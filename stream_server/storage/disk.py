@@ -50,11 +50,14 @@ class UnusableFile(OSError):
 
 @contextmanager
 def held(folder: Path) -> Iterator[None]:
-    """Within the block, all that this module does below a folder is done in the folder that has this name now.
+    """Within the block, all that this module does below a folder is done in the one that has this name now.
+
+    It is made unless it is there.
 
     Raises:
-        OSError: it cannot be opened.
+        OSError: it cannot be made or opened.
     """
+    make_folder(folder)
     name = os.fspath(folder)
     before = _held.get(name)
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -83,9 +86,11 @@ def place_of(path: Path | str) -> str:
 
 
 def is_in_place(folder: Path) -> bool:
-    """Whether the name of a folder leads to the one that is held, if it is."""
+    """Whether the name of a folder still leads to the one that is held, if one is."""
+    if (place := place_of(folder)) == os.fspath(folder):
+        return True
     try:
-        return os.path.samestat(os.stat(folder), os.stat(place_of(folder)))
+        return os.path.samestat(os.stat(folder), os.stat(place))
     except FileNotFoundError:
         return False
 

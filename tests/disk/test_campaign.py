@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 
-from stream_server.server.checkpoint.folder import REASON_FILE
 from tests.campaigns import Tally
 from tests.disk.campaign import CUT_AGAIN, PowerFailures, Run
 from tests.disk.scenarios import SCENARIOS, Scenario
@@ -44,9 +43,6 @@ def test_a_program_that_does_not_sync_is_found_out(tmp_path: Path, scenario: Sce
 def test_nothing_that_a_program_does_to_the_disk_goes_unnoticed(scenario: Scenario) -> None:
     with scratch() as ground:
         run = Run(scenario, ground)
-        for reason in run.folder.rglob(REASON_FILE):
-            # Nothing is promised of it, so it is written past the layer.
-            reason.unlink()
         assert Moment(run.history, len(run.history.steps)).whole().tree == taken(run.folder)
 
 

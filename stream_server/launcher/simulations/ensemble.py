@@ -263,7 +263,7 @@ class Ensemble:
                 continue
             del self._ended[simulation]
             if state is ScheduledState.FINISHED and not self.schedule.failed_later(simulation):
-                shutil.rmtree(place_of(self.jobs.attempts.folder(simulation, attempt)), ignore_errors=True)
+                shutil.rmtree(Path(place_of(self.jobs.attempts.folder(simulation, attempt))), ignore_errors=True)
 
     def _carry_out(self, actions: Sequence[Action]) -> None:
         cancelled = set()

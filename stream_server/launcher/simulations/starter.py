@@ -6,6 +6,7 @@ import shlex
 import shutil
 import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from stream_server.failpoints import failpoint
@@ -173,7 +174,7 @@ class Starter:
             self.server.send(launcher_link.HeldBack(text=text))
             self._is_held_back = True
         for attempt in members:
-            shutil.rmtree(place_of(self.attempts.folder(*attempt)), ignore_errors=True)
+            shutil.rmtree(Path(place_of(self.attempts.folder(*attempt))), ignore_errors=True)
         now = time.monotonic()
         return [action for simulation, _ in members for action in self.schedule.postpone(simulation, now)]
 

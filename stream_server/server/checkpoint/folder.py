@@ -11,7 +11,15 @@ from stream_server.errors import DamagedCheckpoint, OtherFormat
 from stream_server.failpoints import failpoint
 from stream_server.server.checkpoint.incarnations import Incarnations, read_incarnations
 from stream_server.storage.checksums import FileRecord, checksummed_json, parse_checksummed_json
-from stream_server.storage.disk import exists, names_in, ordinary, place_of, remove_tree, rename_folder, write_file
+from stream_server.storage.disk import (
+    exists,
+    names_in,
+    ordinary,
+    place_of,
+    remove_tree,
+    rename_folder,
+    write_file,
+)
 from stream_server.storage.folders import damaged_files, records_from_json, records_to_json, withdraw
 from stream_server.storage.typed import quoted, typed
 

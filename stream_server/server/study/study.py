@@ -44,7 +44,7 @@ from stream_server.server.study.set_up import StudySetUp
 from stream_server.server.study.watchdog import Watchdog
 from stream_server.server.training.monitoring.display import DisplayedStatus
 from stream_server.server.user.framework import framework_of
-from stream_server.storage.disk import held, make_folder, remove_tree
+from stream_server.storage.disk import held, remove_tree
 from stream_server.storage.plain_state import read_state
 
 PROGRAM = "stream-server"
@@ -132,8 +132,6 @@ def _run(config: StudyConfig, ranks: Ranks, start: Start, stops: StopRequests, w
         by_rank_0(ranks, lambda: _take_folder(config, folder, start, locks))
         for used in (folder.path, config.checkpoint.dir):
             if ranks.rank != 0 and used is not None:
-                # A network file system may not show here yet what rank 0 has made.
-                make_folder(used)
                 locks.enter_context(held(used))
         by_rank_0(ranks, lambda: folder.prepare(config, resume=start.resume))
         continuation = find_continuation(config, ranks, folder, partial(_chosen_to_retry, start.retry))
