@@ -62,8 +62,8 @@ def check_continuation(before: Mapping[str, Any], config: StudyConfig) -> None:
     if problems:
         text = config_error("study.json, beside the run that it would continue,", problems)
         raise ConfigError(
-            f"{text}\n--fresh starts it over, and keeps the old folder under another name; load.checkpoint, with that "
-            "folder, begins with the model in it"
+            f"{text}\n--fresh starts it over, and keeps the old folder under another name; another study.output_dir "
+            "leaves it as it is; load.checkpoint, with that folder, begins with the model in it"
         )
 
 

@@ -2,5 +2,5 @@
 
 Offers: none.
 May import: analysis, config, launcher.backends, launcher.supervision, machine, server.commands, server.model,
-    server.ranks, server.study, server.user, storage.
+    server.ranks, server.run, server.study, server.user, storage.
 """

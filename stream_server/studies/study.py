@@ -17,6 +17,7 @@ from stream_server.launcher.supervision.runs import rename_earlier_run
 from stream_server.machine import run_folder
 from stream_server.machine.interpreter import python_command, python_environment
 from stream_server.machine.study_lock import RUN_LOCK, holder_of
+from stream_server.server.run.output import OutputFolder
 from stream_server.storage.disk import for_result, read_text
 from stream_server.storage.ownership import private_files
 from stream_server.studies.facts import Facts
@@ -115,7 +116,8 @@ class Study:
             time_limit: "HH:MM:SS", before which it saves a checkpoint and leaves.
 
         Raises:
-            ConfigError: it runs already, the launcher refuses it, or `file` is not one that `start` may write.
+            ConfigError: it runs already, the run in the output folder is that of another study, the launcher refuses
+                it, or `file` is not one that `start` may write.
         """
         if fresh and retry is not None:
             raise ConfigError("retry goes on with a study whose simulations were given up: drop it, or fresh")
@@ -126,9 +128,12 @@ class Study:
                 f"{self.output_dir} is in use: {state.detail} runs the study there. `Run.open` shows and stops it; "
                 "or write another study.output_dir"
             )
-        self._write()
         if fresh:
+            self._write()
             rename_earlier_run(self.config)
+        else:
+            OutputFolder(self.output_dir).check_start(self.config, resume=False)
+            self._write()
         overrides = [*self._overrides, *([] if ranks is None else [f"server.ranks={ranks}"])]
         options = [f"--set={it}" for it in overrides] + ([] if time_limit is None else [f"--time-limit={time_limit}"])
         options += [] if retry is None else ["--retry", *map(str, retry)]

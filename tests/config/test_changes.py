@@ -219,8 +219,8 @@ def test_both_values_are_told(folder: StudyFolder) -> None:
         "user.momentum: 0.9, but the run began without this key. Remove it, or start afresh.",
     ]
     assert last == (
-        "--fresh starts it over, and keeps the old folder under another name; load.checkpoint, with that folder, "
-        "begins with the model in it"
+        "--fresh starts it over, and keeps the old folder under another name; another study.output_dir leaves it as it "
+        "is; load.checkpoint, with that folder, begins with the model in it"
     )
 
 

@@ -87,11 +87,10 @@ def test_a_study_outlives_the_process_that_started_it_is_stopped_and_goes_on_but
     assert (status.state, status.exit_code, status.exit_reason) == ("stopped", 75, "saved")
     assert status.log != ""
 
-    # Rank 0 refuses to go on with other parameters; the earlier end is not taken for that of this start.
-    other = settings | {"study": settings["study"] | {"seed": 5}}
-    refused = Study(other, folder).start().wait(LIMIT_S)
+    # Rank 0 refuses to try again what was not given up; the earlier end is not taken for that of this start.
+    refused = study.start(retry=[9]).wait(LIMIT_S)
     assert (refused.state, refused.exit_code) == ("failed", 2), refused
-    assert "study.seed" in refused.log
+    assert "--retry 9" in refused.log
 
     go.touch()
     run = study.start(ranks=2)
@@ -106,13 +105,13 @@ def test_a_study_outlives_the_process_that_started_it_is_stopped_and_goes_on_but
     assert list(pictures) == ["loss"]
     assert pictures._repr_html_().startswith('<img alt="loss" src="data:image/png;base64,')
 
+    with pytest.raises(ConfigError, match=r"time-limit.*is no time"):
+        study.start(time_limit="soon")
     assert_a_failure_is_told(Study(plain(user__trouble="training_step", user__rank=0, study__simulations=1), folder))
 
 
 def assert_a_failure_is_told(study: Study) -> None:
     """Start it in the place of one that has ended."""
-    with pytest.raises(ConfigError, match=r"time-limit.*is no time"):
-        study.start(time_limit="soon")
     run = study.start(fresh=True)
     assert run.path.with_name("ripple.1").joinpath("report.json").exists()
     status = run.wait(LIMIT_S)
@@ -161,6 +160,17 @@ def test_a_check_says_what_the_command_says_and_refuses_what_it_refuses(folder: 
     assert facts["simulations"] == "6 for training, 1 for validation"
     with pytest.raises(ConfigError, match="no-such-program"):
         Study(plain(simulation__command=["no-such-program"]), folder).check()
+
+
+def test_a_run_of_another_study_is_refused_where_it_is_to_be_started(folder: Path) -> None:
+    study = Study(plain(training__batch_size=7), folder)
+    study.output_dir.joinpath("record").mkdir(parents=True)
+    before = Study(plain(training__batch_size=4), folder).config.resolved()
+    (study.output_dir / "study.json").write_text(json.dumps(before))
+    (study.output_dir / "report.json").write_text('{"exit_code": 0, "exit_reason": "finished"}')
+    with pytest.raises(ConfigError, match=r"training\.batch_size: 7, but the run began with 4"):
+        study.start(ranks=1)
+    assert not study.file.exists()
 
 
 def test_a_file_of_the_users_own_is_not_overwritten(folder: Path) -> None:

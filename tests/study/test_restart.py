@@ -1,6 +1,7 @@
 """A study that was killed, stopped or damaged goes on when the same command is given again, and loses nothing."""
 
 import json
+import shutil
 import signal
 import tempfile
 from collections.abc import Callable, Sequence
@@ -131,24 +132,37 @@ def test_a_change_that_matters_is_refused_with_both_values(killed: Run, tmp_path
 
 
 def test_a_finished_study_says_so_and_goes_on_when_more_batches_or_simulations_are_asked_for(tmp_path: Path) -> None:
-    output_dir = tmp_path / "run"
+    output_dir, study = tmp_path / "run", tmp_path / "study" / NUMPY_STUDY.name
+    shutil.copytree(NUMPY_STUDY.parent, study.parent)
     settings = SAVES | {"study.simulations": 2, "training.max_batches": 2}
-    stopped = run_here(NUMPY_STUDY, output_dir, settings=settings)
+    stopped = run_here(study, output_dir, settings=settings)
     assert (stopped.exit_code, stopped.report["exit_reason"], stopped.report["batches"]) == (0, "max_batches", 2)
-    again = run_here(NUMPY_STUDY, output_dir, settings=settings)
+    again = run_here(study, output_dir, settings=settings)
     assert again.exit_code == 0
     assert "ripple is finished" in again.output
     assert again.report == stopped.report
     settings["training.max_batches"] = None
-    first = run_here(NUMPY_STUDY, output_dir, settings=settings)
+    first = run_here(study, output_dir, settings=settings)
     assert_complete(first, num_simulations=2)
     assert first.report["restarts"] == 1
     attempts = first.attempts
-    again = run_here(NUMPY_STUDY, output_dir, settings=settings)
+    again = run_here(study, output_dir, settings=settings)
     assert again.exit_code == 0
     assert "ripple is finished" in again.output
     assert again.report == first.report
-    done = run_here(NUMPY_STUDY, output_dir, settings=settings | {"study.simulations": 3})
+    assert "has changed" not in again.output
+    before = contents(output_dir)
+    other = run_here(study, output_dir, settings=settings | {"training.batch_size": 7})
+    assert other.exit_code == 2
+    for told in ("training.batch_size: 7, but the run began with 4", "another study.output_dir", "--fresh"):
+        assert told in other.output
+    with (study.parent / "server.py").open("a") as file:
+        file.write("# other\n")
+    again = run_here(study, output_dir, settings=settings | {"server.stall_s": 999})
+    assert again.exit_code == 0
+    assert "The file with the server class has changed since then, and its model has not." in again.output
+    assert contents(output_dir) == before
+    done = run_here(study, output_dir, settings=settings | {"study.simulations": 3})
     assert_complete(done, num_simulations=3)
     assert (done.report["restarts"], done.attempts) == (2, attempts | {3: 1})
 

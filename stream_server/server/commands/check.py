@@ -105,7 +105,7 @@ def _require_folder(config: StudyConfig, *, fresh: bool) -> None:
     folder, group = OutputFolder(config.output_dir), config.study.share_with
     if group is not None:
         run_folder.number_of_group(group)
-    if not fresh and (folder.is_finished(config.resolved()) or folder.check_start(config, resume=False)):
+    if not fresh and folder.check_start(config, resume=False):
         return
     if config.load is not None:
         find_source(Path(config.load.checkpoint))

@@ -5,14 +5,21 @@ import resource
 import sys
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack, nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
 from stream_server.buffers.batch_memory import no_memory
 from stream_server.config import StudyConfig, check_ranks
-from stream_server.errors import EXIT_FORCED, EXIT_SAVED, ConfigError, NoUsableCheckpoint, SamplesNotWritten
+from stream_server.errors import (
+    EXIT_FORCED,
+    EXIT_SAVED,
+    ConfigError,
+    DamagedCheckpoint,
+    NoUsableCheckpoint,
+    SamplesNotWritten,
+)
 from stream_server.failpoints import failpoint
 from stream_server.launcher.backends.local import LocalBackend
 from stream_server.launcher.journal.journal import Journal
@@ -23,6 +30,7 @@ from stream_server.machine.screen import tell, tell_at_once
 from stream_server.machine.study_lock import RUN_LOCK, SERVER_LOCK, StudyLock
 from stream_server.messages.simulation_phase import SimulationPhase
 from stream_server.server.checkpoint.continuation import Continuation, by_rank_0, find_continuation
+from stream_server.server.checkpoint.folder import CheckpointFolder
 from stream_server.server.intake.account import RankAccount
 from stream_server.server.metrics.metrics import Metrics
 from stream_server.server.progress.stop import Interrupted, StopRequests
@@ -46,6 +54,7 @@ from stream_server.server.training.monitoring.display import DisplayedStatus
 from stream_server.server.user.framework import framework_of
 from stream_server.storage.disk import held, remove_tree
 from stream_server.storage.plain_state import read_state
+from stream_server.user_code import digest_of
 
 PROGRAM = "stream-server"
 
@@ -125,7 +134,7 @@ def _run(config: StudyConfig, ranks: Ranks, start: Start, stops: StopRequests, w
     folder = OutputFolder(config.output_dir)
     if not start.fresh and by_rank_0(ranks, lambda: _is_over(config, folder, start)):
         if ranks.rank == 0:
-            print(f"{config.study.name} is finished: {folder.report} says how. --fresh starts it over.")
+            print(_told_that_it_is_over(config, folder))
         return 0
     by_rank_0(ranks, lambda: _require_program(config, start))
     with ExitStack() as locks:
@@ -152,9 +161,28 @@ def _run(config: StudyConfig, ranks: Ranks, start: Start, stops: StopRequests, w
 
 
 def _is_over(config: StudyConfig, folder: OutputFolder, start: Start) -> bool:
-    """Whether the study is finished, and nothing of it is to be tried again. Rank 0."""
+    """Whether the study is finished, and nothing of it is to be tried again. Rank 0.
+
+    Raises:
+        ConfigError: it is, but `config` would have trained something else.
+    """
     is_finished = folder.is_finished(config.resolved())
+    if is_finished:
+        folder.check_start(config, resume=start.resume)
     return is_finished and (start.retry is None or not folder.has_given_up(config, start.retry))
+
+
+def _told_that_it_is_over(config: StudyConfig, folder: OutputFolder) -> str:
+    checkpoints, changed = CheckpointFolder(config.checkpoint.dir or folder.checkpoints), ""
+    with suppress(DamagedCheckpoint, OSError):
+        its_class = digest_of(config.server.class_, config.study_dir)
+        if any(checkpoints.manifest(it).class_digest != its_class for it in checkpoints.numbers()[-1:]):
+            changed = " The file with the server class has changed since then, and its model has not."
+    return (
+        f"{config.study.name} is finished: {folder.report} says how.{changed} More study.simulations go on with it, "
+        "--retry tries simulations again that were given up, another study.output_dir trains another model beside it, "
+        "and --fresh starts it over."
+    )
 
 
 def _chosen_to_retry(wanted: Sequence[int] | None, study_state: Path | None) -> Sequence[int]:
