@@ -18,6 +18,7 @@ from stream_server.server.progress.batches import StepOutcome, UnionBatch
 from stream_server.server.ranks.communicator import SoloRanks
 from stream_server.server.training.torch.collate import TorchCollate
 from stream_server.server.training.torch.devices import limit_threads
+from stream_server.server.training.torch.precision import LossScaling
 from stream_server.server.training.torch.step import TorchStep
 from stream_server.server.training.validation.rollout import Rollouts
 from stream_server.server.training.validation.validation_batches import HeldOutSamples
@@ -26,7 +27,7 @@ from stream_server.server.user.torch_server import TorchServer
 from stream_server.storage.plain_state import to_bytes
 from tests.support.settings import settings
 from tests.support.streams import batch_of
-from tests.support.torch_servers import Scale, train, union_batch_of, weight
+from tests.support.torch_servers import ExactScaling, Scale, train, union_batch_of, weight
 
 
 @pytest.fixture(autouse=True)
@@ -68,6 +69,29 @@ def test_an_update_that_is_not_finite_is_skipped_and_said(
     assert [outcome.skipped for outcome in outcomes if outcome] == [True, False]
     assert weight(server) == pytest.approx(0.5)
     assert "the update is skipped" in caplog.text
+
+
+class Masked(Scale):
+    """Its loss is the mean over the samples above 0: of none of them it is NaN, and its gradient 0."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        return self.model(batch)[batch > 0].mean()
+
+
+@pytest.mark.parametrize("precision", [None, ExactScaling(1.0)], ids=["as it is", "with a scaled loss"])
+def test_an_update_whose_loss_is_not_finite_is_skipped_although_its_gradient_is_0(
+    precision: LossScaling | None,
+) -> None:
+    server = Masked(settings(max_nonfinite=1))
+    outcomes = train(server, [[-1.0], [0.5]], precision=precision)
+    assert [outcome.skipped for outcome in outcomes if outcome] == [True, False]
+    assert weight(server) == pytest.approx(0.5)
+
+
+def test_losses_that_are_not_finite_end_the_study_as_gradients_do() -> None:
+    said = r"the gradient of batch 0 is that of a loss that is not finite, like those of the 1 updates before, and "
+    with pytest.raises(UserCodeError, match=said):
+        train(Masked(settings(max_nonfinite=1)), [[-1.0], [-1.0]])
 
 
 def test_an_update_that_is_not_finite_ends_the_study_when_told_to() -> None:

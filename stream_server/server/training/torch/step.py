@@ -4,7 +4,7 @@ import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import replace
-from math import isfinite
+from math import isfinite, nan
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -84,6 +84,7 @@ class TorchStep:
         self._num_planned = 0
         self._num_learned = 0
         self._num_first_left_out = 0
+        self._num_not_finite = 0
         self._sizes: tuple[int, ...] = ()
         self._sample_losses: Tensor | None = None
         self._buffers_from = 0
@@ -162,6 +163,7 @@ class TorchStep:
             self._num_learned += union_batch.own.size
             call_user(f"the backward pass of {self._name}", self._backward, loss, union_batch)
         value = None if loss is None else loss.item()
+        self._num_not_finite += value is not None and not isfinite(value)
         is_last = self._num_accumulated == self._settings.accumulate
         outcome = self._update(value) if is_last else StepOutcome(loss=value, updated=False)
         return replace(outcome, sample_losses=self._sample_losses)
@@ -356,10 +358,15 @@ class TorchStep:
         assert self._union is not None
         named = self._union.named()
         with self._measure("all_reduce") if self._ranks.size > 1 else nullcontext():
-            sums = self._union.reduce(named, [self._num_learned, self._num_first_left_out], self._sizes)
-        num_learned, num_left_out = map(int, sums)
+            numbers = [self._num_learned, self._num_first_left_out, self._num_not_finite]
+            sums = self._union.reduce(named, numbers, self._sizes)
+        num_learned, num_left_out, num_not_finite = map(int, sums)
         weight = (self._num_planned if self._settings.accumulate == 1 else 1) / max(num_learned, 1)
-        self._num_accumulated = self._num_planned = self._num_learned = self._num_first_left_out = 0
+        if num_not_finite:
+            # The mean over an empty mask is NaN, and its gradient 0: the optimizer would go on by its momentum.
+            weight = nan
+        self._num_accumulated = self._num_planned = self._num_learned = 0
+        self._num_first_left_out = self._num_not_finite = 0
         if not num_learned:
             return StepOutcome(loss=loss, skipped=True)
         if not self._has_gradient:
@@ -377,7 +384,8 @@ class TorchStep:
             if scaling is not None:
                 scaling.update_scale()
             clear(named.values())
-        self._skipped.judge(server.progress.batches, "" if isfinite(norm) else "is not finite", is_excused=is_excused)
+        fault = "is that of a loss that is not finite" if num_not_finite else "is not finite"
+        self._skipped.judge(server.progress.batches, "" if isfinite(norm) else fault, is_excused=is_excused)
         if isfinite(norm):
             server.log("grad/norm", norm)
         return StepOutcome(loss=loss, skipped=not isfinite(norm), num_left_out=num_left_out)
