@@ -50,6 +50,17 @@ class TwoGroups(Scale):
         return model, optimizers, [schedulers.ExponentialLR(optimizer, 0.5) for optimizer in optimizers]
 
 
+class Unscheduled(Scale):
+    def __init__(self, num_optimizers: int | None = None) -> None:
+        super().__init__()
+        self.num_optimizers = num_optimizers
+
+    def prepare_training_attributes(self) -> Any:
+        model, optimizer = super().prepare_training_attributes()
+        several = [torch.optim.SGD(model.parameters(), lr=0.5) for _ in range(self.num_optimizers or 0)]
+        return model, several or optimizer, None
+
+
 def prepared(server: Scale, length: TrainingLength, clock: str) -> Scale:
     server.progress = Progress(length=length, lr_clock=clock)
     server.model, server.optimizer, server.lr_scheduler = server.prepare_training_attributes()
@@ -184,6 +195,68 @@ def test_each_of_several_rates_is_logged_and_scheduled() -> None:
     assert logged(server) == {"lr/0": 0.25, "lr/1": 0.125}
 
 
+@pytest.mark.parametrize("made", [MultiStep, WarmUpAndCosine])
+def test_a_scheduler_that_the_user_steps_too_is_refused_at_the_next_step(made: type[Scale]) -> None:
+    server = prepared(made(), KNOWN, "updates")
+    rates = LearningRates(server)
+    step(server, rates, num_first=0)
+    step(server, rates, num_first=0)
+    server.lr_scheduler.step()
+    with pytest.raises(UserCodeError, match=r"is stepped by .* too, so that it runs ahead: leave its step"):
+        step(server, rates, num_first=0)
+
+
+def test_a_plateau_that_the_user_steps_too_is_refused() -> None:
+    server = prepared(Plateau(), UNKNOWN, "updates")
+    rates = LearningRates(server)
+    rates.on_validation_end(server, {"loss": 1.0})
+    step(server, rates, num_first=0)
+    server.lr_scheduler.step(1.0)
+    with pytest.raises(
+        UserCodeError, match=r"the ReduceLROnPlateau that Plateau\.prepare_training_attributes returned"
+    ):
+        step(server, rates, num_first=0)
+
+
+def test_another_scheduler_in_its_place_or_an_earlier_state_is_no_step() -> None:
+    server = prepared(MultiStep(), UNKNOWN, "updates")
+    rates, state = LearningRates(server), server.lr_scheduler.state_dict()
+    step(server, rates, num_first=0)
+    server.lr_scheduler.load_state_dict(dict(state, last_epoch=0))
+    step(server, rates, num_first=0)
+    server.lr_scheduler = schedulers.StepLR(server.optimizer, 3, last_epoch=7)
+    step(server, rates, num_first=0)
+    assert server.lr_scheduler.last_epoch == 9
+
+
+@pytest.mark.parametrize(("kept", "is_stepped", "num_warnings"), [(0, 0, 1), (1, 0, 1), (1, 1, 0), (0, 1, 0)])
+def test_a_scheduler_that_was_made_and_is_not_returned_is_told_unless_the_user_steps_it(
+    *, kept: bool, is_stepped: bool, num_warnings: int
+) -> None:
+    server = prepared(Unscheduled(), UNKNOWN, "updates")
+    forgotten = schedulers.StepLR(server.optimizer, 2 if is_stepped else 100)
+    if kept:
+        server.scheduler = forgotten
+    rates = LearningRates(server)
+    rates.on_train_start(server)
+    for _ in range(MANY + 2):
+        step(server, rates, num_first=0)
+        if is_stepped:
+            forgotten.step()
+    rates.on_train_end(server)
+    assert len(rates.warnings) == num_warnings
+    assert all("does not return it, and it has taken no step" in it for it in rates.warnings)
+
+
+def test_a_study_without_any_scheduler_is_told_of_none() -> None:
+    server = prepared(Unscheduled(), UNKNOWN, "updates")
+    rates = LearningRates(server)
+    rates.on_train_start(server)
+    step(server, rates, num_first=0)
+    rates.on_train_end(server)
+    assert rates.warnings == []
+
+
 def test_a_scheduler_that_raises_is_the_users_to_mend() -> None:
     server = prepared(MultiStep(), UNKNOWN, "updates")
     server.lr_scheduler.gamma = None
@@ -235,8 +308,7 @@ def test_one_of_several_rates_is_enough_and_rank_0_speaks_for_all(num_zero: int,
 def test_an_optimizer_that_is_never_stepped_beside_another_is_told(
     stepped: list[int], num_updates: int, said: list[str]
 ) -> None:
-    server = prepared(TwoGroups(), UNKNOWN, "updates")
-    server.lr_scheduler = None
+    server = prepared(Unscheduled(2), UNKNOWN, "updates")
     rates = LearningRates(server)
     rates.on_train_start(server)
     for _ in range(num_updates):

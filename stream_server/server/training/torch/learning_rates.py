@@ -4,8 +4,9 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from torch.optim.lr_scheduler import ReduceLROnPlateau
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
+from stream_server.errors import UserCodeError
 from stream_server.server.metrics.metrics import Metrics
 from stream_server.server.user.framework import LearningRateCallback
 from stream_server.user_code import call_user
@@ -28,7 +29,8 @@ class LearningRates(LearningRateCallback):
     update.
 
     `warnings`, on rank 0: what was `ignored` when the training was restored, a schedule that has ended before the
-    training, a rate of 0 in `MANY` updates in a row, and an optimizer that took no step in so many.
+    training, a rate of 0 in `MANY` updates in a row, an optimizer that took no step in so many, and a scheduler that
+    was made and not returned, of which nobody has taken a step.
     """
 
     def __init__(self, server: "TorchServer", *, ignored: Sequence[str] = ()) -> None:
@@ -42,6 +44,9 @@ class LearningRates(LearningRateCallback):
         self._num_steps = 0
         self._used: list[float] = []
         self._used_by = 0
+        self._at_start: list[float] = []
+        self._told_of_forgotten = False
+        self._epochs: list[tuple[Any, int]] = []
 
     def __call__(self, metrics: Metrics, /) -> None:
         """Log "lr", or "lr/0", "lr/1" and so on when there are several optimizers or groups of parameters."""
@@ -52,6 +57,7 @@ class LearningRates(LearningRateCallback):
 
     def on_train_start(self, server: "TorchServer") -> None:
         self._num_updates = server.progress.updates
+        self._at_start = self._rates()
         for optimizer in as_list(server.optimizer):
             before_each_step(optimizer, lambda own, *_: self._stepped.add(id(own)))
         for text in self._ignored:
@@ -68,16 +74,24 @@ class LearningRates(LearningRateCallback):
             )
 
     def on_step_end(self, server: "TorchServer") -> None:
+        """Take the steps that are due.
+
+        Raises:
+            UserCodeError: somebody else has stepped a scheduler, too.
+        """
         self._watch()
+        self._refuse_other_steps()
         progress = server.progress
         # Before the first update torch would warn, and nothing has been learned at the present rate.
         while progress.updates and self._num_steps < progress.lr_steps:
             for scheduler in filter(_counts_updates, self._schedulers):
                 self._step(scheduler)
             self._num_steps += 1
+        self._note_epochs()
 
     def on_train_end(self, server: "TorchServer") -> None:
         self.on_step_end(server)
+        self._tell_of_forgotten()
         optimizers = [unwrapped(it) for it in as_list(server.optimizer)]
         idle = [place for place, it in enumerate(optimizers) if _has_hooks(it) and id(it) not in self._stepped]
         # Without any step this rank had no batch.
@@ -96,6 +110,7 @@ class LearningRates(LearningRateCallback):
         for scheduler in self._schedulers:
             if not _counts_updates(scheduler):
                 self._step(scheduler, metrics["loss"])
+        self._note_epochs()
 
     def state_dict(self) -> dict[str, Any]:
         return {"num_steps": self._num_steps}
@@ -122,6 +137,40 @@ class LearningRates(LearningRateCallback):
                 "(self.expected_lr_steps), or end above 0"
             )
 
+        if self._num_watched == MANY:
+            self._tell_of_forgotten()
+
+    def _refuse_other_steps(self) -> None:
+        now = self._schedulers
+        for scheduler, epochs in self._epochs:
+            if any(it is scheduler for it in now) and _epochs_of(scheduler) > epochs:
+                owner = type(self._server).__name__
+                raise UserCodeError(
+                    f"the {type(scheduler).__name__} that {owner}.prepare_training_attributes returned is stepped by "
+                    f"{owner} or a callback, too, so that it runs ahead: leave its step() out, since the study steps "
+                    "it after each update, or as training.lr_clock says, and a ReduceLROnPlateau at each validation. "
+                    "To step it yourself, keep it in an attribute and do not return it"
+                )
+
+    def _note_epochs(self) -> None:
+        self._epochs = [(it, _epochs_of(it)) for it in self._schedulers]
+
+    def _tell_of_forgotten(self) -> None:
+        """Warn once of a scheduler that was made of the optimizer, and that neither the study nor the user steps."""
+        if self._schedulers or self._told_of_forgotten or not self._num_watched:
+            return
+        own = [unwrapped(it) for it in as_list(self._server.optimizer)]
+        kept = [it for it in vars(self._server).values() if isinstance(it, LRScheduler)]
+        # A scheduler replaces the step of its optimizer.
+        is_made = bool(kept) or any(hasattr(it.step, "_wrapped_by_lr_sched") for it in own)
+        if is_made and not any(map(_epochs_of, kept)) and self._rates() == self._at_start:
+            self._told_of_forgotten = True
+            name = f"{type(self._server).__name__}.prepare_training_attributes"
+            self._warn(
+                f"{name} makes a learning-rate scheduler and does not return it, and it has taken no step: the rate is "
+                "what it was at the start. Write `return model, optimizer, lr_scheduler`"
+            )
+
     def _warn(self, text: str) -> None:
         if self._server.rank == 0:
             self.warnings.append(text)
@@ -140,6 +189,12 @@ class LearningRates(LearningRateCallback):
 
 def _counts_updates(scheduler: Any) -> bool:
     return not isinstance(scheduler, ReduceLROnPlateau)
+
+
+def _epochs_of(scheduler: Any) -> int:
+    """The steps of a scheduler and of its parts so far, 0 if it does not count them."""
+    parts = getattr(scheduler, "_schedulers", ())
+    return int(getattr(scheduler, "last_epoch", 0)) + sum(map(_epochs_of, parts))
 
 
 def unwrapped(optimizer: Any) -> Any:
