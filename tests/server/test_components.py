@@ -13,6 +13,7 @@ from stream_server.config import StudyConfig, load
 from stream_server.errors import ConfigError, UserCodeError
 from stream_server.server.commands.check import describe
 from stream_server.server.commands.fast_dev_run import fast_dev_run
+from stream_server.server.user.callbacks import EVENTS
 from stream_server.server.user.components import load_server_class, make_callbacks
 
 SERVER = """
@@ -303,10 +304,29 @@ class Hooked(StreamServer):
         "A method of their own, since training_step is there."
 
     def configure_callbacks(self):
+        self.on_reset()
         return [Noting()]
+
+    def on_reset(self):
+        "A method of their own, since it is called."
+
+    def configure_optimizers(self):
+        pass
+
+    def on_before_optimizer_step(self, optimizer):
+        pass
+
+    def on_entropy(self):
+        pass
+
+    def training_epoch_end(self, outputs):
+        pass
 
 class Noting(Callback):
     def on_steps_end(self, server):
+        pass
+
+    def on_train_batch_end(self, server, *_):
         pass
 """
 
@@ -324,7 +344,14 @@ def test_a_misspelt_method_is_named_with_what_was_meant(tmp_path: Path, caplog: 
     make_callbacks(server_class(config))
     assert caplog.messages == [
         "Hooked.on_btach_end is never called by the study: did you mean on_batch_end?",
+        "Hooked.configure_optimizers is never called by the study: did you mean prepare_training_attributes?",
+        "Hooked.on_before_optimizer_step is never called by the study: did you mean training.clip_norm in study.json, "
+        "or training_step, which steps its optimizer itself where automatic_optimization is False?",
+        f"Hooked.on_entropy is never called by the study, whose events are {', '.join(EVENTS)}",
+        "Hooked.training_epoch_end is never called by the study: did you mean on_validation_end: a stream has no "
+        "epochs?",
         "Noting.on_steps_end is never called by the study: did you mean on_step_end?",
+        "Noting.on_train_batch_end is never called by the study: did you mean on_batch_end?",
     ]
 
 

@@ -2,6 +2,8 @@
 
 import inspect
 import logging
+import re
+import sys
 from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -10,7 +12,7 @@ from stream_server.config.placeholders import EXPECTED_LR_STEPS
 from stream_server.config.problems import nearest, one_of
 from stream_server.errors import ConfigError, UserCodeError
 from stream_server.server.metrics.monitor import VALIDATED
-from stream_server.server.user.callbacks import Callback
+from stream_server.server.user.callbacks import EVENTS, Callback
 from stream_server.server.user.stream_server import StreamServer
 from stream_server.user_code import call_user, load_class
 
@@ -20,6 +22,34 @@ if TYPE_CHECKING:
 
 # A name that is less like that of a method than this is one of the user's own.
 MISSPELT = 0.85
+# What looks like an event. Lightning has many more of them; its other methods are known by their names.
+_EVENT = re.compile(r"on_\w+|configure_\w+|\w+_epoch_(start|end)")
+_OWN_STEP = "training_step, which steps its optimizer itself where automatic_optimization is False"
+_AT_VALIDATIONS = "on_validation_end: a stream has no epochs"
+INSTEAD: Mapping[str, str] = {
+    "configure_optimizers": "prepare_training_attributes",
+    "configure_gradient_clipping": "training.clip_norm in study.json",
+    "lr_scheduler_step": "a subclass of the scheduler, which the study steps",
+    "on_after_backward": _OWN_STEP,
+    "on_before_backward": _OWN_STEP,
+    "on_before_optimizer_step": f"training.clip_norm in study.json, or {_OWN_STEP}",
+    "on_before_zero_grad": _OWN_STEP,
+    "on_epoch_end": _AT_VALIDATIONS,
+    "on_load_checkpoint": "load_state_dict",
+    "on_save_checkpoint": "state_dict",
+    "on_test_epoch_end": "on_validation_end",
+    "on_train_batch_end": "on_batch_end",
+    "on_train_batch_start": "on_batch_start",
+    "on_train_epoch_end": _AT_VALIDATIONS,
+    "on_validation_epoch_end": "on_validation_end",
+    "optimizer_step": _OWN_STEP,
+    "predict_step": "predict",
+    "setup": "on_train_start",
+    "teardown": "on_train_end",
+    "training_epoch_end": _AT_VALIDATIONS,
+    "training_step_end": "on_batch_end",
+    "validation_epoch_end": "on_validation_end",
+}
 # What each part of a training must be, and the methods by which it is known: a user's own may be of any class.
 PARTS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "model": ("a torch.nn.Module", ("named_parameters",)),
@@ -45,7 +75,7 @@ def load_server_class(config: "StudyConfig") -> type[StreamServer]:
             f"server.class must name a subclass of StreamServer or TorchServer, but {config.server.class_} is {found!r}"
         )
     missing = [method for method in _required(config, found) if not _defines(found, method)]
-    misspelt = dict(_misspelt(found, StreamServer))
+    misspelt = dict(_uncalled(found, StreamServer))
     if missing:
         hints = [f"; did you mean {meant} by {name}?" for name, meant in misspelt.items() if meant in missing]
         names = " and ".join(missing)
@@ -99,8 +129,12 @@ def _defines(server_class: type[StreamServer], method: str) -> bool:
     return getattr(server_class, method) is not getattr(StreamServer, method)
 
 
-def _misspelt(found: type, base: type) -> Iterator[tuple[str, str]]:
-    """The methods that nobody calls, each with the one of `base` that was probably meant and is not overridden."""
+def _uncalled(found: type, base: type) -> Iterator[tuple[str, str]]:
+    """The methods that nobody calls, each with what was probably meant, "" if that is not known.
+
+    They are spelt almost like one of `base` that is not overridden, or look like events that other trainers have, and
+    are named nowhere else in the file of their class.
+    """
     ours = [it for it in found.__mro__ if _is_ours(it)]
     known = {name for it in ours for name in vars(it)}
     methods = [name for name in vars(base) if not name.startswith("_") and callable(getattr(base, name))]
@@ -113,6 +147,17 @@ def _misspelt(found: type, base: type) -> Iterator[tuple[str, str]]:
             meant = nearest(name, methods, likeness=MISSPELT)
             if meant is not None and _first_owner(found, meant) in ours:
                 yield name, meant
+            elif (name in INSTEAD or _EVENT.fullmatch(name)) and not _is_named_again(name, user):
+                yield name, INSTEAD.get(name, nearest(name, methods) or "")
+
+
+def _is_named_again(name: str, owner: type) -> bool:
+    """Whether the file of a class names a method elsewhere than in its definitions."""
+    try:
+        source = inspect.getsource(sys.modules[owner.__module__])
+    except (OSError, TypeError, KeyError):
+        return True
+    return re.search(rf"(?<!def )\b{name}\b", source) is not None
 
 
 def _require_signatures(found: type) -> None:
@@ -163,7 +208,12 @@ def _first_owner(found: type, name: str) -> type:
 
 def _warn_of(found: type, misspelt: Mapping[str, str]) -> None:
     for name, meant in misspelt.items():
-        log.warning("%s.%s is never called by the study: did you mean %s?", found.__name__, name, meant)
+        if meant:
+            log.warning("%s.%s is never called by the study: did you mean %s?", found.__name__, name, meant)
+        else:
+            log.warning(
+                "%s.%s is never called by the study, whose events are %s", found.__name__, name, ", ".join(EVENTS)
+            )
 
 
 def check_components(config: "StudyConfig", server_class: type[StreamServer]) -> None:
@@ -263,7 +313,7 @@ def make_callbacks(server: Any) -> list[Callback]:
         callbacks.append(callback)
     for callback in callbacks:
         _require_signatures(type(callback))
-        _warn_of(type(callback), dict(_misspelt(type(callback), Callback)))
+        _warn_of(type(callback), dict(_uncalled(type(callback), Callback)))
     return callbacks
 
 
