@@ -179,8 +179,9 @@ class Lazy(Kind):
         if any(map(is_lazy, model.parameters())):
             model(torch.zeros(2, 3))
             self.first = {name: value.clone() for name, value in model.state_dict().items()}
-        model.eval()
-        return model(x)  # type: ignore[no-any-return]
+        made: Tensor = model.eval()(x)
+        model.train()
+        return made
 
 
 class Experts(Kind):

@@ -71,6 +71,58 @@ def test_an_update_that_is_not_finite_is_skipped_and_said(
     assert "the update is skipped" in caplog.text
 
 
+class Normed(Scale):
+    """Leaves its model in the `mode` that a batch names: above 0 in training, else in evaluation."""
+
+    def prepare_training_attributes(self) -> Any:
+        model = nn.Sequential(nn.Linear(1, 1), nn.BatchNorm1d(1))
+        return model, torch.optim.SGD(model.parameters(), lr=1.0)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        loss = self.model(batch).mean()
+        self.model.train(bool(batch[0] > 0))
+        return loss
+
+
+def test_a_model_that_is_left_in_evaluation_mode_is_told_once() -> None:
+    server = Normed(settings())
+    with TorchStep(server, SoloRanks(), server.config) as step:
+        for index, (value, num_warnings) in enumerate([(1.0, 0), (-1.0, 0), (1.0, 1), (-1.0, 1), (1.0, 1)]):
+            union_batch, data = union_batch_of([value, 0.5])
+            step.run(union_batch, step.to_device(server.collate.convert(data)), index)
+            assert len(step.warnings) == num_warnings
+    assert "Normed or a callback has called its eval()" in step.warnings[0]
+
+
+def test_a_model_that_was_never_in_training_mode_is_the_users_choice() -> None:
+    class Frozen(Normed):
+        def prepare_training_attributes(self) -> Any:
+            model, optimizer = super().prepare_training_attributes()
+            return model.eval(), optimizer
+
+        training_step = Scale.training_step
+
+    server = Frozen(settings())
+    with TorchStep(server, SoloRanks(), server.config) as step:
+        union_batch, data = union_batch_of([0.5, 1.0])
+        step.run(union_batch, step.to_device(server.collate.convert(data)), 0)
+    assert step.warnings == ()
+
+
+@pytest.mark.parametrize(("in_training", "num_warnings"), [(False, 0), (True, 1)])
+def test_a_validation_that_changes_the_statistics_of_the_model_is_told_once(
+    *, in_training: bool, num_warnings: int
+) -> None:
+    server = Normed(settings())
+    with TorchStep(server, SoloRanks(), server.config) as step:
+        for _ in range(2):
+            with step.evaluating():
+                server.model.train(in_training)(torch.ones(4, 1))
+            assert server.model.training
+    assert len(step.warnings) == num_warnings
+    assert all("a validation changes 1.num_batches_tracked of the model" in it for it in step.warnings)
+
+
 class Masked(Scale):
     """Its loss is the mean over the samples above 0: of none of them it is NaN, and its gradient 0."""
 

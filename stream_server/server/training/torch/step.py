@@ -1,5 +1,6 @@
 """The training step of a TorchServer: the exact gradient of the union of all ranks' batches."""
 
+import logging
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
@@ -46,6 +47,9 @@ if TYPE_CHECKING:
     from stream_server.config import StudyConfig
 
 
+_log = logging.getLogger(__name__)
+
+
 class TorchStep:
     """Trains a model on Lightning Fabric as one rank would on the union batch.
 
@@ -90,6 +94,7 @@ class TorchStep:
         self._buffers_from = 0
         self._copies: DeviceCopies | None = None
         self.needs_every_rank = False
+        self._was_training = False
         self.warnings: Sequence[str] = ()
         self._refuse_what_manual_optimisation_ignores()
 
@@ -141,6 +146,7 @@ class TorchStep:
 
     def run(self, union_batch: UnionBatch, data: Any, batch_idx: int) -> StepOutcome:
         self._weights.load_pending()
+        self._watch_mode()
         self._buffers_from = union_batch.lowest_rank
         if self._manual:
             return self._run_manually(self._manual, union_batch, data, batch_idx)
@@ -190,7 +196,33 @@ class TorchStep:
             # Those of the training that follows would come twice.
             place = f"{self._seed} {self._server.progress.batches} {self._ranks.rank} of {self._ranks.size}"
             torch.manual_seed(zlib.crc32(place.encode()))
+            before = self._weights.versions()
             yield
+            self._tell_of_changes(before)
+
+    def _watch_mode(self) -> None:
+        """Notice a model that the user's code has left in evaluation mode since the last batch."""
+        was_training, self._was_training = self._was_training, self._server.model.training
+        if was_training and not self._was_training:
+            self._warn(
+                "the model is trained in evaluation mode, without dropout and with the statistics that batch "
+                f"normalisation has: {type(self._server).__name__} or a callback has called its eval(). Call its "
+                "train() afterwards; around a validation the study does both"
+            )
+
+    def _tell_of_changes(self, before: Mapping[str, tuple[Tensor, int]]) -> None:
+        if changed := [name for name, (it, version) in before.items() if it._version != version]:
+            self._warn(
+                f"a validation changes {', '.join(changed[:4])}{', …' if changed[4:] else ''} of the model, which so "
+                "learns from the data that are held out: leave train() and whatever else changes the model out of "
+                f"{type(self._server).__name__}.validation_step"
+            )
+
+    def _warn(self, text: str) -> None:
+        """Tell it at the first time."""
+        if self._ranks.rank == 0 and text not in self.warnings:
+            self.warnings = [*self.warnings, text]
+            _log.warning("%s", text)
 
     @contextmanager
     def _not_learning(self) -> Iterator[None]:
