@@ -123,6 +123,60 @@ def test_a_validation_that_changes_the_statistics_of_the_model_is_told_once(
     assert all("a validation changes 1.num_batches_tracked of the model" in it for it in step.warnings)
 
 
+class ByHand(Scale):
+    """Clears the gradients before each `every`-th backward pass, and steps after it; 0: never."""
+
+    automatic_optimization = False
+
+    def __init__(self, config: Any, every: int, *, set_to_none: bool = True) -> None:
+        super().__init__(config)
+        self.every, self.set_to_none = every, set_to_none
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        if self.every and batch_idx % self.every == 0:
+            self.optimizer.zero_grad(set_to_none=self.set_to_none)
+        self.manual_backward(self.model(batch).mean())
+        if not self.every or batch_idx % self.every == self.every - 1:
+            self.optimizer.step()
+
+
+@pytest.mark.parametrize(
+    ("every", "set_to_none", "num_warnings"), [(0, True, 1), (1, True, 0), (1, False, 0), (2, True, 0)]
+)
+def test_gradients_that_nobody_clears_between_two_steps_are_told(
+    every: int, *, set_to_none: bool, num_warnings: int
+) -> None:
+    server = ByHand(settings(), every, set_to_none=set_to_none)
+    with TorchStep(server, SoloRanks(), server.config) as step:
+        for index in range(4):
+            union_batch, data = union_batch_of([0.5])
+            step.run(union_batch, step.to_device(server.collate.convert(data)), index)
+    assert len(step.warnings) == num_warnings
+    assert all("twice without clearing its gradients" in it for it in step.warnings)
+
+
+def test_two_optimizers_that_each_clear_their_own_gradients_are_told_of_nothing() -> None:
+    class Both(Scale):
+        automatic_optimization = False
+
+        def prepare_training_attributes(self) -> Any:
+            model = nn.Sequential(nn.Linear(1, 1), nn.Linear(1, 1))
+            return model, [torch.optim.SGD(it.parameters(), lr=0.1) for it in model]
+
+        def training_step(self, batch: Any, batch_idx: int) -> None:
+            for optimizer in self.optimizer:
+                optimizer.zero_grad()
+                self.manual_backward(self.model(batch).mean())
+                optimizer.step()
+
+    server = Both(settings())
+    with TorchStep(server, SoloRanks(), server.config) as step:
+        for index in range(4):
+            union_batch, data = union_batch_of([0.5])
+            step.run(union_batch, step.to_device(server.collate.convert(data)), index)
+    assert step.warnings == ()
+
+
 class Masked(Scale):
     """Its loss is the mean over the samples above 0: of none of them it is NaN, and its gradient 0."""
 

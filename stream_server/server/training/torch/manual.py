@@ -47,6 +47,9 @@ class ManualOptimization:
         self._newest = 0
         self.is_pending = False
         """Whether batches were trained since the last step of an optimizer."""
+        self.keeps_gradients = False
+        """Whether an optimizer has stepped twice with gradients that nobody has cleared in between."""
+        self._stepped: set[int] = set()
         self._refuse_local_gradients()
         for optimizer in as_list(server.optimizer):
             before_each_step(optimizer, self._note_own_step)
@@ -59,6 +62,7 @@ class ManualOptimization:
     def backward(self, loss: Tensor, **options: Any) -> None:
         """Add to the gradients that of the union batch's mean loss."""
         union_mean, parameters = self._server.union_mean, self._union.named().values()
+        self._note_cleared()
         if not union_mean.sizes:
             raise UserCodeError("manual_backward must be called in training_step: elsewhere nobody knows the batch")
         several = self._ranks.size > 1
@@ -122,6 +126,9 @@ class ManualOptimization:
 
     def _announce_step(self, optimizer: Any) -> None:
         numbers = [number for number, it in enumerate(as_list(self._server.optimizer)) if it.optimizer is optimizer]
+        self._note_cleared()
+        self.keeps_gradients |= not self._stepped.isdisjoint(numbers)
+        self._stepped.update(numbers)
         self._server.union_mean.announce(_step_of(*numbers))
         self._count_step()
 
@@ -129,6 +136,15 @@ class ManualOptimization:
         """The user may call the optimizer itself instead of Fabric's wrapper."""
         if not self._in_step:
             self._announce_step(optimizer)
+
+    def _note_cleared(self) -> None:
+        """Forget the steps of optimizers whose gradients were cleared since; one at 0 is taken for one of them."""
+        optimizers = as_list(self._server.optimizer)
+        for number in [*self._stepped]:
+            parameters = [it for group in optimizers[number].param_groups for it in group["params"]]
+            gradient = next((it.grad for it in parameters if it.grad is not None), None)
+            if gradient is None or not (gradient.coalesce().values() if gradient.is_sparse else gradient).any():
+                self._stepped.discard(number)
 
     def _count_step(self) -> None:
         """A rank without a batch takes over the outcome later."""
@@ -175,6 +191,8 @@ class ManualOptimization:
                 parameter.data.copy_(next(others))
             parameter.requires_grad_(trained)
             parameter.grad = None if gradient is None else gradient.to(parameter.device)
+        # Whether the others have cleared what they give is not known here.
+        self._stepped.clear()
         call_user(f"{type(server).__name__}.load_state_dict", server.load_state_dict, state["server"])
 
     def _refuse_local_gradients(self) -> None:

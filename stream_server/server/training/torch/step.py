@@ -355,6 +355,11 @@ class TorchStep:
         manual.catch_up(union_batch)
         loss = self._forward(union_batch, data, batch_idx)
         has_stepped = manual.note(union_batch)
+        if manual.keeps_gradients:
+            self._warn(
+                f"{self._name} steps an optimizer twice without clearing its gradients in between, so that each step "
+                "takes those of all batches before: call its zero_grad() before manual_backward, or after step()"
+            )
         if self._scaling is not None:
             self._scaling.update_scale()
         value = None if loss is None else loss.item()
