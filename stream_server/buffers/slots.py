@@ -202,3 +202,6 @@ class Contents:
     seen: npt.NDArray[np.uint32]
     fields: FieldArrays
     present: dict[str, npt.NDArray[np.bool_]]
+
+    def __len__(self) -> int:
+        return len(self.simulation_ids)

@@ -232,6 +232,7 @@ def test_contents_are_writable_copies_with_their_keys() -> None:
     buffer.slots.leave_out("u", [1])
     buffer.admit()
     contents = buffer.contents()
+    assert len(contents) == 3
     assert contents.simulation_ids.tolist() == [7, 7, 7]
     assert contents.time_steps.tolist() == [0, 10, 20]
     assert contents.fields["u"].tolist() == [[0, 0], [0, 0], [2, 2]]
