@@ -284,6 +284,21 @@ def test_a_rate_of_0_in_many_updates_is_told_once(caplog: pytest.LogCaptureFixtu
     assert [it.message for it in caplog.records] == [said]
 
 
+@pytest.mark.parametrize(("gamma", "num_warnings"), [(1e-2, 1), (0.5, 0)])
+def test_a_rate_that_a_schedule_has_made_as_good_as_0_is_told(gamma: float, num_warnings: int) -> None:
+    class Decaying(Scale):
+        def prepare_training_attributes(self) -> Any:
+            model, optimizer = super().prepare_training_attributes()
+            return model, optimizer, schedulers.ExponentialLR(optimizer, gamma)
+
+    server = prepared(Decaying(), UNKNOWN, "updates")
+    rates = LearningRates(server)
+    for _ in range(MANY + 5):
+        step(server, rates, num_first=0)
+    said = "the learning rate was below 1e-08 of the one at the start in 10 updates, until batch "
+    assert [it[: len(said)] for it in rates.warnings] == [said] * num_warnings
+
+
 @pytest.mark.parametrize(("num_zero", "rank", "num_warnings"), [(1, 0, 0), (2, 0, 1), (2, 1, 0)])
 def test_one_of_several_rates_is_enough_and_rank_0_speaks_for_all(num_zero: int, rank: int, num_warnings: int) -> None:
     server = prepared(TwoGroups(), UNKNOWN, "updates")

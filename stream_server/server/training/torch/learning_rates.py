@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 # Updates in a row without a learning rate that are worth a warning.
 MANY = 10
+# A rate that is a smaller part of the one at the start leaves weights of 32 bits as they are.
+VANISHING = 1e-8
 
 _log = logging.getLogger(__name__)
 
@@ -29,8 +31,8 @@ class LearningRates(LearningRateCallback):
     update.
 
     `warnings`, on rank 0: what was `ignored` when the training was restored, a schedule that has ended before the
-    training, a rate of 0 in `MANY` updates in a row, an optimizer that took no step in so many, and a scheduler that
-    was made and not returned, of which nobody has taken a step.
+    training, a rate of 0, or next to it, in `MANY` updates in a row, an optimizer that took no step in so many, and a
+    scheduler that was made and not returned, of which nobody has taken a step.
     """
 
     def __init__(self, server: "TorchServer", *, ignored: Sequence[str] = ()) -> None:
@@ -129,11 +131,14 @@ class LearningRates(LearningRateCallback):
             return
         self._num_updates = num_updates
         self._num_watched += 1
-        self._num_without_rate = 0 if any(self._rates()) else self._num_without_rate + 1
+        groups = [group for optimizer in as_list(self._server.optimizer) for group in optimizer.param_groups]
+        is_trained = any(float(it["lr"]) > VANISHING * float(it.get("initial_lr", 0.0)) for it in groups)
+        self._num_without_rate = 0 if is_trained else self._num_without_rate + 1
         if self._num_without_rate == MANY:
+            found = f"below {VANISHING:g} of the one at the start" if any(self._rates()) else "0"
             self._warn(
-                f"the learning rate was 0 in {MANY} updates, until batch {self._server.progress.batches}: what comes "
-                "is trained without effect until it rises. A schedule should be as long as the training "
+                f"the learning rate was {found} in {MANY} updates, until batch {self._server.progress.batches}: what "
+                "comes is trained without effect until it rises. A schedule should be as long as the training "
                 "(self.expected_lr_steps), or end above 0"
             )
 
