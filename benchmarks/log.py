@@ -21,7 +21,7 @@ from benchmarks.measure import Result, result, show
 from benchmarks.step import BATCH_SIZE, CAPACITY, NUM_NODES, NUM_PARAMETERS, filled_buffer, make_model
 from stream_server.server.metrics.log_record import LoggedRun
 from stream_server.server.metrics.metrics import Metrics
-from stream_server.server.metrics.writers import open_own_writers, open_writers
+from stream_server.server.metrics.writers import open_own_writer, open_writers
 from stream_server.server.progress.phases import Phases
 from stream_server.server.progress.progress import Progress
 from stream_server.server.progress.schedules import Schedule
@@ -99,7 +99,7 @@ class Logged:
     def __init__(self, folder: Path) -> None:
         buffer, self._progress, self._phases = filled_buffer(), Progress(), Phases()
         run = LoggedRun(folder=folder)
-        self._metrics = Metrics(SoloRanks(), open_writers(run), own=open_own_writers(run, 0), progress=self._progress)
+        self._metrics = Metrics(SoloRanks(), open_writers(run), own=open_own_writer(run, 0), progress=self._progress)
         names = [f"p{i}" for i in range(NUM_PARAMETERS)]
         inputs = InputGauge(buffer, parameter_names=names, parameters_of=lambda simulation: np.full(5, simulation))
         self._metrics.gauges += [

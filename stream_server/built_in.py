@@ -44,10 +44,9 @@ GENERATORS: Mapping[str, str] = {
 """`parameters.sampler`: points that are suggested while the study runs."""
 
 WRITERS: Mapping[str, str] = {
-    "csv": "stream_server.server.metrics.writers:open_csv",
-    "tensorboard": "stream_server.server.metrics.writers:open_tensorboard",
+    "tensorboard": "stream_server.server.metrics.tensorboard_writer:TensorBoardWriter",
 }
-"""`metrics.writers` and `metrics.rank_writers`."""
+"""`metrics.writers`."""
 
 
 def load_named(name: str, built_in: Mapping[str, str], folder: Path, *, kind: str) -> Any:

@@ -42,10 +42,9 @@ def _policy_class_is_there(config: StudyConfig) -> Iterator[Problem]:
 
 
 def _writer_classes_are_there(config: StudyConfig) -> Iterator[Problem]:
-    for key, wanted in (("writers", config.metrics.wanted), ("rank_writers", config.metrics.wanted_of_ranks)):
-        for position, (name, _) in enumerate(wanted):
-            if name not in WRITERS:
-                yield from _class_problem(f"metrics.{key}[{position}]", name, config.study_dir)
+    for position, (name, _) in enumerate(config.metrics.wanted):
+        if name not in WRITERS:
+            yield from _class_problem(f"metrics.writers[{position}]", name, config.study_dir)
 
 
 def _backend_class_is_there(config: StudyConfig) -> Iterator[Problem]:

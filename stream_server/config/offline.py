@@ -23,5 +23,4 @@ def without_training(config: StudyConfig) -> StudyConfig:
     study["checkpoint"]["record"] = True
     for section in ("load", "normalization", "samples"):
         del study[section]
-    study["metrics"]["rank_writers"] = []
     return StudyConfig.model_validate(study)

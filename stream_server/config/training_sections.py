@@ -183,17 +183,13 @@ class MetricWriter(Section):
         return {"anyOf": [{"type": "string"}, handler.resolve_ref_schema(handler(core))]}
 
 
-MetricWriters = Annotated[tuple[MetricWriter, ...], Field(strict=False)]
-
-
 class MetricsSettings(Section):
     """`metrics`: the writers of the logged values, besides the JSON lines that are always written."""
 
-    writers: MetricWriters = Field(
+    writers: Annotated[tuple[MetricWriter, ...], Field(strict=False)] = Field(
         default=tuple(map(MetricWriter.model_validate, WRITERS)),
-        description="Writers of what all ranks have logged: csv, tensorboard or FILE.py:Class.",
+        description="Writers of what all ranks have logged: tensorboard or FILE.py:Class.",
     )
-    rank_writers: MetricWriters = Field(default=(), description="Writers of what each rank has logged for itself.")
     prometheus_port: Annotated[int, Field(ge=0, le=65535)] | None = Field(
         default=None, description="Loopback port of the page /metrics for Prometheus; 0: a free one; null: no page."
     )
@@ -202,11 +198,6 @@ class MetricsSettings(Section):
     def wanted(self) -> tuple[tuple[str, dict[str, Any]], ...]:
         """`writers`, each as its name and its arguments."""
         return tuple((it.class_, it.args) for it in self.writers)
-
-    @property
-    def wanted_of_ranks(self) -> tuple[tuple[str, dict[str, Any]], ...]:
-        """`rank_writers`, each as its name and its arguments."""
-        return tuple((it.class_, it.args) for it in self.rank_writers)
 
 
 class Load(Section):

@@ -8,7 +8,7 @@ import numpy as np
 
 from stream_server.server.metrics.log_record import LoggedRun
 from stream_server.server.metrics.metrics import Metrics
-from stream_server.server.metrics.writers import open_own_writers, open_writers
+from stream_server.server.metrics.writers import open_own_writer, open_writers
 from stream_server.server.progress.progress import Progress
 
 
@@ -25,7 +25,7 @@ def log_run(folder: Path, batches: range = range(10, 60, 10), *, after: int = 0)
     """Log a loss of 1 / batch and all that pictures show at these batches, and validate every 20."""
     progress = Progress()
     run = LoggedRun(folder=folder / "metrics", after=after)
-    with Metrics(Alone(), open_writers(run), own=open_own_writers(run, 0), progress=progress) as metrics:
+    with Metrics(Alone(), open_writers(run), own=open_own_writer(run, 0), progress=progress) as metrics:
         for batch in batches:
             progress.batches, progress.updates, progress.samples = batch, batch // 2, 10 * batch
             metrics.log("train/loss", 1 / batch)

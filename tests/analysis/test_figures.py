@@ -128,4 +128,4 @@ def test_a_picture_with_nothing_to_show_is_left_out(tmp_path: Path) -> None:
 
 def test_a_folder_that_cannot_be_made_is_named(run: RunFolder) -> None:
     with pytest.raises(ConfigError, match="the pictures cannot be written to"):
-        plot(run, run.metrics / "metrics.csv" / "figures")
+        plot(run, run.metrics / "metrics.jsonl" / "figures")

@@ -68,7 +68,10 @@ def test_a_mistake_of_one_kind_does_not_hide_another_kind(folder: StudyFolder) -
             {"training.callbacks": [{"class": "nets.py:Note"}, {"class": "nets.py:Note", "arg": {}}]},
             'training.callbacks[1].arg: unknown key. Write "args".',
         ),
-        ({"metrics.writers": [{"class": "csv", "arg": {}}]}, 'metrics.writers[0].arg: unknown key. Write "args".'),
+        (
+            {"metrics.writers": [{"class": "tensorboard", "arg": {}}]},
+            'metrics.writers[0].arg: unknown key. Write "args".',
+        ),
         ({"training.callbacks": [{"class": "nets.py:Note", "xyz": 3}]}, "keys known here are class, args."),
         ({"training.callbacks": [{}]}, "training.callbacks[0].class: missing."),
         ({"training.callbacks": [3]}, "training.callbacks[0]: 3 is not an object {…}."),

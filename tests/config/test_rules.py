@@ -395,8 +395,7 @@ def test_a_sampler_class_that_is_not_there_is_told(folder: StudyFolder) -> None:
     [
         ("training.callbacks[0].class", {"training.callbacks": [{"class": "parts.py:Noet"}]}),
         ("buffer.policy", {"buffer.policy": "parts.py:Noet"}),
-        ("metrics.writers[1]", {"metrics.writers": ["csv", "parts.py:Noet"]}),
-        ("metrics.rank_writers[0]", {"metrics.rank_writers": [{"class": "parts.py:Noet"}]}),
+        ("metrics.writers[1]", {"metrics.writers": ["tensorboard", "parts.py:Noet"]}),
     ],
 )
 def test_a_class_that_is_not_there_is_told_alike_everywhere(

@@ -19,7 +19,7 @@ from stream_server.server.commands.check import describe
 from stream_server.server.metrics.histogram import Histogram
 from stream_server.server.metrics.log_record import LoggedRun, Record, Writer
 from stream_server.server.metrics.metrics import Metrics
-from stream_server.server.metrics.writers import open_own_writers, open_writers
+from stream_server.server.metrics.writers import open_writers
 from stream_server.server.ranks.communicator import SoloRanks
 from tests.extending.examples import write_examples
 from tests.server.training.logged import Figure
@@ -146,24 +146,13 @@ def test_an_error_of_a_writer_leaves_the_others_and_the_training_alone(
         assert [it["event"] for it in kept(folder.path / "kept.jsonl")].count(fails_in) == 1
 
 
-def test_the_writers_of_a_rank_get_its_own_numbers_and_histograms(folder: StudyFolder) -> None:
-    run = LoggedRun(folder=folder.path)
-    own = open_own_writers(run, 3, [("keeping.py:Keeping", {}), ("tensorboard", {}), ("csv", {})], folder.path)
-    with Metrics(SoloRanks(), own=own) as metrics:
-        log_everything(metrics, 10)
-    written, closed = kept(folder.path / "kept.jsonl")
-    assert (written["values"], written["histograms"], closed["event"]) == ({"loss": 0.5}, ["residual"], "close")
-    assert len(list((folder.path / "tensorboard" / "rank-3").iterdir())) == 1
-    assert (folder.path / "rank-3.csv").read_text().splitlines()[1].startswith("10,")
-
-
 @pytest.mark.parametrize(
     ("writer", "problem"),
     [
         ("keeping.py:Deaf", "keeping.py:Deaf must define write and flush and close"),
         ("keeping.py:Nobody", "metrics.writers[0]: keeping.py has no class Nobody."),
         ({"class": "keeping.py:Keeping", "args": {"file": 1}}, 'but the arguments of Keeping are "fails_in", "name"'),
-        ({"class": "csv", "args": {"file": 1}}, "in metrics.writers has"),
+        ({"class": "tensorboard", "args": {"file": 1}}, "in metrics.writers has"),
     ],
 )
 def test_what_does_not_fit_is_refused_by_the_check(folder: StudyFolder, writer: Any, problem: str) -> None:
@@ -243,7 +232,6 @@ def test_a_study_writes_to_what_study_json_names_on_every_rank(tmp_path: Path) -
     mine = {"class": "keeping.py:Keeping"}
     settings: dict[str, Any] = {
         "metrics.writers": [mine, {**mine, "args": {"name": "failed.jsonl", "fails_in": "write"}}],
-        "metrics.rank_writers": ["tensorboard"],
         "training.log_every_batches": 2,
         "checkpoint.every_batches": 4,
     }
@@ -257,5 +245,4 @@ def test_a_study_writes_to_what_study_json_names_on_every_rank(tmp_path: Path) -
     assert events.count("flush") > 1
     assert events[-1] == "close"
     assert [it["event"] for it in kept(metrics / "failed.jsonl")] == ["write", "close"]
-    assert sorted(path.name for path in (metrics / "tensorboard").iterdir()) == ["rank-0", "rank-1"]
-    assert not (metrics / "metrics.csv").exists()
+    assert not (metrics / "tensorboard").exists()

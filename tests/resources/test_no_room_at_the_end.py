@@ -1,7 +1,8 @@
 """The report of the end of a study when the disk has no room for it."""
 
+import errno
 import logging
-from collections.abc import Callable
+import os
 from pathlib import Path
 from typing import Any
 
@@ -28,18 +29,13 @@ def test_a_failure_that_cannot_be_written_down_is_still_that_failure(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     failure = Failure.of(ArithmeticError("the user's own"), rank=1, phase="training", batch=3)
-    monkeypatch.setattr(Path, "open", refusing(Path.open))
+    monkeypatch.setattr(os, "write", refused)
     with caplog.at_level(logging.WARNING):
         failure.record(tmp_path)
     assert "exit.json cannot be written: [Errno 28]" in caplog.text
     assert Failure.read(tmp_path) is None
 
 
-def refusing(call: Callable[..., Any]) -> Callable[..., Any]:
-    """Opens files that take nothing."""
-
-    def opened(path: Path, *arguments: Any, **more: Any) -> Any:
-        call(path, *arguments, **more).close()
-        return open("/dev/full", "w", buffering=1)
-
-    return opened
+def refused(descriptor: int, data: memoryview) -> int:
+    """Stand in for a disk that takes nothing."""
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

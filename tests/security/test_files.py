@@ -19,7 +19,7 @@ from tests.support.runs import NUMPY_STUDY, assert_complete, run_study
 SETTINGS = {
     "study.simulations": 2,
     "checkpoint.record": True,
-    "metrics.writers": ["csv", "tensorboard"],
+    "metrics.writers": ["tensorboard"],
 }
 SECRETS = {"connection.json", "operator.json", "run.lock", "server.lock", "journal.jsonl", "incarnations.lock"}
 # The stranger may not be allowed to read the version of the package, and all else is imported before.

@@ -36,7 +36,7 @@ def test_a_run_whose_name_is_given_to_another_one_touches_nothing_of_that(
         "study.simulations": 4,
         "checkpoint.every_batches": 1,
         "checkpoint.record": True,
-        "metrics.writers": ["csv", "tensorboard"],
+        "metrics.writers": ["tensorboard"],
     }
     old = run_study(NUMPY_STUDY, shared / "old", mpi=None, settings=settings)
     assert_complete(old, num_simulations=4)

@@ -108,7 +108,7 @@ def replaced(world: "World") -> list[tuple[Any, str, Any]]:
         (study, "Logs", silent),
         (set_up, "load_server_class", lambda config: _named(partial(Learner, world))),
         (set_up, "open_writers", lambda *_, **options: []),
-        (set_up, "open_own_writers", lambda *_: []),
+        (set_up, "open_own_writer", lambda *_: None),
         (set_up, "Display", silent),
         (stop.StopRequests, "on_signals", lambda self, say: nullcontext()),
         (suggester, "GeneratorProcess", _of_world(SimulatedGenerator, world=world)),

@@ -16,7 +16,7 @@ LOGGED: dict[str, Any] = SETTINGS | {
     "training.log_every_batches": 4,
     "validation.every_batches": 3,
     "buffer.policy": "firo",
-    "metrics.writers": ["csv", "tensorboard"],
+    "metrics.writers": ["tensorboard"],
 }
 MOMENTS = {
     "training": ["server.trained=kill@7"],

@@ -74,9 +74,9 @@ def assert_rollouts(run: Run) -> None:
     assert recorded.rollouts is not None
     assert recorded.rollouts.simulations.tolist() == list(range(NUM_HELD_OUT))
     assert recorded.rollouts.mse["signal"] == pytest.approx(np.array(errors), rel=1e-4)
-    with (run.output_dir / "metrics" / "metrics.csv").open() as file:
-        rows = [row for row in csv.DictReader(file) if row["val/rollout/signal"]]
-    assert float(rows[-1]["val/rollout/signal/lead_10"]) == pytest.approx(np.mean(errors, axis=0)[4], rel=1e-4)
+    lines = map(json.loads, (run.output_dir / "metrics" / "metrics.jsonl").read_text().splitlines())
+    rows = [line for line in lines if "val/rollout/signal" in line]
+    assert rows[-1]["val/rollout/signal/lead_10"] == pytest.approx(np.mean(errors, axis=0)[4], rel=1e-4)
 
 
 @pytest.mark.parametrize(

@@ -51,7 +51,7 @@ def facts_of(config: StudyConfig, replay: Path | None = None) -> list[tuple[str,
     _check_sampler(config)
     if config.buffer.has_own_policy:
         make_policy(config, 0)
-    writer_makers((*config.metrics.wanted, *config.metrics.wanted_of_ranks), config.study_dir)
+    writer_makers(config.metrics.wanted, config.study_dir)
     if config.offline.write_files:
         load_h5py()
     framework_of(load_server_class(config)).check_precision(config.training.precision)

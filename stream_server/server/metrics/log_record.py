@@ -41,8 +41,6 @@ class LoggedRun:
         name: name of the study, `study.name`.
         id: the same in all starts of the study, and in no other study.
         folder: the folder `metrics` of the study, which exists.
-        rank: None for a writer of rank 0 that takes what all ranks have logged, reduced over them; otherwise the rank
-            whose own means it takes.
         num_ranks: number of ranks of the server.
         after: last batch that stays. A study that is killed goes on from a checkpoint, and trains the batches behind it
             again: what earlier starts have written behind batch `after` is to be dropped, if the writer can do so.
@@ -53,7 +51,6 @@ class LoggedRun:
     name: str = ""
     id: str = ""
     folder: Path
-    rank: int | None = None
     num_ranks: int = 1
     after: int = 0
     is_validated: bool = True

@@ -70,11 +70,11 @@ class Metrics:
         ranks: Ranks,
         writers: Sequence[Writer] = (),
         *,
-        own: Sequence[Writer] = (),
+        own: Writer | None = None,
         observer: Callable[[Record], None] | None = None,
         progress: Progress | None = None,
     ) -> None:
-        """Log for the `writers` of rank 0, and for this rank's `own`, which get its means before the reduction.
+        """Log for the `writers` of rank 0, and for this rank's `own`, which gets its means before the reduction.
 
         The `observer` is called with each record for the writers; its exceptions propagate. The `progress` says at
         which update and sample a record stands.
@@ -84,7 +84,7 @@ class Metrics:
         self.warnings: list[str] = []
         self._ranks = ranks
         self._writers = list(writers)
-        self._own = list(own)
+        self._own = [] if own is None else [own]
         self._observer = observer
         self._progress = progress or Progress()
         self._knows_batches = progress is not None
@@ -168,11 +168,11 @@ class Metrics:
             for gauge in self.gauges:
                 gauge(self)
             self._gauged_at = batch
-        numbers, own_histograms = self._take()
-        mine = {"values": numbers, "histograms": {name: it.to_json() for name, it in own_histograms.items()}}
+        numbers, seen = self._take()
+        mine = {"values": numbers, "histograms": {name: it.to_json() for name, it in seen.items()}}
         failpoint("metrics.before_write")
         per_rank = self._gather(mine)
-        self._own = self._give(self._own, self._record(batch, wall_s, united([numbers]), own_histograms))
+        self._own = self._give(self._own, self._record(batch, wall_s, united([numbers])))
         self._written_at = batch
         if per_rank is None:
             return

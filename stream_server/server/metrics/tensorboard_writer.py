@@ -1,6 +1,6 @@
 """TensorBoard's event file, written with TensorBoard's own protocol buffers.
 
-`open_tensorboard` in writers.py opens it; `Metrics.write` then gives it every record. TensorBoard's own
+`open_writers` opens it; `Metrics.write` then gives it every record. TensorBoard's own
 `EventFileWriter` would bring a thread, and TensorFlow where that is installed; the file needs neither. Its
 `RecordWriter` would bring asyncio and a hundred modules more: 0.12 s of each start of a server.
 """
@@ -19,7 +19,7 @@ from tensorboard.compat.proto.event_pb2 import (  # type: ignore[import-untyped]
 from tensorboard.compat.proto.summary_pb2 import HistogramProto, Summary  # type: ignore[import-untyped]
 
 from stream_server.server.metrics.histogram import LIMITS, Histogram
-from stream_server.server.metrics.log_record import Record
+from stream_server.server.metrics.log_record import LoggedRun, Record
 from stream_server.storage.disk import make_folder, place_of
 
 PNG_SIZE = slice(16, 24)
@@ -31,18 +31,19 @@ CRC_MASK_DELTA = 0xA282EAD8
 
 
 class TensorBoardWriter:
-    """An event file of its own in `folder`; written in the caller's thread, record by record.
+    """An event file of its own in the folder `tensorboard`; written in the caller's thread, record by record.
 
-    What files of earlier incarnations have behind batch `after` is not shown any more.
+    What files of earlier incarnations have behind batch `run.after` is not shown any more.
     """
 
-    def __init__(self, folder: Path, after: int = 0) -> None:
+    def __init__(self, run: LoggedRun) -> None:
+        folder = run.folder / "tensorboard"
         make_folder(folder)
         name = f"events.out.tfevents.{time.time_ns()}.{socket.gethostname()}.{os.getpid()}"
         place = Path(place_of(folder / name))
         self._file = place.open("wb")
         self._write(Event(file_version="brain.Event:2", source_metadata=SourceMetadata(writer="stream_server")))
-        self._write(Event(step=after + 1, session_log=SessionLog(status=SessionLog.START)))
+        self._write(Event(step=run.after + 1, session_log=SessionLog(status=SessionLog.START)))
 
     def write(self, record: Record) -> None:
         summary = Summary()

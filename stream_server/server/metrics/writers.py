@@ -1,14 +1,10 @@
-"""The writers of metrics: how they are opened, and those of plain files."""
+"""The writers of metrics: how they are opened, and the JSON lines."""
 
-import csv
-import io
 import json
 import logging
 import math
-import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -33,21 +29,7 @@ WriterMaker = tuple[str, Callable[[LoggedRun], Writer]]
 _log = logging.getLogger(__name__)
 
 
-def open_csv(run: LoggedRun) -> Writer:
-    """Open `csv`, a table of all values with a row for each record."""
-    return CsvWriter(run.folder / f"{_stem(run)}.csv", run.after, is_validated=run.is_validated)
-
-
-def open_tensorboard(run: LoggedRun) -> Writer:
-    """Open `tensorboard`, event files for TensorBoard."""
-    # Imported here, so that ranks that have no such writer do without TensorBoard's package.
-    from stream_server.server.metrics.tensorboard_writer import TensorBoardWriter
-
-    folder = run.folder / "tensorboard"
-    return TensorBoardWriter(folder if run.rank is None else folder / _stem(run), run.after)
-
-
-DEFAULT_WRITERS: WantedWriters = (("csv", {}), ("tensorboard", {}))
+DEFAULT_WRITERS: WantedWriters = (("tensorboard", {}),)
 
 
 def open_writers(run: LoggedRun, wanted: WantedWriters = DEFAULT_WRITERS, study_dir: Path = Path()) -> list[Writer]:
@@ -73,18 +55,16 @@ def open_writers(run: LoggedRun, wanted: WantedWriters = DEFAULT_WRITERS, study_
         if of_rank and int(of_rank[1]) >= run.num_ranks:
             _cut(run.folder / name, run.after)
     return [
-        JsonLinesWriter(run.folder / f"{_stem(run)}.jsonl", run.after, is_validated=run.is_validated),
+        JsonLinesWriter(run.folder / "metrics.jsonl", run.after, is_validated=run.is_validated),
         HistogramsWriter(run.folder / "histograms.jsonl", run.after),
         *_opened(makers, run),
     ]
 
 
-def open_own_writers(run: LoggedRun, rank: int, wanted: WantedWriters = (), study_dir: Path = Path()) -> list[Writer]:
-    """Open the writers of what one rank has logged for itself; see `open_writers`. Every rank."""
-    makers = writer_makers(wanted, study_dir)
-    run = replace(run, rank=rank)
+def open_own_writer(run: LoggedRun, rank: int) -> Writer:
+    """Open the JSON lines of what one rank has logged for itself. Every rank."""
     make_folder(run.folder)
-    return [JsonLinesWriter(run.folder / f"{_stem(run)}.jsonl", run.after), *_opened(makers, run)]
+    return JsonLinesWriter(run.folder / f"rank-{rank}.jsonl", run.after)
 
 
 def writer_makers(wanted: WantedWriters, study_dir: Path) -> list[WriterMaker]:
@@ -121,10 +101,6 @@ def _opened(makers: Sequence[WriterMaker], run: LoggedRun) -> list[Writer]:
     return writers
 
 
-def _stem(run: LoggedRun) -> str:
-    return "metrics" if run.rank is None else f"rank-{run.rank}"
-
-
 class JsonLinesWriter:
     """One JSON object per log point, `null` for a number that is not finite."""
 
@@ -158,69 +134,6 @@ class HistogramsWriter(JsonLinesWriter):
             yield {"name": name, "intervals": intervals}
 
 
-class CsvWriter:
-    """One row per log point and one column per name; a name that comes later adds its column to the rows before."""
-
-    def __init__(self, path: Path, after: int = 0, *, is_validated: bool = True) -> None:
-        remove_leftovers(path)
-        self._path = path
-        self._columns = list(AXES)
-        rows: list[dict[str, Any]] = []
-        if exists(path):
-            # A crash may have torn the last line, also so that it still looks like one; one of the system any line.
-            whole, _, _ = read_file(path, max_bytes=None).decode(errors="replace").replace("\0", "").rpartition("\n")
-            reader = csv.DictReader(whole.splitlines())
-            if "batch" in (reader.fieldnames or ()):
-                self._columns = list(reader.fieldnames or ())
-                rows = [
-                    row
-                    for row in reader
-                    if _is_whole(row) and _stays(row, int(row["batch"]), after, is_validated=is_validated)
-                ]
-        self._rewrite(rows)
-        place = Path(place_of(path))
-        self._file = place.open("a", newline="", encoding="utf-8")
-
-    def write(self, record: Record) -> None:
-        if not record.values or not self._is_ours:
-            return
-        row = {**record.axes, **record.values}
-        new = [name for name in row if name not in self._columns]
-        if new:
-            self._add_columns(new)
-        csv.DictWriter(self._file, self._columns, lineterminator="\n").writerow(row)
-        self._file.flush()
-
-    def flush(self) -> None:
-        """Do nothing: nothing is kept back."""
-
-    def close(self) -> None:
-        self._file.close()
-
-    @property
-    def _is_ours(self) -> bool:
-        """A newer start of the server, if there is one, has put its own file in the place of this one."""
-        try:
-            return os.path.samestat(os.fstat(self._file.fileno()), os.stat(place_of(self._path)))
-        except FileNotFoundError:
-            return False
-
-    def _add_columns(self, names: list[str]) -> None:
-        self._file.close()
-        rows = list(csv.DictReader(io.StringIO(read_file(self._path, max_bytes=None).decode(), newline="")))
-        self._columns += names
-        self._rewrite(rows)
-        place = Path(place_of(self._path))
-        self._file = place.open("a", newline="", encoding="utf-8")
-
-    def _rewrite(self, rows: list[dict[str, Any]]) -> None:
-        table = io.StringIO(newline="")
-        writer = csv.DictWriter(table, self._columns, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
-        replace_file(self._path, table.getvalue().encode())
-
-
 def _short(value: float) -> float:
     """As many digits as a picture needs."""
     return float(f"{value:.6g}")
@@ -249,8 +162,3 @@ def _stays(record: dict[str, Any], batch: int, after: int, *, is_validated: bool
     if batch != after or is_validated:
         return batch <= after
     return not all(name.startswith("val/") for name, value in record.items() if name not in AXES and value != "")
-
-
-def _is_whole(row: dict[str, Any]) -> bool:
-    batch = row["batch"]
-    return None not in row and None not in row.values() and batch.isascii() and batch.isdigit() and len(batch) < 20

@@ -20,7 +20,7 @@ from stream_server.server.checkpoint.user_state import load_learned, user_files
 from stream_server.server.intake.source import Source
 from stream_server.server.metrics.log_record import LoggedRun
 from stream_server.server.metrics.metrics import Gauge, Metrics
-from stream_server.server.metrics.writers import open_own_writers, open_writers
+from stream_server.server.metrics.writers import open_own_writer, open_writers
 from stream_server.server.model.best_models import BEST, BestModels
 from stream_server.server.model.model_export import ModelExport
 from stream_server.server.model.saved_model import model_files
@@ -276,9 +276,8 @@ class StudySetUp(Composition):
             settings=config.resolved(),
         )
         writers = open_writers(run, config.metrics.wanted, config.study_dir) if rank == 0 else []
-        own = open_own_writers(run, rank, config.metrics.wanted_of_ranks, config.study_dir)
         observer = stopping.on_record if stopping is not None and stopping.observes_records else None
-        return Metrics(self.ranks, writers, own=own, observer=observer, progress=self.progress)
+        return Metrics(self.ranks, writers, own=open_own_writer(run, rank), observer=observer, progress=self.progress)
 
     def _restore_model(self) -> None:
         continuation, config = self.continuation, self.config

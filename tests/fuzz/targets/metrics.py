@@ -4,14 +4,14 @@ import json
 
 from stream_server.analysis.reading import RunFolder, names_in, read_histograms, read_ranks, read_records
 from stream_server.errors import ConfigError
-from stream_server.server.metrics.writers import CsvWriter, HistogramsWriter, JsonLinesWriter
+from stream_server.server.metrics.writers import HistogramsWriter, JsonLinesWriter
 from tests.fuzz import scratch
 from tests.fuzz.target import Target
 
 RUN = RunFolder(scratch.folder())
 RUN.metrics.mkdir()
 FILES = ("metrics.jsonl", "histograms.jsonl", "rank-0.jsonl")
-WRITERS = {"metrics.jsonl": JsonLinesWriter, "histograms.jsonl": HistogramsWriter, "metrics.csv": CsvWriter}
+WRITERS = {"metrics.jsonl": JsonLinesWriter, "histograms.jsonl": HistogramsWriter}
 LINES = b"".join(
     json.dumps(line).encode() + b"\n"
     for line in (
@@ -27,7 +27,6 @@ def run(data: bytes) -> None:
     for name in FILES:
         (RUN.metrics / name).write_bytes(data)
     _analyse()
-    (RUN.metrics / "metrics.csv").write_bytes(data)
     for name, writer in WRITERS.items():
         writer(RUN.metrics / name, 10).close()
     for name in FILES[:2]:

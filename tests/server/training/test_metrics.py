@@ -175,7 +175,7 @@ def test_every_rank_writes_its_own_means_to_its_own_file() -> None:
     own = {rank: Kept() for rank in (0, 1)}
     reduced = Kept()
     for rank in (1, 0):
-        metrics = Metrics(OneOf(rank, mailbox), [reduced] if rank == 0 else [], own=[own[rank]])
+        metrics = Metrics(OneOf(rank, mailbox), [reduced] if rank == 0 else [], own=own[rank])
         metrics.log("loss", rank)
         metrics.log("loss", rank + 2.0)
         metrics.write(10, 1.5)
@@ -239,7 +239,7 @@ def test_a_name_has_one_reduction() -> None:
 
 def test_a_number_with_a_step_stands_at_its_batch_and_before_what_comes_later() -> None:
     progress, writer, own = Progress(), Kept(), Kept()
-    metrics = Metrics(OneOf(0, []), [writer], own=[own], progress=progress)
+    metrics = Metrics(OneOf(0, []), [writer], own=own, progress=progress)
     for batch in range(21, 31):
         progress.batches, progress.updates, progress.samples = batch, batch - 1, 10 * batch
         metrics.log("loss", batch)

@@ -8,7 +8,7 @@ import numpy as np
 from stream_server.buffers import Buffer, Fifo, Slots
 from stream_server.server.metrics.log_record import AXES, LoggedRun
 from stream_server.server.metrics.metrics import Metrics
-from stream_server.server.metrics.writers import open_own_writers, open_writers
+from stream_server.server.metrics.writers import open_own_writer, open_writers
 from stream_server.server.progress.phases import Phases
 from stream_server.server.progress.progress import Progress
 from stream_server.server.ranks.communicator import SoloRanks
@@ -64,7 +64,7 @@ def test_every_phase_and_axis_is_on_the_page() -> None:
 
 def test_every_file_is_on_the_page(tmp_path: Path) -> None:
     run = LoggedRun(folder=tmp_path)
-    for writer in (*open_writers(run), *open_own_writers(run, 0)):
+    for writer in (*open_writers(run), open_own_writer(run, 0)):
         writer.close()
     for path in tmp_path.iterdir():
         name = re.sub(r"rank-\d+", "rank-R", path.name)

@@ -1,6 +1,5 @@
 """A study that is stopped by a signal in the middle of a validation goes on in the middle of it."""
 
-import csv
 import json
 import shutil
 from pathlib import Path
@@ -82,5 +81,5 @@ def test_a_crash_in_a_validation_costs_no_batch_if_it_is_saved_before_it(tmp_pat
     assert [start.batches for start in read_incarnations(output_dir / "checkpoints").starts] == [0, 3, 3, 6]
     batches = done.report["batches"]
     assert validated(done) == [*range(3, batches + 1, 3), *([batches] if batches % 3 else [])]
-    with (output_dir / "metrics" / "metrics.csv").open() as file:
-        assert [int(row["batch"]) for row in csv.DictReader(file) if row["val/loss"]] == validated(done)
+    lines = map(json.loads, (output_dir / "metrics" / "metrics.jsonl").read_text().splitlines())
+    assert [line["batch"] for line in lines if "val/loss" in line] == validated(done)

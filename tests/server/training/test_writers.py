@@ -1,6 +1,5 @@
 """The plain files of the metrics, and how they go on after a restart."""
 
-import csv
 import json
 import math
 from pathlib import Path
@@ -11,23 +10,20 @@ import pytest
 from stream_server.server.metrics.histogram import Histogram
 from stream_server.server.metrics.log_record import LoggedRun, Record
 from stream_server.server.metrics.writers import (
-    CsvWriter,
     HistogramsWriter,
     JsonLinesWriter,
-    open_own_writers,
+    open_own_writer,
     open_writers,
 )
 from tests.server.training.logged import record
 
-HEADER = "batch,update,sample,wall_s,"
-
 
 def write_files(folder: Path, batches: list[int], *, after: int) -> None:
     """Log as a run does that begins after a batch."""
-    for writer in (JsonLinesWriter(folder / "m.jsonl", after), CsvWriter(folder / "m.csv", after)):
-        for batch in batches:
-            writer.write(record(batch, loss=0.5))
-        writer.close()
+    writer = JsonLinesWriter(folder / "m.jsonl", after)
+    for batch in batches:
+        writer.write(record(batch, loss=0.5))
+    writer.close()
 
 
 def batches_of(path: Path) -> list[int]:
@@ -46,76 +42,26 @@ def test_json_lines_hold_one_log_point_each_and_null_for_what_is_not_finite(tmp_
     ]
 
 
-def test_a_csv_row_is_readable_as_soon_as_it_is_written(tmp_path: Path) -> None:
-    writer = CsvWriter(tmp_path / "metrics.csv")
-    writer.write(record(10, loss=1.5))
-    assert (tmp_path / "metrics.csv").read_text() == HEADER + "loss\n10,10,100,1.0,1.5\n"
-    writer.close()
-
-
-def test_a_name_that_comes_later_adds_its_column_to_the_csv(tmp_path: Path) -> None:
-    writer = CsvWriter(tmp_path / "metrics.csv")
-    writer.write(record(10, loss=1.5))
-    writer.write(record(20, rate=7.0))
-    writer.close()
-    with (tmp_path / "metrics.csv").open(newline="") as file:
-        rows = list(csv.DictReader(file))
-    assert rows == [
-        {"batch": "10", "update": "10", "sample": "100", "wall_s": "1.0", "loss": "1.5", "rate": ""},
-        {"batch": "20", "update": "20", "sample": "200", "wall_s": "2.0", "loss": "", "rate": "7.0"},
-    ]
-
-
 def test_files_of_an_earlier_run_are_continued(tmp_path: Path) -> None:
     for batch in (10, 20):
         write_files(tmp_path, [batch], after=batch - 10)
     assert batches_of(tmp_path / "m.jsonl") == [10, 20]
-    assert (tmp_path / "m.csv").read_text() == HEADER + "loss\n10,10,100,1.0,0.5\n20,20,200,2.0,0.5\n"
 
 
 def test_what_was_logged_behind_the_checkpoint_is_logged_again_and_only_once(tmp_path: Path) -> None:
     write_files(tmp_path, [10, 20, 30], after=0)
     write_files(tmp_path, [30, 40], after=20)
     assert batches_of(tmp_path / "m.jsonl") == [10, 20, 30, 40]
-    assert [line.split(",")[0] for line in (tmp_path / "m.csv").read_text().split()] == [
-        "batch",
-        "10",
-        "20",
-        "30",
-        "40",
-    ]
 
 
-@pytest.mark.parametrize("name", ["m.jsonl", "m.csv"])
-def test_a_line_that_was_torn_by_a_crash_goes_wherever_it_was_torn(tmp_path: Path, name: str) -> None:
+def test_a_line_that_was_torn_by_a_crash_goes_wherever_it_was_torn(tmp_path: Path) -> None:
     write_files(tmp_path, [10, 200], after=0)
-    whole = (tmp_path / name).read_bytes()
+    whole = (tmp_path / "m.jsonl").read_bytes()
     kept = whole[: whole.rindex(b"\n", 0, -1) + 1]
     for end in range(len(kept), len(whole)):
-        (tmp_path / name).write_bytes(whole[:end])
+        (tmp_path / "m.jsonl").write_bytes(whole[:end])
         write_files(tmp_path, [], after=100)
-        assert (tmp_path / name).read_bytes() == kept, f"torn after {whole[len(kept) : end]!r}"
-
-
-def test_a_csv_file_that_was_torn_in_its_first_line_begins_anew(tmp_path: Path) -> None:
-    (tmp_path / "m.csv").write_text("batch,wa")
-    write_files(tmp_path, [10], after=0)
-    assert (tmp_path / "m.csv").read_text() == HEADER + "loss\n10,10,100,1.0,0.5\n"
-
-
-def test_the_columns_of_an_earlier_run_stay(tmp_path: Path) -> None:
-    writer = CsvWriter(tmp_path / "m.csv")
-    writer.write(record(10, loss=0.5))
-    writer.write(record(20, lr=0.1))
-    writer.close()
-    write_files(tmp_path, [20], after=10)
-    assert (tmp_path / "m.csv").read_text() == HEADER + "loss,lr\n10,10,100,1.0,0.5,\n20,20,200,2.0,0.5,\n"
-
-
-def test_a_file_of_an_older_release_gets_the_columns_that_it_lacks(tmp_path: Path) -> None:
-    (tmp_path / "m.csv").write_text("batch,wall_s,loss\n10,1.0,0.5\n")
-    write_files(tmp_path, [20], after=10)
-    assert (tmp_path / "m.csv").read_text() == "batch,wall_s,loss,update,sample\n10,1.0,0.5,,\n20,2.0,0.5,20,200\n"
+        assert (tmp_path / "m.jsonl").read_bytes() == kept, f"torn after {whole[len(kept) : end]!r}"
 
 
 def histogram_record(batch: int, values: list[float]) -> Record:
@@ -144,32 +90,22 @@ def test_histograms_behind_the_checkpoint_are_written_only_once(tmp_path: Path) 
 
 def test_a_validation_at_the_batch_of_the_checkpoint_stays(tmp_path: Path) -> None:
     for after in (0, 20):
-        writers = [JsonLinesWriter(tmp_path / "m.jsonl", after), CsvWriter(tmp_path / "m.csv", after)]
+        writer = JsonLinesWriter(tmp_path / "m.jsonl", after)
         for batch in (20, 30) if not after else (30,):
-            for writer in writers:
-                writer.write(record(batch, loss=0.5))
-                writer.write(record(batch, **{"val/loss": 0.7}))
-        for writer in writers:
-            writer.close()
+            writer.write(record(batch, loss=0.5))
+            writer.write(record(batch, **{"val/loss": 0.7}))
+        writer.close()
     assert batches_of(tmp_path / "m.jsonl") == [20, 20, 30, 30]
-    with (tmp_path / "m.csv").open(newline="") as file:
-        rows = list(csv.DictReader(file))
-    assert [(row["batch"], row["loss"], row["val/loss"]) for row in rows] == [
-        ("20", "0.5", ""),
-        ("20", "", "0.7"),
-        ("30", "0.5", ""),
-        ("30", "", "0.7"),
-    ]
 
 
 def test_files_of_ranks_that_are_no_more_end_at_the_checkpoint_too(tmp_path: Path) -> None:
     for rank in (0, 1, 2):
-        [writer] = open_own_writers(LoggedRun(folder=tmp_path), rank)
+        writer = open_own_writer(LoggedRun(folder=tmp_path), rank)
         for batch in (10, 20, 30):
             writer.write(record(batch, loss=float(rank)))
         writer.close()
     run = LoggedRun(folder=tmp_path, after=20)
-    opened = [*open_writers(run), *open_own_writers(run, 0)]
+    opened = [*open_writers(run), open_own_writer(run, 0)]
     opened[-1].write(record(30, loss=7.0))
     for writer in opened:
         writer.close()
@@ -178,7 +114,7 @@ def test_files_of_ranks_that_are_no_more_end_at_the_checkpoint_too(tmp_path: Pat
 
 
 def test_files_of_ranks_that_go_on_are_left_to_them(tmp_path: Path) -> None:
-    [writer] = open_own_writers(LoggedRun(folder=tmp_path), 1)
+    writer = open_own_writer(LoggedRun(folder=tmp_path), 1)
     writer.write(record(30, loss=1.0))
     writer.close()
     for opened in open_writers(LoggedRun(folder=tmp_path, after=20, num_ranks=2)):
@@ -186,11 +122,11 @@ def test_files_of_ranks_that_go_on_are_left_to_them(tmp_path: Path) -> None:
     assert batches_of(tmp_path / "rank-1.jsonl") == [30]
 
 
-@pytest.mark.parametrize("name", ["metrics.jsonl", "histograms.jsonl", "metrics.csv", "rank-1.jsonl", "rank-7.jsonl"])
+@pytest.mark.parametrize("name", ["metrics.jsonl", "histograms.jsonl", "rank-1.jsonl", "rank-7.jsonl"])
 def test_what_a_start_that_was_killed_left_beside_a_file_is_removed(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_text("")
     (tmp_path / f"{name}.9059b8a7baae.tmp").write_text("half")
     run = LoggedRun(folder=tmp_path, num_ranks=2)
-    for writer in [*open_writers(run), *open_own_writers(run, 1)]:
+    for writer in [*open_writers(run), open_own_writer(run, 1)]:
         writer.close()
     assert not list(tmp_path.glob("*.tmp"))
