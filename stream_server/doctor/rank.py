@@ -7,7 +7,7 @@ python -P -m stream_server.doctor.rank --name            the MPI that is loaded,
 import json
 import sys
 
-from stream_server.errors import ConfigError
+from stream_server.errors import StreamServerError
 from stream_server.server.ranks.communicator import mpi_library, ranks_from_environment
 
 
@@ -15,7 +15,7 @@ def main(argv: list[str]) -> int:
     """Print one line of JSON; returns the exit status."""
     try:
         told = {"mpi": mpi_library()} if argv else {"size": ranks_from_environment().size}
-    except ConfigError as error:
+    except StreamServerError as error:
         told = {"problem": str(error)}
     print(json.dumps(told), flush=True)
     return 0

@@ -1,26 +1,62 @@
-"""The names of shared memory that MPICH keeps in the file system, where a killed job would leave them for good.
+"""The shared memory of MPI: whether it is ours alone, and its names, which a killed job would leave in the file system.
 
-MPICH makes one segment of some 2 MB per job and node, which all of the job's ranks there have mapped when MPI_Init
-returns, and removes its name in MPI_Finalize.
+MPICH makes one segment of some 2 MB per job and node, and Open MPI one per rank, which all of the job's ranks there
+have mapped when MPI_Init returns. Both take what is there already under the name, whoever made it, and their names can
+be guessed beforehand.
 """
 
 import os
-from collections.abc import Collection
-from contextlib import suppress
+import stat
+import tempfile
+from collections.abc import Collection, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 
-PREFIX = "/dev/shm/mpich_shm_"  # noqa: S108 (MPICH chooses it)
+from stream_server.storage.ownership import OTHERS, is_ours, name_of, private_files
+
+FOLDER = "/dev/shm"  # noqa: S108 (MPI chooses it)
+PREFIX = f"{FOLDER}/mpich_"
 GONE = " (deleted)"
+# Where Open MPI 5 and 4 make their segments.
+PLACES = ("OMPI_MCA_btl_sm_backing_directory", "OMPI_MCA_btl_vader_backing_directory")
+
+
+@dataclass(frozen=True, slots=True)
+class MemorySegment:
+    """A file that a process has mapped to share it with others, as the kernel names it."""
+
+    path: str
+    device: int
+    inode: int
+
+    @property
+    def status(self) -> os.stat_result | None:
+        """The status of the file; None if its name is gone, or another file has it."""
+        with suppress(OSError):
+            found = os.lstat(self.path)
+            if (found.st_dev, found.st_ino) == (self.device, self.inode):
+                return found
+        return None
+
+
+def segments(pid: int | str = "self") -> set[MemorySegment]:
+    """The files that a process shares by writable memory; none of one that is gone or of somebody else."""
+    try:
+        maps = (Path("/proc") / str(pid) / "maps").read_text(errors="surrogateescape")
+    except OSError:
+        return set()
+    lines = (line.split(None, 5) for line in maps.splitlines())
+    return {
+        MemorySegment(it[5].rstrip("\n"), os.makedev(*(int(part, 16) for part in it[3].split(":"))), int(it[4]))
+        for it in lines
+        if len(it) == 6 and it[1].startswith("rw") and it[1].endswith("s") and it[5].startswith("/")
+    }
 
 
 def names_of(pid: int | str = "self") -> set[str]:
-    """The names of the segments that a process has mapped; none of one that is gone or of somebody else."""
-    try:
-        maps = (Path("/proc") / str(pid) / "maps").read_text(errors="replace")
-    except OSError:
-        return set()
-    paths = {PREFIX + line.partition(PREFIX)[2] for line in maps.splitlines() if PREFIX in line}
-    return {path for path in paths if not path.endswith(GONE)}
+    """The names of MPICH's segments that a process has mapped; none of one that is gone or of somebody else."""
+    return {it.path for it in segments(pid) if it.path.startswith(PREFIX) and _whose(it.status) == ""}
 
 
 def remove(names: Collection[str]) -> None:
@@ -28,3 +64,52 @@ def remove(names: Collection[str]) -> None:
     for name in names:
         with suppress(OSError):
             os.unlink(name)
+
+
+def problem() -> str:
+    """Say which memory this process shares with somebody else, "" if all of it is ours alone.
+
+    What has no name any more cannot be looked at. Of MPICH's it is not believed, since who has made it can remove its
+    name; all else that is without one was made under a name that nobody could know.
+    """
+    for segment in sorted(segments(), key=lambda it: it.path):
+        status, is_of_mpich = segment.status, segment.path.startswith(PREFIX)
+        whose = _whose(status) if status is not None or is_of_mpich else ""
+        if whose:
+            return (
+                f"MPI shares memory with the other ranks of this node by {segment.path.removesuffix(GONE)}, which "
+                f"{whose}: another user may read and change what they tell each other, and has perhaps made it for that"
+            )
+    return ""
+
+
+def _whose(status: os.stat_result | None) -> str:
+    """Say what makes a file not ours alone, "" if nothing does."""
+    if status is None:
+        return "has no name any more, so that nobody can tell whose it is"
+    if not stat.S_ISREG(status.st_mode):
+        return ""
+    if not is_ours(status):
+        return f"belongs to {name_of(status.st_uid)}"
+    if status.st_mode & OTHERS:
+        return f"is open to others (mode {stat.S_IMODE(status.st_mode):04o})"
+    return ""
+
+
+@contextmanager
+def kept_private() -> Iterator[None]:
+    """Within, what MPI makes is ours alone, and Open MPI's segments are in a folder of ours.
+
+    The block ends once all ranks have mapped them. Where the user has chosen a place, or this machine has none, Open
+    MPI goes by that.
+    """
+    wanted = [name for name in PLACES if name not in os.environ]
+    with private_files(), ExitStack() as stack:
+        with suppress(OSError):
+            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="stream-segments-", dir=FOLDER))
+            os.environ.update(dict.fromkeys(wanted, folder))
+        try:
+            yield
+        finally:
+            for name in wanted:
+                os.environ.pop(name, None)

@@ -19,6 +19,7 @@ from stream_server.server.ranks.communicator import Ranks
 from stream_server.server.run import build
 from stream_server.server.run.identity import Identity
 from stream_server.server.run.output import OutputFolder
+from stream_server.storage.disk import remove_file
 from stream_server.storage.plain_state import read_state
 from stream_server.user_code import digest_of
 from stream_server.wording import counted
@@ -139,17 +140,36 @@ def find_continuation(
         identity = Identity.make(
             folder.path, incarnation=incarnation.incarnation, started=incarnations.starts[0].started, secure=is_secure
         )
+        identity.write(folder.identity)
         retried = () if base is None else sorted(incarnations.retried_since(base.incarnation))
-        return [identity.to_json(), *retried]
+        return [identity.incarnation, *retried]
 
-    identity, *retried = by_rank_0(ranks, begin)
+    incarnation, *retried = by_rank_0(ranks, begin)
     return Continuation(
-        identity=Identity.from_json(identity),
+        identity=_read_identity(folder, ranks, incarnation),
         checkpoints=checkpoints,
         base=base,
         has_other_class=base is not None and base.class_digest != digest_of(config.server.class_, config.study_dir),
         retried=frozenset(retried),
     )
+
+
+def _read_identity(folder: OutputFolder, ranks: Ranks, incarnation: int) -> Identity:
+    """Read what rank 0 has written for all ranks, and remove it. Collective.
+
+    Nothing secret passes through MPI, of whose memory and sockets we do not know how closed they are.
+    """
+    identity, problem = None, ""
+    try:
+        identity = Identity.read(folder.identity, incarnation)
+    except ConfigError as error:
+        problem = str(error)
+    problems = ranks.gather(problem)
+    problem = ranks.broadcast(problems and next(filter(None, problems), ""))
+    by_rank_0(ranks, lambda: remove_file(folder.identity))
+    if identity is None or problem:
+        raise ConfigError(problem)
+    return identity
 
 
 def by_rank_0(ranks: Ranks, decide: Callable[[], Any]) -> Any:

@@ -16,7 +16,7 @@ from typing import Any, NoReturn, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from stream_server.errors import ConfigError, PeerFailed
+from stream_server.errors import ConfigError, PeerFailed, RankLost
 from stream_server.machine import exit_watch, shared_memory
 from stream_server.machine.cgroups import within_quota
 from stream_server.server.ranks import foreign_mpirun
@@ -145,6 +145,7 @@ class MpiRanks:
 
     Raises:
         ConfigError: there is no MPI, or another MPI's mpirun has started this rank.
+        RankLost: somebody else has a part in the memory by which MPI passes on what the ranks say.
     """
 
     def __init__(self, collectives: CollectiveCalls | None = None) -> None:
@@ -152,17 +153,20 @@ class MpiRanks:
         self._mpi = mpi = _loaded_mpi()
         self.mpi_version = mpi_library()
         _require(foreign_mpirun.mismatch(os.environ, self.mpi_version))
-        with self._collectives.call("MPI_Init"), _ended_by_signals():
-            mpi.Init_thread(mpi.THREAD_MULTIPLE)
-        _require(foreign_mpirun.alone(os.environ, mpi.COMM_WORLD.Get_size(), self.mpi_version))
-        # An error offered to the round must never match another collective of the peers, nor their last words one that
-        # was under way.
-        self._rounds, self._others, self._last = (mpi.COMM_WORLD.Dup() for _ in range(3))
-        self._left: Any = None
-        self._failures: list[Any] = []
-        self.rank = self._rounds.Get_rank()
-        self.size = self._rounds.Get_size()
-        places = self.broadcast(self.gather([socket.gethostname(), sorted(_cores_of_the_job())]))
+        with shared_memory.kept_private():
+            with self._collectives.call("MPI_Init"), _ended_by_signals():
+                mpi.Init_thread(mpi.THREAD_MULTIPLE)
+            if problem := shared_memory.problem():
+                raise RankLost(problem)
+            _require(foreign_mpirun.alone(os.environ, mpi.COMM_WORLD.Get_size(), self.mpi_version))
+            # An error offered to the round must never match another collective of the peers, nor their last words one
+            # that was under way.
+            self._rounds, self._others, self._last = (mpi.COMM_WORLD.Dup() for _ in range(3))
+            self._left: Any = None
+            self._failures: list[Any] = []
+            self.rank = self._rounds.Get_rank()
+            self.size = self._rounds.Get_size()
+            places = self.broadcast(self.gather([socket.gethostname(), sorted(_cores_of_the_job())]))
         hosts = [host for host, _ in places]
         here = [rank for rank, host in enumerate(hosts) if host == hosts[self.rank]]
         self.local_rank = here.index(self.rank)

@@ -1,11 +1,18 @@
 """The identity of a run: the name under which its processes know each other, and its keys."""
 
+import json
+import os
 import uuid
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
+from stream_server.errors import ConfigError, MalformedMessage
+from stream_server.messages import codec
+from stream_server.messages.connection import require_trusted
 from stream_server.messages.curve import KeyPair
+from stream_server.storage.disk import swap_private_file
+from stream_server.storage.typed import typed
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,13 +43,31 @@ class Identity:
             attaching_keys=KeyPair.make() if secure else None,
         )
 
-    def to_json(self) -> dict[str, Any]:
-        """Plain values for the other ranks."""
-        return asdict(self)
+    def write(self, path: Path) -> None:
+        """Write the file for the other ranks, which only its owner may read. Rank 0."""
+        swap_private_file(path, json.dumps(asdict(self)).encode())
 
     @classmethod
-    def from_json(cls, plain: dict[str, Any]) -> Self:
-        pairs = {
-            name: plain[name] and KeyPair(**plain[name]) for name in ("server_keys", "operator_keys", "attaching_keys")
-        }
-        return cls(**{**plain, **pairs})
+    def read(cls, path: Path, incarnation: int) -> Self:
+        """Read what rank 0 wrote in this incarnation.
+
+        Raises:
+            ConfigError: this node does not see the file, or others can have written it or read its keys.
+        """
+        try:
+            with path.open("rb") as opened:
+                status, text = os.fstat(opened.fileno()), opened.read()
+            require_trusted(status, path, holds_key=True)
+            identity = typed(cls, codec.parse(text))
+        except (OSError, MalformedMessage, TypeError) as error:
+            raise ConfigError(_not_shared(path, str(error))) from error
+        if identity.incarnation != incarnation:
+            raise ConfigError(_not_shared(path, f"it is of start {identity.incarnation}, not {incarnation}"))
+        return identity
+
+
+def _not_shared(path: Path, why: str) -> str:
+    return (
+        f"{path}, by which rank 0 gives the other ranks their keys, cannot be read on this node ({why}): "
+        "study.output_dir must be on a file system that all nodes see"
+    )

@@ -16,7 +16,11 @@ from stream_server.machine.study_lock import LOCKS
 from stream_server.storage.disk import make_folder, read_text, remove_file, remove_leftovers, replace_file
 
 INCARNATIONS = "incarnations"
-BEFORE_ANYTHING = {run_folder.STUDY_FILE, run_folder.JOURNAL, *LOCKS, "logs", "metrics", "exit.json", "report.json"}
+IDENTITY = "identity.json"
+BEFORE_ANYTHING = {
+    *(run_folder.STUDY_FILE, run_folder.JOURNAL, *LOCKS),
+    *("logs", "metrics", "exit.json", "report.json", IDENTITY),
+}
 """The files of a start that failed while it was set up."""
 LIMITS = ("max_batches", "max_s", "early_stop")
 """The keys of `training` that end a study before all is trained."""
@@ -68,6 +72,11 @@ class OutputFolder:
     def operator(self) -> Path:
         """The address and the key with which `stream-study` reaches rank 0; of use while the server runs."""
         return self.path / "operator.json"
+
+    @property
+    def identity(self) -> Path:
+        """The keys of the ranks, until all of them have read them."""
+        return self.path / IDENTITY
 
     @property
     def prometheus(self) -> Path:
@@ -198,7 +207,15 @@ class OutputFolder:
         self.check_start(config, resume=resume)
         make_folder(self.path)
         failpoint("server.before_study_file")
-        for file in (self.study, self.report, self.exit, self.connection, self.operator, self.prometheus):
+        for file in (
+            self.study,
+            self.report,
+            self.exit,
+            self.connection,
+            self.operator,
+            self.prometheus,
+            self.identity,
+        ):
             remove_leftovers(file)
         remove_file(self.report)
         remove_file(self.exit)
