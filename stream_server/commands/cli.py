@@ -198,7 +198,7 @@ def _export(arguments: argparse.Namespace) -> None:
 
 def _plot(arguments: argparse.Namespace) -> None:
     """Draw losses, predictions beside the truth, errors by simulation and time step, parameters, buffer and time."""
-    with extra_packages("plot"):
+    with extra_packages("plot"), program.outside_of_folders():
         from stream_server.analysis.page import write_page
         from stream_server.analysis.plot import plot
     run = find_run(arguments.run)

@@ -1,10 +1,43 @@
-"""The beginning of each of our programs, which makes up for what an environment may lack."""
+"""The beginning of each of our programs, which makes up for what an environment may lack, and the folder it works in.
+
+Libraries read settings from the working folder (UCX `ucx.conf`, matplotlib `matplotlibrc`, numba `.numba_config.yaml`),
+and that in which somebody types a command may be a folder into which others write.
+"""
 
 import io
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 from stream_server.machine.screen import on_screen
+
+_typed_in: Path | None = None
+
+
+def typed_in() -> Path:
+    """The folder in which the command was typed, from which paths are shown, unless it was removed since."""
+    return _typed_in if _typed_in is not None and _typed_in.is_dir() else Path.cwd()
+
+
+def work_in(folder: Path) -> None:
+    """Make a folder the one in which this process works, as its user's own code sees it, too."""
+    global _typed_in
+    _typed_in = typed_in()
+    os.chdir(folder)
+
+
+@contextmanager
+def outside_of_folders() -> Iterator[None]:
+    """Within, this process works in the root folder: what is imported finds no settings there. Main thread only."""
+    before = os.open(".", os.O_PATH | os.O_DIRECTORY)
+    try:
+        os.chdir("/")
+        yield
+    finally:
+        os.fchdir(before)
+        os.close(before)
 
 
 def begin() -> None:

@@ -38,7 +38,7 @@ if __name__ == '__main__':
 
 # The class imports a file beside it, and so do the processes that multiprocessing starts for it.
 SERVER = """
-import random
+import os, random
 from multiprocessing import get_context
 
 from beside import Base, work
@@ -46,6 +46,7 @@ from beside import Base, work
 class Server(Base):
     def prepare_training_attributes(self):
         super().prepare_training_attributes()
+        assert os.getcwd() == os.path.dirname(__file__)
         assert random.Random(1).random() > 0
         for method in ("spawn", "forkserver") if self.rank == 0 else ():
             process = get_context(method).Process(target=work)
@@ -66,7 +67,7 @@ def work():
 
 
 class Place:
-    """A folder to stand in, and a study in another one, both full of decoys; `notes` tells which were imported."""
+    """A folder to stand in, and a study in another one, both full of decoys; `notes` tells what was used."""
 
     def __init__(self, folder: Path, names: frozenset[str] = STANDARD | installed()) -> None:
         self.here, self.study_dir, self.bin = (folder / name for name in ("here", "study", "bin"))
@@ -75,6 +76,8 @@ class Place:
         for each in (self.here, self.study_dir, self.bin, self.study_dir / "simulation"):
             each.mkdir()
         write_decoys(self.here, names, self.notes)
+        # UCX writes its log over what that names.
+        (self.here / "ucx.conf").write_text(f"UCX_LOG_FILE={self.notes}\nUCX_LOG_LEVEL=info\n")
         # Ours may be installed to be edited: Python finds such a package behind all folders.
         write_decoys(self.study_dir, names & present() - {"stream_server"}, self.notes)
         source = NUMPY_STUDY.parent

@@ -114,6 +114,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         command = ServerCommand.of(
             config, arguments.config, arguments.set, resume=arguments.resume, retry=arguments.retry
         )
+        if argv is None:
+            program.work_in(config.study_dir)
         if arguments.check:
             return command.check()
         keep_modules()

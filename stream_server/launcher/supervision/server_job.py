@@ -25,6 +25,7 @@ from stream_server.launcher.supervision.submitted_server import SubmittedServer
 from stream_server.machine import processes, shared_memory
 from stream_server.machine.interpreter import python_command
 from stream_server.machine.processes import Leader, Process
+from stream_server.machine.program import typed_in
 
 MARK = "STREAM_SERVER_JOB"
 LOCAL = "local"
@@ -114,7 +115,7 @@ class ServerCommand:
         Raises:
             ConfigError: the program is missing.
         """
-        return subprocess.run([*self._server, "--check"]).returncode
+        return subprocess.run([*self._server, "--check"], cwd=typed_in()).returncode
 
     @property
     def _server(self) -> list[str]:
@@ -153,6 +154,8 @@ class ServerJob:
         process = subprocess.Popen(
             ["/bin/sh", "-c", 'trap "" HUP USR2 XCPU; exec "$@"', "sh", *command],
             env={**environment, MARK: mark},
+            # It shows paths from there, and works in the folder of the study, as we do.
+            cwd=typed_in(),
             stdin=subprocess.DEVNULL,
             start_new_session=True,
         )

@@ -174,6 +174,11 @@ def _ended(arguments: argparse.Namespace, *, is_watched: bool) -> int:
     """Run what was asked for, and report an error; returns the exit status."""
     try:
         config = _load(arguments)
+        if is_watched:
+            for name in "replay", "evaluate", "launcher_place":
+                path = getattr(arguments, name)
+                setattr(arguments, name, path and path.absolute())
+            program.work_in(config.study_dir)
         if is_watched and not arguments.check:
             exit_watch.watch_exit(partial(_tell_loss, config))
         return _run(arguments, config)

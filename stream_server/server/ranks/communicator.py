@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from stream_server.errors import ConfigError, PeerFailed, RankLost
 from stream_server.machine import exit_watch, shared_memory
 from stream_server.machine.cgroups import within_quota
+from stream_server.machine.program import outside_of_folders
 from stream_server.server.ranks import foreign_mpirun
 from stream_server.server.ranks.collectives import CollectiveCalls
 
@@ -294,7 +295,8 @@ def _loaded_mpi() -> Any:
 
         mpi4py.rc.initialize = False
         mpi4py.rc.finalize = True
-        from mpi4py import MPI
+        with outside_of_folders():
+            from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
         raise ConfigError(
             f"mpi4py loads no MPI: {' '.join(str(error).split())}. {INSTALL_MPI}; see `stream-study doctor`"
