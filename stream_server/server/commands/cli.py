@@ -14,7 +14,7 @@ from pathlib import Path
 import stream_server
 from stream_server import config as study_config
 from stream_server.errors import EXIT_FORCED, ConfigError, RankLost, StreamServerError
-from stream_server.machine import exit_watch, program
+from stream_server.machine import caches, exit_watch, program
 from stream_server.machine.garbage import seldom_collecting
 from stream_server.machine.refusals import refusal, require_threads
 from stream_server.machine.screen import outliving_a_full_disk, tell, until_the_reader_leaves
@@ -151,6 +151,7 @@ def main(argv: list[str] | None = None) -> int:
     """Run the command; returns its exit status."""
     if argv is None:
         program.begin()
+        caches.keep_private()
     made = parser()
     arguments, unknown = made.parse_known_args(argv)
     if unknown:
