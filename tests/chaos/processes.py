@@ -11,6 +11,7 @@ KINDS = ("launcher", "mpirun", "rank", "client", "shell", "sampler")
 MPIRUN = ("mpirun", "mpiexec.hydra", "hydra_pmi_proxy", "prterun", "prted")
 
 RANK = {"stream-server", "stream_server.server.commands.cli"}
+STARTER = "stream_server.launcher.backends.ranks_here"
 SAMPLER = "stream_server.server.steering.generator_worker"
 LAUNCHER = {"stream-launcher", "stream_server.launcher.supervision.cli"}
 
@@ -37,6 +38,8 @@ def kind_of(name: str, command: list[str]) -> str | None:
         return None
     if "wave.py" in programs:
         return "client"
+    if STARTER in programs:
+        return "mpirun"
     if SAMPLER in programs:
         return "sampler"
     if programs & RANK:

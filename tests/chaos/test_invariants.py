@@ -320,6 +320,7 @@ def test_the_server_of_the_study_refuses_a_window_of_other_steps() -> None:
         ("python3.11", "/venv/bin/python /venv/bin/stream-launcher --config study.json", "launcher"),
         ("python", "python -m stream_server.launcher.supervision.cli --link x", "launcher"),
         ("mpirun", "/venv/bin/mpirun -n 2 /venv/bin/stream-server --config study.json", "mpirun"),
+        ("python", "python -m stream_server.launcher.backends.ranks_here 2 python stream-server", "mpirun"),
         ("hydra_pmi_proxy", "hydra_pmi_proxy --proxy-id 0", "mpirun"),
         ("python", "/venv/bin/python /venv/bin/stream-server --config study.json", "rank"),
         ("python", "python -m stream_server.server.commands.cli --config study.json", "rank"),

@@ -21,7 +21,7 @@ from stream_server.launcher.simulations.server_connection import ServerConnectio
 from stream_server.launcher.supervision.liveness import Liveness
 from stream_server.messages import launcher_link, wire
 from stream_server.messages.client import Hello, TimeSteps
-from stream_server.messages.curve import secure_peer_socket
+from stream_server.messages.curve import secure_client_socket, secure_peer_socket
 from stream_server.server.reception.coordinator import Coordinator
 from stream_server.server.reception.dispatcher import Dispatcher
 from stream_server.server.reception.heartbeat import Heartbeat
@@ -32,6 +32,7 @@ from tests.support.timing import until
 
 LIMIT = 512
 NUM_STRANGERS = 5000
+NUM_UNKNOWN = 2000
 NUM_AT_LAUNCHER = 100
 # The signature with which ZMTP begins.
 SIGNATURE = b"\xff" + bytes(8) + b"\x7f"
@@ -65,6 +66,27 @@ def test_a_rank_outlives_five_thousand_strangers_and_serves_its_clients_meanwhil
             assert it.num_files < LIMIT
         until(lambda: it.num_files <= num_own + 4)
         it.simulate(*range(2, NUM_SIMULATIONS))
+        it.end()
+
+
+def test_thousands_of_keys_that_a_rank_does_not_know_keep_nobody_out(tmp_path: Path, many_files: None) -> None:
+    """Each of them costs it a whole handshake; they know the key of the server, which is no secret."""
+    with victim() as it, zmq.Context() as context:
+        num_own, far, security = it.num_files, tmp_path / "far.json", it.connection.security
+        assert security is not None
+        replace(it.connection, host="another node").write(far)
+        context.max_sockets = NUM_UNKNOWN + 1
+        with ExitStack() as stack:
+            for number in range(NUM_UNKNOWN):
+                stranger = stack.enter_context(context.socket(zmq.DEALER))
+                public, secret = zmq.curve_keypair()
+                own = {"client_public_key": public.decode(), "client_secret_key": secret.decode()}
+                secure_client_socket(stranger, replace(security, **own))
+                stranger.linger, stranger.reconnect_ivl = 0, 1
+                stranger.connect("tcp://{}:{}".format(*(it.port if number % 2 else it.data_port)))
+            it.simulate(0, file=far)
+            assert it.num_files < num_own + NUM_UNKNOWN // 2
+        it.simulate(*range(1, NUM_SIMULATIONS))
         it.end()
 
 

@@ -104,11 +104,11 @@ def test_neither_a_full_buffer_nor_a_validation_that_hogs_the_interpreter_looks_
     assert set(done.attempts.values()) == {1}
 
 
-def test_the_loss_of_mpirun_alone_is_the_loss_of_the_server(start: Start) -> None:
+def test_the_loss_of_what_has_started_the_ranks_is_the_loss_of_the_server(start: Start) -> None:
     with start(**SUPERVISED, settings=PACED) as live:
         live.wait_until(lambda: (live.output_dir / "checkpoints" / "000001").exists())
-        (mpirun,) = [process for process in live.processes() if process.name() == "mpirun"]
-        mpirun.kill()
+        (starter,) = [it for it in live.processes() if "stream_server.launcher.backends.ranks_here" in it.cmdline()]
+        starter.kill()
         done = live.end()
     assert_complete(done, num_simulations=4)
     assert done.report["restarts"] == 1

@@ -14,8 +14,10 @@ from typing import Self
 from stream_server.config import StudyConfig
 from stream_server.config.placeholders import PLACEHOLDER, RANKS
 from stream_server.errors import ConfigError
+from stream_server.launcher.backends import ranks_here
 from stream_server.launcher.backends.backend import IDENTITY, LOG_FILE, JobSpec
 from stream_server.launcher.backends.environment import simulation_environment
+from stream_server.machine.interpreter import python_command
 
 NAME = "mpirun"
 EXAMPLE = '["/opt/mpi/bin/mpirun", "-n", "{ranks}"]'
@@ -24,6 +26,8 @@ STARTER = re.compile(r"mpi(run|exec)\S*|orterun|prterun")
 # Programs whose first argument is a script, unless it is an option.
 INTERPRETER = re.compile(r"python[\d.]*|bash|sh|julia|Rscript|octave")
 LOOK_S = 20.0
+# By these Hydra learns of other nodes, or of something that the user wants of it.
+OF_OTHER_NODES = ("HYDRA_", "SLURM_JOB", "PBS_", "LSB_", "PE_HOSTFILE", "COBALT_", "LOADL_")
 # Open MPI binds the ranks of each mpirun to the same first cores, and refuses to start more ranks than there are cores.
 OPEN_MPI_OPTIONS = ("--bind-to", "none", "--oversubscribe")
 
@@ -111,14 +115,22 @@ def program(name: str) -> str:
     return found
 
 
-def server_ranks(ranks: int, words: Sequence[str] | None = None) -> list[str]:
+def server_ranks(ranks: int, words: Sequence[str] | None = None, *, is_job: bool = False) -> list[str]:
     """What stands before the command of a server to start its ranks: `words` of `server.job.mpirun`, or the usual ones.
 
+    Those of MPICH are started here without its mpirun, unless this `is_job`, or that may go to other nodes.
+
     Raises:
-        ConfigError: mpirun is missing.
+        ConfigError: mpirun is missing, or cannot be run.
     """
     if words is None:
-        return [] if ranks == 1 else [program(NAME), "-n", str(ranks)]
+        if ranks == 1:
+            return []
+        mpirun = program(NAME)
+        may_go_elsewhere = is_job or any(name.startswith(OF_OTHER_NODES) for name in os.environ)
+        if not may_go_elsewhere and b"HYDRA" in _version_of(mpirun, os.environ):
+            return python_command("-m", ranks_here.__name__, str(ranks))
+        return [mpirun, "-n", str(ranks)]
     words = words if any(RANKS in word for word in words) else [*words, "-n", RANKS]
     return [word.replace(RANKS, str(ranks)) for word in words]
 
@@ -203,13 +215,17 @@ def is_open_mpi(program: str, environment: Mapping[str, str]) -> bool:
     Raises:
         ConfigError: it cannot be run.
     """
+    told = _version_of(program, environment)
+    return any(name in told for name in (b"Open MPI", b"OpenRTE"))
+
+
+def _version_of(program: str, environment: Mapping[str, str]) -> bytes:
     try:
-        told = subprocess.run(
+        return subprocess.run(
             [program, "--version"], env=environment, stdin=subprocess.DEVNULL, capture_output=True, timeout=LOOK_S
-        )
+        ).stdout
     except (OSError, subprocess.TimeoutExpired) as error:
         raise ConfigError(f"{program} cannot be run: {error}") from error
-    return any(name in told.stdout for name in (b"Open MPI", b"OpenRTE"))
 
 
 def _options(program: str, config: StudyConfig) -> tuple[str, ...]:

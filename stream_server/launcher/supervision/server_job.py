@@ -107,7 +107,7 @@ class ServerCommand:
         hidden = [*own, *([] if place is None else ["--launcher-place", str(place)])]
         options = ["--resume"] if self.resume else []
         options += [] if self.retry is None else ["--retry", *map(str, self.retry)]
-        return [*server_ranks(self.ranks, self.mpirun), *self._server, *options, *limit, *hidden]
+        return [*server_ranks(self.ranks, self.mpirun, is_job=self.is_job), *self._server, *options, *limit, *hidden]
 
     def check(self) -> int:
         """Let the server tell what the study would do; returns its exit code.

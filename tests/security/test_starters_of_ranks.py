@@ -1,0 +1,50 @@
+"""Bytes that a stranger sends to whatever listens while ranks run that a launcher has started."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+
+from stream_server.launcher.backends.mpirun import server_ranks
+from tests.security.stranger import Stranger
+from tests.support.launch import alone
+from tests.support.timing import until
+
+RANK = """
+import sys, time
+from pathlib import Path
+from stream_server.server.ranks.communicator import MpiRanks
+ranks = MpiRanks()
+Path(sys.argv[1], f"there-{ranks.rank}").touch()
+while not Path(sys.argv[1], "go").exists():
+    time.sleep(0.01)
+ranks.barrier()
+"""
+# The beginning of a message to Hydra. It ends at an assertion.
+SEND = """
+for port in sys.argv[1:]:
+    with socket.create_connection(("127.0.0.1", int(port)), timeout=10) as connection:
+        connection.settimeout(0.5)
+        try:
+            connection.sendall(b"HYD" + bytes(9))
+            connection.recv(1)
+        except OSError:
+            pass
+"""
+
+
+def test_twelve_bytes_end_no_ranks(stranger: Stranger, tmp_path: Path) -> None:
+    launch = alone([])
+    command = [*server_ranks(2), sys.executable, "-P", "-c", RANK, str(tmp_path)]
+    with subprocess.Popen(command, env=launch.environment) as job:
+        try:
+            until(lambda: len(list(tmp_path.glob("there-*"))) == 2)
+            family = [psutil.Process(job.pid), *psutil.Process(job.pid).children(recursive=True)]
+            listening = {it.laddr for process in family for it in process.net_connections("tcp") if not it.raddr}
+            ports = {it.port for it in listening if it.ip in ("0.0.0.0", "127.0.0.1")}
+            stranger.run(SEND, *ports, before="import encodings.idna, socket")
+        finally:
+            (tmp_path / "go").touch()
+        assert job.wait(60) == 0
+        assert [it for it in listening if it.ip == "0.0.0.0"] == []
