@@ -18,8 +18,9 @@ from stream_server.storage.ownership import OTHERS, is_ours, name_of, private_fi
 FOLDER = "/dev/shm"  # noqa: S108 (MPI chooses it)
 PREFIX = f"{FOLDER}/mpich_"
 GONE = " (deleted)"
-# Where Open MPI 5 and 4 make their segments.
-PLACES = ("OMPI_MCA_btl_sm_backing_directory", "OMPI_MCA_btl_vader_backing_directory")
+# Those of Open MPI 5, where the user has chosen its place, and of Open MPI 4, which complains of names that are gone.
+GUESSED = (PREFIX, f"{FOLDER}/sm_segment.", f"{FOLDER}/vader_segment.")
+PLACE = "OMPI_MCA_btl_sm_backing_directory"
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,12 +70,12 @@ def remove(names: Collection[str]) -> None:
 def problem() -> str:
     """Say which memory this process shares with somebody else, "" if all of it is ours alone.
 
-    What has no name any more cannot be looked at. Of MPICH's it is not believed, since who has made it can remove its
-    name; all else that is without one was made under a name that nobody could know.
+    What has no name any more cannot be looked at. Where the name could be guessed it is not believed, since who has
+    made it can remove its name; all else that is without one was made under a name that nobody could know.
     """
     for segment in sorted(segments(), key=lambda it: it.path):
-        status, is_of_mpich = segment.status, segment.path.startswith(PREFIX)
-        whose = _whose(status) if status is not None or is_of_mpich else ""
+        status = segment.status
+        whose = _whose(status) if status is not None or segment.path.startswith(GUESSED) else ""
         if whose:
             return (
                 f"MPI shares memory with the other ranks of this node by {segment.path.removesuffix(GONE)}, which "
@@ -98,18 +99,15 @@ def _whose(status: os.stat_result | None) -> str:
 
 @contextmanager
 def kept_private() -> Iterator[None]:
-    """Within, what MPI makes is ours alone, and Open MPI's segments are in a folder of ours.
+    """Within, what MPI makes is ours alone, and the segments of Open MPI 5 are in a folder of ours.
 
     The block ends once all ranks have mapped them. Where the user has chosen a place, or this machine has none, Open
     MPI goes by that.
     """
-    wanted = [name for name in PLACES if name not in os.environ]
     with private_files(), ExitStack() as stack:
-        with suppress(OSError):
-            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="stream-segments-", dir=FOLDER))
-            os.environ.update(dict.fromkeys(wanted, folder))
-        try:
-            yield
-        finally:
-            for name in wanted:
-                os.environ.pop(name, None)
+        if PLACE not in os.environ:
+            with suppress(OSError):
+                folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="stream-segments-", dir=FOLDER))
+                os.environ[PLACE] = folder
+                stack.callback(os.environ.pop, PLACE)
+        yield
