@@ -98,14 +98,14 @@ def _whose(status: os.stat_result | None) -> str:
 
 
 @contextmanager
-def kept_private() -> Iterator[None]:
-    """Within, what MPI makes is ours alone, and the segments of Open MPI 5 are in a folder of ours.
+def kept_private(library: str) -> Iterator[None]:
+    """Within, what this MPI makes is ours alone, and the segments of Open MPI 5 are in a folder of ours.
 
     The block ends once all ranks have mapped them. Where the user has chosen a place, or this machine has none, Open
     MPI goes by that.
     """
     with private_files(), ExitStack() as stack:
-        if PLACE not in os.environ:
+        if library.startswith("Open MPI") and PLACE not in os.environ:
             with suppress(OSError):
                 folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="stream-segments-", dir=FOLDER))
                 os.environ[PLACE] = folder

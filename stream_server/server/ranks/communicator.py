@@ -154,7 +154,7 @@ class MpiRanks:
         self._mpi = mpi = _loaded_mpi()
         self.mpi_version = mpi_library()
         _require(foreign_mpirun.mismatch(os.environ, self.mpi_version))
-        with shared_memory.kept_private():
+        with shared_memory.kept_private(self.mpi_version):
             with self._collectives.call("MPI_Init"), _ended_by_signals():
                 mpi.Init_thread(mpi.THREAD_MULTIPLE)
             if problem := shared_memory.problem():
