@@ -45,7 +45,7 @@ DOORS = {
     "h5py": ["server/replay/simulation_file.py"],
     "IPython": ["studies/cell_output.py"],
     "pyarrow": ["analysis/export.py"],
-    "bokeh": [f"dashboard/{name}.py" for name in ("access", "charts", "page", "predictions", "serving")],
+    "bokeh": [f"dashboard/{name}.py" for name in ("charts", "page", "predictions", "serving", "texts")],
     "prometheus_client": ["server/study/prometheus.py"],
     "tornado": ["dashboard/access.py", "dashboard/serving.py"],
     "matplotlib": ["analysis/figures.py", "analysis/plot.py", "analysis/sample_figures.py", "studies/pictures.py"],

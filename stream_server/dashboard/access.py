@@ -1,55 +1,65 @@
-"""Access to the page: by a token, which the link brings once and a cookie from then on."""
+"""Access to the page: by a token, which the link brings once and a cookie from then on, below a path of its own."""
 
 import hmac
-from collections.abc import Awaitable, Callable
-from typing import Any
-from urllib.parse import urlsplit
+import secrets
+from dataclasses import dataclass, field
+from urllib.parse import parse_qs, urlsplit
 
-from bokeh.server.auth_provider import AuthProvider, User
-from tornado.web import HTTPError, RequestHandler
+from tornado.httputil import HTTPHeaders, RequestStartLine, parse_cookie
 
 TOKEN = "token"  # noqa: S105 (the name of an argument in the URL)
+METHODS = ("GET", "HEAD")
 
 
-class TokenAccess(AuthProvider):
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Answer:
+    """What is answered to a request by which nothing else is done."""
+
+    status: int
+    reason: str
+    headers: dict[str, str] = field(default_factory=dict)
+
+
+class Access:
     """Admits requests that carry the token, over HTTP and on the websocket; all others get 403.
 
-    The link with the token leads to the page without it, so that it stays out of bookmarks and screenshots.
+    The link with the token leads to the page without it, so that it stays out of bookmarks and screenshots. A browser
+    sends the cookies of 127.0.0.1 to all its ports, also to the server of another user: so the cookie is for a path
+    that nobody can guess, which no other server can have asked for.
     """
 
-    def __init__(self, token: str, cookie: str) -> None:
-        self._token = token
-        self._cookie = cookie
-        super().__init__()
+    def __init__(self) -> None:
+        self.place = f"/{secrets.token_urlsafe(12)}"
+        self.cookie = f"stream-study-{secrets.token_urlsafe(12)}"
+        self._token = secrets.token_urlsafe(24)
 
-    @property
-    def login_url(self) -> str:
-        """The page itself, since there is no login page."""
-        return "/"
+    def link(self, server: str) -> str:
+        """The link to the page of a server."""
+        return f"{server}{self.place}/?{TOKEN}={self._token}"
 
-    @property
-    def get_user_async(self) -> Callable[[Any], Awaitable[User]]:
-        return self._admit
+    def answer(self, request: RequestStartLine, headers: HTTPHeaders) -> Answer | None:
+        """The answer to a request that is not admitted, or that brings the token; None for one that is admitted.
 
-    async def _admit(self, handler: RequestHandler) -> User:
-        """Admit a request, before anything is done for it.
-
-        A browser sends its cookies to a websocket whichever page opens it: that must be a page of this server. Its
-        address is the one that the browser used, which is another one at the end of a tunnel.
-
-        Raises:
-            HTTPError: 403, it has no token, a wrong one, or comes from a page of somebody else.
+        It is asked before anything else is done for a request, and before its body is read. A browser sends its cookies
+        to a websocket whichever page opens it: that must be a page of this server. Its address is the one that the
+        browser used, which is another one at the end of a tunnel.
         """
-        origin = handler.request.headers.get("Origin")
-        if origin is not None and urlsplit(origin).netloc.lower() != handler.request.host.lower():
-            raise HTTPError(403, reason="A page of another origin may not connect")
-        brought = handler.get_query_argument(TOKEN, default="")
-        if brought and self._is_right(brought):
-            handler.set_cookie(self._cookie, self._token, httponly=True, samesite="Lax", path="/")
-            handler.redirect("/")
-        elif not self._is_right(handler.get_cookie(self._cookie) or ""):
-            raise HTTPError(403, reason="Open the link that stream-study serve printed: its token is missing or wrong")
-        return User("operator")
+        origin = headers.get("Origin")
+        if origin is not None and urlsplit(origin).netloc.lower() != headers.get("Host", "").lower():
+            return Answer(status=403, reason="A page of another origin may not connect")
+        path, _, query = request.path.partition("?")
+        is_here = _are_equal(path[: len(self.place)], self.place) and path[len(self.place) :].startswith("/")
+        if is_here and _are_equal(parse_qs(query).get(TOKEN, [""])[0], self._token):
+            cookie = f"{self.cookie}={self._token}; HttpOnly; Path={self.place}/; SameSite=Lax"
+            return Answer(status=302, reason="Found", headers={"Set-Cookie": cookie, "Location": f"{self.place}/"})
+        cookies = parse_cookie(headers.get("Cookie", ""))
+        if not (is_here and _are_equal(cookies.get(self.cookie, ""), self._token)):
+            reason = "Open the link that stream-study serve printed: its token is missing or wrong"
+            return Answer(status=403, reason=reason)
+        if request.method not in METHODS:
+            return Answer(status=405, reason="Method Not Allowed")
+        return None
 
-    def _is_right(self, token: str) -> bool:
-        return hmac.compare_digest(token.encode(), self._token.encode())
+
+def _are_equal(one: str, other: str) -> bool:
+    return hmac.compare_digest(one.encode(errors="replace"), other.encode())

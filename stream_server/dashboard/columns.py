@@ -1,6 +1,5 @@
 """The columns of every chart of the page, from the facts of a run. Pure."""
 
-import html
 import math
 from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
@@ -216,21 +215,6 @@ def account_rows(facts: RunFacts) -> list[tuple[str, str]]:
         rows += [(f"windows {_words(name)}", f"{num:,}") for name, num in windows.items()]
     rows += balance_rows(facts.state.report)
     return [*rows, *(("", str(text)) for text in facts.state.report.get("unbalanced", ()))]
-
-
-def table_html(rows: Iterable[tuple[str, str]]) -> str:
-    """A table of names and values; the text may be a stranger's."""
-    cells = (f"<tr><th>{html.escape(name)}</th><td>{html.escape(value)}</td></tr>" for name, value in rows)
-    return f'<table class="facts">{"".join(cells)}</table>'
-
-
-def legend_html(colours: dict[str, str]) -> str:
-    """Names beside squares of their colours."""
-    entries = (
-        f'<span class="entry"><span class="square" style="background:{colour}"></span>{html.escape(name)}</span>'
-        for name, colour in colours.items()
-    )
-    return f'<div class="legend">{"".join(entries)}</div>'
 
 
 def stride_for(num: int) -> int:

@@ -1,6 +1,5 @@
 """The page as one browser shows it: its choices, and what is brought up to date every second."""
 
-import html
 from collections.abc import Mapping
 from dataclasses import asdict
 from datetime import datetime
@@ -8,12 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from bokeh.document import Document
-from bokeh.events import DocumentReady
 from bokeh.layouts import column, row
-from bokeh.models.callbacks import CustomJS
-from bokeh.models.css import InlineStyleSheet
 from bokeh.models.ui import UIElement
-from bokeh.models.widgets import Button, Div, MultiChoice, RadioButtonGroup, Select, Spinner
+from bokeh.models.widgets import Button, MultiChoice, RadioButtonGroup, Select, Spinner
 from bokeh.palettes import Viridis256
 
 from stream_server.analysis.follow import newest_log, server_logs
@@ -21,7 +17,7 @@ from stream_server.analysis.operating import MOST_PARAMETERS, facts_of, status_r
 from stream_server.analysis.palette import COLOURS
 from stream_server.analysis.reading import needs_log_scale
 from stream_server.analysis.run_state import RunState
-from stream_server.dashboard import columns
+from stream_server.dashboard import columns, texts
 from stream_server.dashboard.changes import Columns
 from stream_server.dashboard.charts import (
     NARROW,
@@ -35,6 +31,7 @@ from stream_server.dashboard.charts import (
 )
 from stream_server.dashboard.facts import RunFacts
 from stream_server.dashboard.predictions import PredictionCharts
+from stream_server.dashboard.texts import div, say
 from stream_server.dashboard.watch import Watch
 from stream_server.machine.log_end import log_end
 from stream_server.machine.run_folder import STUDY_FILE
@@ -50,42 +47,6 @@ SCALES = ("auto", "log", "linear")
 COLOURINGS: tuple[Any, ...] = (BY_STATE, BY_ERROR)
 DASHES = ("solid", "dashed", "dotted", "dashdot")
 OF_SIMULATION = "a simulation"
-
-STYLE = """
-:host { color: #222; font-family: system-ui, sans-serif; font-size: 13px; }
-h1 { font-size: 18px; margin: 0; } h2 { font-size: 14px; margin: 0 0 4px; }
-table.facts { border-collapse: collapse; }
-table.facts th { text-align: left; font-weight: 600; padding: 1px 12px 1px 0; white-space: nowrap; }
-table.facts th, table.facts td { vertical-align: top; }
-table.facts td { padding: 1px 0; overflow-wrap: anywhere; }
-.legend { line-height: 1.7; } .entry { margin-right: 12px; white-space: nowrap; }
-.square { display: inline-block; width: 11px; height: 11px; margin-right: 4px; vertical-align: -1px; }
-.problem, .said { padding: 6px 10px; margin: 2px 0; overflow-wrap: anywhere; }
-.problem { background: #FDECE6; border-left: 4px solid #D55E00; }
-.said { background: #E8F3FA; border-left: 4px solid #0072B2; }
-pre { background: #F6F6F6; margin: 0; width: 100%; box-sizing: border-box; padding: 8px; height: 290px;
-      overflow: auto; white-space: pre-wrap;
-      overflow-wrap: anywhere; font-size: 12px; display: flex; flex-direction: column-reverse; }
-"""
-
-# Until the browser has its scripts and the websocket is up.
-TEMPLATE = """{% block contents %}
-<p id="loading" style="font: 14px sans-serif; margin: 16px">Stream Study is loading …</p>
-{{ super() }}
-{% endblock %}"""
-LOADED = "document.getElementById('loading')?.remove()"
-
-NO_RUN = """<h2>There is no run in {folder} yet</h2>
-<p>Start one in this folder, and it appears here by itself:</p>
-<pre style="height:auto; display:block">stream-study new heat my-study
-cd my-study
-mpirun -n 2 stream-server --config study.json</pre>
-<p>Or give <code>stream-study serve</code> the folder that has your runs.</p>"""
-
-
-NO_CURVES = """<h2>There are no curves yet</h2>
-<p>They begin when the training has logged for the first time; <code>training.log_every_batches</code> says how often it
-does.</p>"""
 
 
 class Page:
@@ -103,9 +64,6 @@ class Page:
     def open(self) -> None:
         """Put everything into the document, and keep it up to date until the browser leaves."""
         self._document.title = f"Stream Study: {self._watch.folder.resolve().name}"
-        # Bokeh takes the text of a template, too.
-        self._document.template = TEMPLATE  # type: ignore[assignment]
-        self._document.js_on_event(DocumentReady, CustomJS(code=LOADED))
         self._document.add_root(self._layout())
         self._document.add_periodic_callback(self.update, UPDATE_MS)
         self._document.on_session_destroyed(lambda _: self._watch.choose(self, frozenset()))
@@ -137,10 +95,10 @@ class Page:
             self._show_run(known[run])
 
     def _make_choices(self) -> None:
-        self._title = self._div(name="title")
+        self._title = div(name="title")
         axes: list[Any] = [*columns.AXES.items()]
         logs: list[Any] = [OF_SIMULATION]
-        self._hint = self._div(name="hint", visible=False)
+        self._hint = div(name="hint", visible=False)
         self._run = Select(name="run", title="run", options=[], width=300)
         self._compared = MultiChoice(
             name="compared", title="compared with", options=[], width=420, max_items=MAX_COMPARED - 1
@@ -156,7 +114,7 @@ class Page:
         self._simulation = Spinner(name="simulation", title="simulation", low=0, step=1, value=0, width=110)
         self._stop = Button(label="Stop …", button_type="danger", width=90, margin=(24, 5, 5, 5))
         self._finish = Button(label="Finish …", button_type="warning", width=90, margin=(24, 5, 5, 5))
-        self._question = self._div(name="question", margin=(28, 5, 5, 5), visible=False)
+        self._question = div(name="question", margin=(28, 5, 5, 5), visible=False)
         self._yes = Button(label="Yes", button_type="danger", width=60, margin=(24, 5, 5, 5), visible=False)
         self._no = Button(label="No", width=60, margin=(24, 5, 5, 5), visible=False)
         for control in (
@@ -193,17 +151,17 @@ class Page:
         self._phases = RankPhases()
         self._space = ParameterSpace()
         self._predictions = PredictionCharts()
-        self._predictions_title = self._div(name="predictions")
-        self._single_values = self._div(name="single_values", visible=False)
-        self._no_curves = self._div(NO_CURVES, name="no_curves", visible=False)
-        self._status, self._problems = self._div(name="status"), self._div(name="problems")
-        self._account, self._log_text = self._div(name="account"), self._div(name="log_text")
-        self._phase_legend = self._div(name="phases")
+        self._predictions_title = div(name="predictions")
+        self._single_values = div(name="single_values", visible=False)
+        self._no_curves = div(texts.NO_CURVES, name="no_curves", visible=False)
+        self._status, self._problems = div(name="status"), div(name="problems")
+        self._account, self._log_text = div(name="account"), div(name="log_text")
+        self._phase_legend = div(name="phases")
 
     def _layout(self) -> UIElement:
-        attempts = self._div(columns.legend_html(columns.ATTEMPT_COLOURS))
+        attempts = div(texts.legend(columns.ATTEMPT_COLOURS))
         states = {name.replace("_", " "): colour for name, colour in columns.SIMULATION_COLOURS.items()}
-        self._state_legend = self._div(columns.legend_html(states))
+        self._state_legend = div(texts.legend(states))
         self._loss_panel = _wide(column(*self._losses.figures, row(self._axis, self._scale)))
         self._timeline_panel = _wide(column(self._timeline.figure, attempts))
         self._phase_panel = column(self._phases.figure, self._phase_legend, sizing_mode="stretch_width")
@@ -221,7 +179,7 @@ class Page:
         orders = row(self._stop, self._finish, self._question, self._yes, self._no)
         self._charts = column(
             _wrapped(
-                column(self._div("<h2>Status</h2>"), self._status, width=NARROW),
+                column(div(texts.heading("Status")), self._status, width=NARROW),
                 self._loss_panel,
                 self._no_curves,
             ),
@@ -232,8 +190,8 @@ class Page:
             self._prediction_row,
             _wrapped(
                 self._space_panel,
-                _wide(column(self._div("<h2>Log</h2>"), row(self._log, self._simulation), self._log_text)),
-                column(self._div("<h2>Closing account</h2>"), self._account, width=260),
+                _wide(column(div(texts.heading("Log")), row(self._log, self._simulation), self._log_text)),
+                column(div(texts.heading("Closing account")), self._account, width=260),
             ),
             sizing_mode="stretch_width",
         )
@@ -247,27 +205,20 @@ class Page:
             margin=(8, 16, 8, 16),
         )
 
-    def _div(self, text: str = "", **options: Any) -> Div:
-        return Div(text=text, stylesheets=[InlineStyleSheet(css=STYLE)], **({"sizing_mode": "stretch_width"} | options))
-
     def _update_runs(self, runs: Mapping[Path, RunState] | None) -> None:
-        _set(
-            self._title,
-            text=f"<h1>Stream Study</h1>{html.escape(str(self._watch.folder.resolve()))}, "
-            f"{_num_runs(runs)}, {datetime.now():%H:%M:%S}",
-        )
+        say(self._title, texts.title(self._watch.folder.resolve(), f"{_num_runs(runs)}, {datetime.now():%H:%M:%S}"))
         runs = runs or {}
         self._names = {_name(path, self._watch.folder): path for path in runs}
         options = [(name, f"{name}: {runs[path].state}") for name, path in self._names.items()]
         _set(self._run, options=options)
-        _set(self._compared, options=[(name, name) for name in self._names])
+        _set(self._compared, options=[(name, texts.label(name)) for name in self._names])
         if self._run.value not in self._names and options:
             self._run.value = _name(first_shown(runs), self._watch.folder)
         has_none = not options
         _set(self._charts, visible=not has_none)
         _set(self._hint, visible=has_none and self._watch.runs() is not None)
         if has_none:
-            _set(self._hint, text=NO_RUN.format(folder=html.escape(str(self._watch.folder.resolve()))))
+            say(self._hint, texts.no_run(self._watch.folder.resolve()))
         for control in (self._run, self._stop, self._finish):
             _set(control, visible=not has_none)
         _set(self._compared, visible=len(options) > 1)
@@ -292,22 +243,20 @@ class Page:
         rows = facts_of(facts.run, state)
         rows |= {"server": asdict(facts.status)} if facts.status else {}
         rows |= {"report": state.report} if state.report else {}
-        _set(self._status, text=columns.table_html(status_rows(rows)))
-        problems = [f'<div class="problem">{html.escape(text)}</div>' for text in facts.problems]
-        said = [f'<div class="said">{html.escape(facts.said)}</div>'] if facts.said else []
-        _set(self._problems, text="".join([*problems, *said]))
+        say(self._status, texts.table(status_rows(rows)))
+        say(self._problems, texts.messages(facts.problems, facts.said))
         attempts, phases = columns.timeline(facts), columns.phases(facts)
         bring_up_to_date(self._timeline.source, attempts)
         bring_up_to_date(self._phases.source, phases)
         _set(self._timeline_panel, visible=bool(attempts["simulation"]))
         _set(self._phase_panel, visible=bool(phases["rank"]))
         _set(self._space_panel, visible=bool(facts.simulations))
-        _set(self._phase_legend, text=columns.legend_html(columns.phase_legend(facts)))
+        say(self._phase_legend, texts.legend(columns.phase_legend(facts)))
         self._show_space(facts)
         self._show_predictions(facts)
         self._show_log(facts)
         account = columns.account_rows(facts)
-        _set(self._account, text=columns.table_html(account or [("", "comes when the run has ended")]))
+        say(self._account, texts.table(account or [("", "comes when the run has ended")]))
         for button in (self._stop, self._finish):
             _set(button, disabled=not state.is_live)
 
@@ -352,13 +301,12 @@ class Page:
         _set(self._single_values, visible=is_one_value)
         if is_one_value:
             below = f"{name} ({unit})" if unit else name
-            _set(self._single_values, text=columns.table_html(columns.single_values(of_one_value, name)))
+            say(self._single_values, texts.table(columns.single_values(of_one_value, name)))
         else:
             first = list(sample.parameters.items())[:MOST_PARAMETERS]
             below = ", ".join([f"{each} {value:.4g}" for each, value in first])
             self._predictions.show(*sample.shown[name], name=name, unit=unit)
-        title = f"<h2>Prediction after batch {validation.batch:,}</h2>{html.escape(below)}"
-        _set(self._predictions_title, text=title)
+        say(self._predictions_title, texts.heading(f"Prediction after batch {validation.batch:,}", below))
 
     def _show_log(self, facts: RunFacts) -> None:
         logs = {path.stem: path for path in server_logs(facts.run)}
@@ -372,7 +320,7 @@ class Page:
         if of_simulation and self._simulation.value is not None:
             path = newest_log(facts.run, int(self._simulation.value))
         text = log_end(path, LOG_BYTES) if path else "it has no log"
-        _set(self._log_text, text=f"<pre><code>{html.escape(text or 'it is empty')}</code></pre>")
+        say(self._log_text, texts.log(text or "it is empty"))
 
     def _choice_changed(self, name: str, old: Any, new: Any) -> None:
         self.update()
@@ -380,7 +328,8 @@ class Page:
     def _ask(self, *, finish: bool) -> None:
         self._order = finish
         what = "Start no simulation any more, train what comes, and end" if finish else "Save a checkpoint and leave"
-        _set(self._question, text=f"{what}: <b>{html.escape(self._run.value)}</b>?", visible=True)
+        say(self._question, texts.question(what, self._run.value))
+        self._question.visible = True
         self._yes.visible = self._no.visible = True
 
     def _confirm(self) -> None:

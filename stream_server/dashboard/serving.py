@@ -5,7 +5,7 @@ import logging
 import secrets
 import signal
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -14,16 +14,21 @@ from bokeh.application import Application
 from bokeh.application.handlers.function import FunctionHandler
 from bokeh.core.validation import silence
 from bokeh.core.validation.warnings import MISSING_RENDERERS
+from bokeh.document import Document
+from bokeh.resources import Resources
 from bokeh.server.server import BaseServer
 from bokeh.server.tornado import BokehTornado
 from bokeh.settings import settings
 from tornado.httpserver import HTTPServer
+from tornado.httputil import HTTPHeaders, HTTPMessageDelegate, RequestStartLine, ResponseStartLine
 from tornado.ioloop import IOLoop
 from tornado.iostream import IOStream
 from tornado.netutil import bind_sockets
+from tornado.web import OutputTransform
 
-from stream_server.dashboard.access import TOKEN, TokenAccess
+from stream_server.dashboard.access import Access, Answer
 from stream_server.dashboard.page import Page
+from stream_server.dashboard.texts import TEMPLATE
 from stream_server.dashboard.watch import Watch
 from stream_server.errors import ConfigError
 
@@ -32,22 +37,101 @@ PORT = 8787
 # A browser has a few connections for each page. Who says nothing for a while is let go.
 MAX_CONNECTIONS = 256
 SILENCE_S = 10.0
+MAX_HEADER_BYTES = 16 << 10
+# No script but those of this server, and nothing from or to any other; styles are set by Bokeh on each element.
+POLICIES = {
+    "Content-Security-Policy": "default-src 'none'; connect-src 'self'; img-src 'self' data: blob:; "
+    "style-src 'self' 'unsafe-inline'; font-src 'self' data:; base-uri 'none'; form-action 'none'; "
+    "frame-ancestors 'none'",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+}
 
 
-class BoundedHTTPServer(HTTPServer):
-    """Closes what comes while it has MAX_CONNECTIONS, each of which costs this process a descriptor."""
+class GuardedServer(HTTPServer):
+    """Answers nobody but who is admitted, and reads no body of theirs; has MAX_CONNECTIONS at most.
+
+    Each costs this process a descriptor. Of those that come beyond that, the oldest that was not admitted goes, since
+    an honest browser has shown its token at once.
+    """
 
     def initialize(self, *args: Any, **kwargs: Any) -> None:
-        super().initialize(*args, **kwargs)
-        self._streams: list[IOStream] = []
+        self._access: Access = kwargs.pop("access")
+        super().initialize(*args, **{"max_body_size": 0, "max_header_size": MAX_HEADER_BYTES} | kwargs)
+        # In the order in which they came, and whether they are admitted.
+        self._streams: dict[IOStream, bool] = {}
 
     def handle_stream(self, stream: IOStream, address: tuple[Any, ...]) -> None:
-        self._streams = [it for it in self._streams if not it.closed()]
+        self._streams = {it: is_admitted for it, is_admitted in self._streams.items() if not it.closed()}
         if len(self._streams) >= MAX_CONNECTIONS:
-            stream.close()
-            return
-        self._streams.append(stream)
-        super().handle_stream(stream, address)
+            oldest = next((it for it, is_admitted in self._streams.items() if not is_admitted), stream)
+            oldest.close()
+        if not stream.closed():
+            self._streams[stream] = False
+            super().handle_stream(stream, address)
+
+    def start_request(self, server_conn: object, request_conn: Any) -> HTTPMessageDelegate:
+        return _Gate(self, request_conn, super().start_request(server_conn, request_conn))
+
+    def answer(self, connection: Any, request: RequestStartLine, headers: HTTPHeaders) -> Answer | None:
+        """The answer to one that is not admitted, see `Access`; from then on the others are known to be."""
+        answer = self._access.answer(request, headers)
+        if answer is None:
+            self._streams[connection.stream] = True
+        return answer
+
+
+class _Gate(HTTPMessageDelegate):
+    """Passes on one request if it is admitted, and answers it otherwise; what comes after its head is not read then."""
+
+    def __init__(self, server: GuardedServer, connection: Any, inner: HTTPMessageDelegate) -> None:
+        self._server = server
+        self._connection = connection
+        self._inner = inner
+        self._is_open = False
+
+    def headers_received(self, start_line: Any, headers: HTTPHeaders) -> Awaitable[None] | None:
+        answer = self._server.answer(self._connection, start_line, headers)
+        if answer is None:
+            self._is_open = True
+            return self._inner.headers_received(start_line, headers)
+        text = f"{answer.reason}\n".encode()
+        told = HTTPHeaders({"Content-Type": "text/plain", "Content-Length": str(len(text)), "Connection": "close"})
+        told.update(POLICIES | answer.headers)
+        self._connection.write_headers(ResponseStartLine("HTTP/1.1", answer.status, answer.reason), told, text)
+        self._connection.finish()
+        return None
+
+    def data_received(self, chunk: bytes) -> Awaitable[None] | None:
+        return self._inner.data_received(chunk) if self._is_open else None
+
+    def finish(self) -> None:
+        if self._is_open:
+            self._inner.finish()
+
+    def on_connection_close(self) -> None:
+        if self._is_open:
+            self._inner.on_connection_close()
+
+
+class _Policies(OutputTransform):
+    """Tells the browser what the page may do, whatever a text in it would make it do."""
+
+    def __init__(self, nonce: str) -> None:
+        self._script = f"script-src 'self' 'nonce-{nonce}'"
+
+    def transform_first_chunk(
+        self, status_code: int, headers: HTTPHeaders, chunk: bytes, finishing: bool
+    ) -> tuple[int, HTTPHeaders, bytes]:
+        headers.update(POLICIES | {"Content-Security-Policy": f"{POLICIES['Content-Security-Policy']}; {self._script}"})
+        return status_code, headers, chunk
+
+
+class _Application(BokehTornado):
+    """Bokeh's application, without those of its scripts that the page does not use: MathJax makes links of texts."""
+
+    def resources(self, absolute_url: str | bool | None = None) -> Resources:
+        return super().resources(absolute_url).clone(components=["bokeh", "bokeh-widgets"])
 
 
 def serve(folder: Path, port: int | None, announce: Callable[[str], None]) -> None:
@@ -77,30 +161,37 @@ def _running(watch: Watch, port: int) -> Iterator[str]:
     """A server in the loop of this thread; gives the link to its page."""
     # Whatever the environment of the user says: the browser may have no other way than to this server.
     settings.resources = "server"
-    # Charts are empty at first, and TokenAccess looks at origins.
+    # Charts are empty at first, and Access looks at origins.
     silence(MISSING_RENDERERS)
     logging.getLogger("bokeh.server.util").setLevel(logging.ERROR)
     # A browser that left is no news.
     logging.getLogger("bokeh.server.views.ws").setLevel(logging.ERROR)
-    token = secrets.token_urlsafe(24)
-    application = Application(FunctionHandler(lambda document: Page(document, watch).open()))
-    tornado = BokehTornado(
-        {"/": application},
-        auth_provider=TokenAccess(token, f"stream-study-{port}"),
+    access, nonce = Access(), secrets.token_urlsafe(16)
+    tornado = _Application(
+        {"/": Application(FunctionHandler(lambda document: _open(document, watch, nonce)))},
+        prefix=access.place,
+        transforms=[lambda request: _Policies(nonce)],
         extra_websocket_origins=["*"],
         # They would be within the page for its scripts to read.
         exclude_headers=["Cookie"],
-        exclude_cookies=[f"stream-study-{port}"],
+        exclude_cookies=[access.cookie],
     )
-    http = BoundedHTTPServer(tornado, idle_connection_timeout=SILENCE_S)
+    http = GuardedServer(tornado, access=access, idle_connection_timeout=SILENCE_S)
     http.add_sockets(bind_sockets(port, HOST))
     server = BaseServer(IOLoop.current(), tornado, http)
     server.start()
     try:
-        yield f"http://{HOST}:{port}/?{TOKEN}={token}"
+        yield access.link(f"http://{HOST}:{port}")
     finally:
         server.unlisten()
         server.stop()
+
+
+def _open(document: Document, watch: Watch, nonce: str) -> None:
+    # Bokeh takes the text of a template, too.
+    document.template = TEMPLATE  # type: ignore[assignment]
+    document.template_variables["nonce"] = nonce
+    Page(document, watch).open()
 
 
 def _free_port(port: int | None) -> int:

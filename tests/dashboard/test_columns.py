@@ -12,7 +12,7 @@ from stream_server.analysis.attempts import AttemptFacts
 from stream_server.analysis.reading import RunFolder
 from stream_server.analysis.run_state import RunState, SimulationFacts
 from stream_server.analysis.validations import RecordedRollouts, RecordedValidation
-from stream_server.dashboard import columns
+from stream_server.dashboard import columns, texts
 from stream_server.dashboard.facts import RunFacts
 from stream_server.dashboard.page import first_shown
 
@@ -178,5 +178,5 @@ def test_only_a_run_that_did_not_fail_is_called_balanced(exit_code: int, told: l
 
 
 def test_text_of_strangers_is_no_html() -> None:
-    assert "&lt;script&gt;" in columns.table_html([("run", "<script>")])
-    assert "&lt;b&gt;" in columns.legend_html({"<b>": "#000000"})
+    assert "&lt;script&gt;" in texts.table([("run", "<script>")])
+    assert "&lt;b&gt;" in texts.legend({"<b>": "#000000"})

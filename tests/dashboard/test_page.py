@@ -12,14 +12,16 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 
 from stream_server.commands.cli import main
+from stream_server.launcher.schedule.actions import Fail
 from stream_server.machine.study_lock import RUN_LOCK, SERVER_LOCK, StudyLock
 from tests.analysis.logged_run import log_run
 from tests.dashboard.browser import Browser, chromium
-from tests.dashboard.made_runs import add_attempts, make_run
+from tests.dashboard.made_runs import add_attempts, add_to_journal, make_run
 from tests.server.training.test_validation_record import Doubling, record, samples
 from tests.study.test_signals import ENDLESS
 from tests.support.runs import NUMPY_STUDY, start_study
@@ -29,6 +31,17 @@ from tests.support.timing import until
 pytestmark = [pytest.mark.slow, pytest.mark.quiet]
 LIMIT_S = 60.0
 NUM_MANY = 2000
+# As if the page had escaped nothing.
+PLANT_SCRIPT = """
+const planted = document.createElement("div");
+planted.innerHTML = "<img src='data:,' onerror='window.taken=1'><img src=http://127.0.0.2:1/x>";
+document.body.append(planted);
+const script = document.createElement("script");
+script.textContent = "window.taken=2";
+document.body.append(script);
+planted.remove();
+script.remove();
+"""
 
 
 @contextmanager
@@ -116,7 +129,7 @@ def test_the_page_says_that_it_loads_until_it_has(browser: Browser, link: str) -
     jar = urllib.request.HTTPCookieProcessor()
     with urllib.request.build_opener(urllib.request.ProxyHandler({}), jar).open(link, timeout=120) as page:
         assert "Stream Study is loading" in page.read().decode()
-    browser.wait_for(lambda: not browser.driver.find_elements("id", "loading"))
+    assert browser.driver.find_elements("css selector", "[data-root-id]:empty") == []
 
 
 def test_who_comes_without_the_token_reads_what_to_open(link: str) -> None:
@@ -126,24 +139,45 @@ def test_who_comes_without_the_token_reads_what_to_open(link: str) -> None:
 
 
 def test_nothing_is_fetched_from_anywhere_else_and_the_token_leaves_the_address(browser: Browser, link: str) -> None:
-    own = re.findall(r"//([^/]+)/", link)[0]
-    assert browser.driver.current_url == f"http://{own}/"
-    assert browser.fetched_from() == {f"http://{own}", f"ws://{own}"}
+    own = urlsplit(link)
+    assert browser.driver.current_url == f"http://{own.netloc}{own.path}"
+    assert browser.fetched_from() == {f"http://{own.netloc}", f"ws://{own.netloc}"}
 
 
-@pytest.mark.parametrize("path", ["/", "/?token=wrong", "/ws", "/autoload.js", "/metadata"])
+def test_the_cookie_is_for_this_page_alone(browser: Browser, link: str) -> None:
+    """Of another server of the same host, at another port, a browser asks other paths."""
+    (cookie,) = browser.driver.get_cookies()
+    assert cookie["path"] == urlsplit(link).path != "/"
+    assert cookie["httpOnly"]
+
+
+def test_no_script_runs_that_is_not_of_this_server_and_none_is_loaded_from_another(browser: Browser) -> None:
+    browser.driver.execute_script(PLANT_SCRIPT)
+    told: list[str] = []
+
+    def are_told() -> bool:
+        told.extend(browser.complaints())
+        return sum("Content Security Policy" in it for it in told) == 3
+
+    until(are_told)
+    assert browser.driver.execute_script("return window.taken ?? 0") == 0
+
+
+@pytest.mark.parametrize("path", ["", "?token=wrong", "ws", "autoload.js", "metadata", "static/js/bokeh.min.js"])
 def test_without_the_token_there_is_nothing_but_403(link: str, path: str) -> None:
     upgrade = {"Connection": "Upgrade", "Upgrade": "websocket", "Sec-WebSocket-Version": "13", "Sec-WebSocket-Key": "a"}
-    assert answer_to(link, path, upgrade if path == "/ws" else {}) == 403
+    for place in ("/", urlsplit(link).path):
+        assert answer_to(link, place + path, upgrade if path == "ws" else {}) == 403
 
 
-def test_with_the_token_a_websocket_of_another_page_gets_403(link: str) -> None:
-    port = re.findall(r":(\d+)/", link)[0]
+def test_with_the_token_a_websocket_of_another_page_gets_403(browser: Browser, link: str) -> None:
+    own = urlsplit(link)
     upgrade = {"Connection": "Upgrade", "Upgrade": "websocket", "Sec-WebSocket-Version": "13", "Sec-WebSocket-Key": "a"}
-    cookie = {"Cookie": f"stream-study-{port}={link.partition('token=')[2]}"}
-    assert answer_to(link, "/", cookie) == 200
-    assert answer_to(link, "/ws", upgrade | cookie | {"Origin": f"http://127.0.0.1:{port}"}) == 101
-    assert answer_to(link, "/ws", upgrade | cookie | {"Origin": "http://127.0.0.1:1"}) == 403
+    (known,) = browser.driver.get_cookies()
+    cookie = {"Cookie": f"{known['name']}={known['value']}"}
+    assert answer_to(link, own.path, cookie) == 200
+    assert answer_to(link, f"{own.path}ws", upgrade | cookie | {"Origin": f"http://{own.netloc}"}) == 101
+    assert answer_to(link, f"{own.path}ws", upgrade | cookie | {"Origin": "http://127.0.0.1:1"}) == 403
 
 
 def test_it_follows_a_run_over_a_restart_of_its_server_that_takes_back_batches(browser: Browser, folder: Path) -> None:
@@ -217,6 +251,70 @@ def test_a_folder_that_is_not_there_and_a_port_in_use_are_named(
         output, errors = capsys.readouterr()
         assert output == ""
         assert words in errors
+
+
+# Neither a script of its own, nor one that MathJax would make of it.
+HOSTILE = "<img src=x onerror='window.taken=1'><mark>$$\\href{javascript:window.taken=2}{\\rule{60em}{20em}}$$"
+# Bokeh's elements are in shadows, which no selector looks into.
+TAKEN_FOR_HTML = """
+const found = [];
+const look = root => root.querySelectorAll('*').forEach(it => {
+  if (['IMG', 'MARK', 'A', 'MJX-CONTAINER'].includes(it.tagName.toUpperCase())) found.push(it.outerHTML);
+  if (it.shadowRoot) look(it.shadowRoot);
+});
+look(document);
+return [window.taken ?? 0, ...found];
+"""
+
+
+def make_hostile_run(folder: Path) -> None:
+    """A run in which everything that has a name or a text has this one."""
+    run = make_run(folder / HOSTILE)
+    (run / "study.json").write_text(json.dumps({"study": {"name": HOSTILE}}))
+    (run / "parameters.csv").write_text(f'simulation,"{HOSTILE}"\n0,0.5\n1,1.5\n')
+    line = {"batch": 60, "update": 30, "sample": 600, "wall_s": 6.0}
+    with (run / "metrics" / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps(line | {f"val/{HOSTILE}/loss": 0.5}) + "\n")
+    with (run / "metrics" / "rank-0.jsonl").open("a") as file:
+        file.write(json.dumps(line | {f"time/{HOSTILE}": 0.5}) + "\n")
+    (run / "logs" / f"server-{HOSTILE}.log").write_text(HOSTILE)
+    (run / "simulations" / "0" / "attempt-0" / "output.log").write_text(HOSTILE)
+    add_to_journal(run, [Fail(simulation=0, attempt=0, reason=HOSTILE)])
+    record(run, Doubling(), samples(4), unit=HOSTILE)
+    report = {
+        "exit_code": 70,
+        "message": HOSTILE,
+        "simulations": {HOSTILE: 1},
+        "samples": {"expected": 60, "windows": {HOSTILE: 1}},
+        "unbalanced": [HOSTILE],
+    }
+    (run / "report.json").write_text(json.dumps(report))
+
+
+def test_no_name_or_text_of_a_run_becomes_a_part_of_the_page(browser: Browser, folder: Path) -> None:
+    make_run(folder / "heat")
+    make_hostile_run(folder)
+    browser.wait_for(lambda: HOSTILE in [name for name, _ in browser.choices("run")])
+    browser.choose("run", HOSTILE)
+    browser.choose("compared", ["heat"])
+    browser.wait_for(lambda: browser.curve(f"{HOSTILE}: val/{HOSTILE}/loss").get("x"))
+    browser.choose("compared", [])
+    browser.wait_for(lambda: browser.curve(f"val/{HOSTILE}/loss").get("x"))
+    browser.wait_for(lambda: browser.is_visible("sample"))
+    browser.choose("log", f"server-{HOSTILE}")
+    for text in ("status", "account", "log_text", "phases"):
+        browser.shows(text, "&lt;mark&gt;")
+    assert HOSTILE in browser.columns("timeline")["reason"]
+    assert HOSTILE in browser.columns("ranks")["phase"]
+    browser.choose("log", "a simulation")
+    browser.choose("simulation", 0)
+    browser.shows("log_text", "&lt;mark&gt;")
+    assert browser.driver.execute_script(TAKEN_FOR_HTML) == [0]
+    browser.choose("run", "heat")
+    browser.choose("compared", [HOSTILE])
+    browser.wait_for(lambda: browser.curve(f"{HOSTILE}: train/loss").get("x"))
+    assert browser.driver.execute_script(TAKEN_FOR_HTML) == [0]
+    browser.choose("compared", [])
 
 
 @pytest.mark.full

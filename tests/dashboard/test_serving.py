@@ -1,38 +1,148 @@
-"""The page's server has a bounded number of connections."""
+"""The page's server answers a bounded number of connections, and reads nothing of whoever does not have its token."""
 
 import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
+from tornado.httputil import HTTPHeaders, RequestStartLine
 from tornado.netutil import bind_sockets
-from tornado.web import Application
+from tornado.web import Application, RequestHandler
 
 from stream_server.dashboard import serving
+from stream_server.dashboard.access import Access
 
 MOST = 3
+WAIT_S = 20.0
+ENDLESS = [b"Content-Length: 1000000\r\n\r\n", b"Transfer-Encoding: chunked\r\n\r\nf4240\r\n"]
+
+Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+Connect = Callable[[], Awaitable[Connection]]
 
 
-def test_connections_without_a_word_are_bounded_and_make_room_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(autouse=True)
+def bounds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(serving, "MAX_CONNECTIONS", MOST)
 
-    async def attack() -> tuple[list[bytes], bytes]:
-        server = serving.BoundedHTTPServer(Application(), idle_connection_timeout=0.5)
+
+class Words(RequestHandler):
+    """Answers what it was asked."""
+
+    def get(self) -> None:
+        self.write(b"words")
+
+
+@pytest.fixture
+def access() -> Access:
+    return Access()
+
+
+def attacked(access: Access, attack: Callable[[Connect], Awaitable[Any]], silence_s: float = 100.0) -> Any:
+    """What an attack on a server gives."""
+
+    async def run() -> Any:
+        application = Application([(f"{access.place}/", Words)])
+        server = serving.GuardedServer(application, access=access, idle_connection_timeout=silence_s)
         sockets = bind_sockets(0, serving.HOST)
         server.add_sockets(sockets)
         port = sockets[0].getsockname()[1]
-        try:
-            pairs = [await asyncio.open_connection(serving.HOST, port) for _ in range(2 * MOST)]
-            # None of them says a word: some are closed at once, and the others then.
-            ends = [await asyncio.wait_for(reader.read(), 20) for reader, _ in pairs]
+        opened: list[asyncio.StreamWriter] = []
+
+        async def connect() -> Connection:
             reader, writer = await asyncio.open_connection(serving.HOST, port)
-            writer.write(b"GET / HTTP/1.0\r\n\r\n")
-            answer = await asyncio.wait_for(reader.readline(), 20)
-            for _, it in [*pairs, (reader, writer)]:
-                it.close()
-            return ends, answer
+            opened.append(writer)
+            return reader, writer
+
+        try:
+            return await asyncio.wait_for(attack(connect), 3 * WAIT_S)
         finally:
+            for writer in opened:
+                writer.close()
             server.stop()
             await server.close_all_connections()
 
-    ends, answer = asyncio.run(attack())
-    assert ends == [b""] * 2 * MOST
-    assert b"404" in answer
+    return asyncio.run(run())
+
+
+def cookie_of(access: Access) -> str:
+    """The cookie that the link brings."""
+    path = access.link("").removeprefix("/")
+    answer = access.answer(RequestStartLine("GET", f"/{path}", "HTTP/1.1"), HTTPHeaders())
+    assert answer is not None
+    assert answer.status == 302
+    return answer.headers["Set-Cookie"].partition(";")[0]
+
+
+def head(access: Access, method: str = "GET", path: str | None = None) -> bytes:
+    """The first lines of a request by who has the token."""
+    place = f"{access.place}/" if path is None else path
+    return f"{method} {place} HTTP/1.1\r\nHost: h\r\nCookie: {cookie_of(access)}\r\n".encode()
+
+
+def test_connections_without_a_word_make_room_for_who_has_the_token(access: Access) -> None:
+    async def attack(connect: Connect) -> tuple[bytes, list[bytes], bytes]:
+        reader, writer = await connect()
+        writer.write(head(access) + b"\r\n")
+        first = await reader.readuntil(b"words")
+        # Places are taken by one that is admitted, and by strangers, of whom the oldest goes.
+        strangers = [await connect() for _ in range(2 * MOST)]
+        gone = strangers[: 2 * MOST - (MOST - 1)]
+        ends = [await asyncio.wait_for(it.read(), WAIT_S) for it, _ in gone]
+        writer.write(head(access) + b"\r\n")
+        return first, ends, await reader.readuntil(b"words")
+
+    first, ends, second = attacked(access, attack)
+    assert b" 200 " in first
+    assert b" 200 " in second
+    assert set(ends) == {b""}
+
+
+def test_who_says_nothing_is_let_go_after_a_while(access: Access) -> None:
+    async def attack(connect: Connect) -> list[bytes]:
+        silent = [await connect() for _ in range(MOST)]
+        silent[0][1].write(b"GET / HTTP/1.1\r\n")
+        return [await asyncio.wait_for(reader.read(), WAIT_S) for reader, _ in silent]
+
+    assert attacked(access, attack, silence_s=0.2) == [b""] * MOST
+
+
+@pytest.mark.parametrize("body", ENDLESS, ids=["by its length", "in chunks"])
+def test_a_stranger_is_refused_before_his_body_is_read(access: Access, body: bytes) -> None:
+    async def attack(connect: Connect) -> bytes:
+        reader, writer = await connect()
+        writer.write(b"POST / HTTP/1.1\r\nHost: h\r\n" + body)
+        return await asyncio.wait_for(reader.read(), WAIT_S)
+
+    assert attacked(access, attack).startswith(b"HTTP/1.1 403 ")
+
+
+@pytest.mark.parametrize("body", ENDLESS, ids=["by its length", "in chunks"])
+@pytest.mark.parametrize("method", ["GET", "POST"])
+def test_no_body_is_read_of_who_has_the_token(access: Access, method: str, body: bytes) -> None:
+    async def attack(connect: Connect) -> bytes:
+        reader, writer = await connect()
+        writer.write(head(access, method) + body)
+        return await asyncio.wait_for(reader.read(), WAIT_S)
+
+    assert attacked(access, attack)[:13] in (b"HTTP/1.1 400 ", b"HTTP/1.1 405 ")
+
+
+def test_the_cookie_goes_to_a_path_that_nobody_else_knows(access: Access) -> None:
+    answer = access.answer(RequestStartLine("GET", access.link(""), "HTTP/1.1"), HTTPHeaders())
+    assert answer is not None
+    assert f"; HttpOnly; Path={access.place}/;" in answer.headers["Set-Cookie"]
+    assert answer.headers["Location"] == urlsplit(access.link("")).path == f"{access.place}/"
+    assert len(access.place) > 16
+    assert access.place != Access().place
+    # Nor can another server of this host put a cookie of its own in its place.
+    assert access.cookie != Access().cookie
+
+
+@pytest.mark.parametrize("path", ["/", "{place}", "{place}x/", "/x{place}/", "{place}/?token=x", "//{place}/"])
+def test_neither_place_nor_token_alone_admits_anybody(access: Access, path: str) -> None:
+    path = path.format(place=access.place)
+    cookie = cookie_of(access) if access.place + "/" not in path[:20] else "other=words"
+    answer = access.answer(RequestStartLine("GET", path, "HTTP/1.1"), HTTPHeaders({"Cookie": cookie}))
+    assert answer is not None
+    assert answer.status == 403

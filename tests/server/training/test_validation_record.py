@@ -59,9 +59,11 @@ def samples(num: int) -> SimulationBatch:
     )
 
 
-def record(folder: Path, server: StreamServer, raw: SimulationBatch, batch: int = 10, **options: Any) -> None:
+def record(
+    folder: Path, server: StreamServer, raw: SimulationBatch, batch: int = 10, unit: str = "K", **options: Any
+) -> None:
     server.parameter_names = ("p",)
-    one = ValidationRecord(folder / "validations", server, SoloRanks(), num=2, facts={"units": {"x": "K"}}, **options)
+    one = ValidationRecord(folder / "validations", server, SoloRanks(), num=2, facts={"units": {"x": unit}}, **options)
     one.begin("set", raw)
     one.observe(raw, (raw.parameters, raw.fields["x"].reshape(len(raw), -1)), None)
     one.write(batch, {"loss": 0.5}, [])
