@@ -305,7 +305,7 @@ def _report_rows(report: Plain) -> list[tuple[str, str]]:
 
 
 def _use_of_samples(report: Plain) -> tuple[str, str]:
-    duration = _duration(report.get("wall_s", 0.0))
+    duration = _duration(report.get("wall_s") or 0.0)
     if (recorded := report.get("samples", {}).get("recorded")) is not None:
         return "files", f"{counted(recorded, 'sample')} recorded in {duration}"
     return "training", f"{counted(report.get('batches', 0), 'batch')} in {duration}"

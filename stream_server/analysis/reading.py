@@ -135,7 +135,12 @@ def needs_log_scale(values: Iterable[float]) -> bool:
 
 
 def _is_record(line: Line) -> bool:
-    return all(value is None or isinstance(value, int | float) for value in line.values())
+    return all(map(_is_number, line.values()))
+
+
+def _is_number(value: Any) -> bool:
+    # Of a number without bounds a table or a picture cannot be made.
+    return value is None or isinstance(value, float) or (isinstance(value, int) and value.bit_length() < 64)
 
 
 def _is_histogram(line: Line) -> bool:
@@ -144,7 +149,7 @@ def _is_histogram(line: Line) -> bool:
 
 
 def _is_interval(interval: Any) -> bool:
-    return isinstance(interval, list) and len(interval) == 3 and all(isinstance(it, int | float) for it in interval)
+    return isinstance(interval, list) and len(interval) == 3 and None not in interval and all(map(_is_number, interval))
 
 
 def parse_records(whole: bytes, path: Path, first: int = 1) -> list[Line]:

@@ -3,15 +3,17 @@
 import csv
 import json
 import re
+import stat
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from sys import intern
+from typing import Annotated, Any, TypeVar
 
 from stream_server.analysis.attempts import ENDED, INTERRUPTED, span_of
 from stream_server.analysis.reading import RunFolder, find_run
-from stream_server.config.parameters import ORIGIN_COLUMNS
+from stream_server.config.parameters import ID_COLUMN, ORIGIN_COLUMNS
 from stream_server.errors import EXIT_SAVED, ConfigError, DamagedCheckpoint, NotRunning, StreamServerError
 from stream_server.launcher.journal import records
 from stream_server.launcher.journal.history import History
@@ -20,9 +22,11 @@ from stream_server.machine.run_folder import was_set_aside
 from stream_server.machine.study_lock import RUN_LOCK, SERVER_LOCK, holder_of
 from stream_server.messages.simulation_phase import SimulationPhase
 from stream_server.storage.checksums import parse_checksummed_json
-from stream_server.storage.disk import MAX_TEXT_BYTES, read_file, read_text
+from stream_server.storage.disk import MAX_TEXT_BYTES, ordinary, read_file, read_text
 from stream_server.storage.lines import whole_lines
+from stream_server.storage.ownership import is_ours
 from stream_server.storage.plain_state import read_state
+from stream_server.storage.typed import Length, Range, typed
 
 STARTING = "starting"
 RUNNING = "running"
@@ -33,6 +37,7 @@ STOPPED = "stopped"
 FAILED = "failed"
 KILLED = "killed"
 UNKNOWN = "unknown"
+UNREADABLE = "unreadable"
 LIVE = (STARTING, RUNNING, RESTARTING, ORPHANED)
 REPLAYED = "replayed"
 LAUNCHER = "stream-launcher"
@@ -40,9 +45,41 @@ OUTPUT_LOG = "output.log"
 # What a run has, beside its study.json, from its first moments on.
 MARKS = (RUN_LOCK, "report.json", "checkpoints", "metrics")
 MAX_DEPTH = 6
+MAX_CHARACTERS = 2000
+MAX_SIMULATIONS = 1_000_000
+Count = Annotated[int, Range(0, 1 << 62)]
+
+T = TypeVar("T")
 
 _CHECKPOINT = re.compile(r"\d{6,}")
 _ATTEMPT = re.compile(r"attempt-(\d+)")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Manifest:
+    """What is read of the manifest of a checkpoint, which anybody may have written."""
+
+    checkpoint: Count
+    batches: Count
+    incarnation: Count
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Report:
+    """The same of report.json and exit.json: all that is shown of them."""
+
+    exit_code: int | None = None
+    exit_reason: str | None = None
+    message: str | None = None
+    balanced: bool | None = None
+    unbalanced: tuple[str, ...] = ()
+    ranks: Count = 0
+    restarts: Count = 0
+    batches: Count = 0
+    wall_s: Annotated[float, Range(0, 1e12)] | None = None
+    simulations: Annotated[dict[str, Count], Length(0, 100)] = field(default_factory=dict)
+    samples: dict[str, Count | dict[str, Count] | None] = field(default_factory=dict)
+    versions: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,8 +99,8 @@ class RunState:
 
     `state` is one of starting and restarting (stream-launcher runs, its server does not, for the first time or any
     more), running, orphaned (its server runs, stream-launcher does not any more), finished, stopped (to be continued),
-    failed, killed, and unknown to a user who may only read it; `detail` tells more. `report` is the report.json of a
-    run that has ended.
+    failed, killed, unknown to a user who may only read it, and unreadable; `detail` tells more. `report` is the
+    report.json of a run that has ended.
     """
 
     state: str
@@ -113,29 +150,52 @@ def is_run(path: Path) -> bool:
     return (path / "study.json").is_file() and any((path / mark).exists() for mark in MARKS)
 
 
-def runs_below(folder: Path, depth: int = MAX_DEPTH) -> Iterator[RunFolder]:
-    """The runs in a folder and the folders below it, by name."""
-    if is_run(folder):
-        yield RunFolder(folder)
-        return
+def runs_below(folder: Path) -> list[RunFolder]:
+    """The runs in a folder and the folders below it, by name; none in those that may not be read.
+
+    Each folder is looked at once, however many links lead to it, and a link of somebody else's is not followed.
+    """
+    return [RunFolder(path) for path in _runs_below(folder, MAX_DEPTH, set())]
+
+
+def _runs_below(folder: Path, depth: int, seen: set[tuple[int, int]]) -> Iterator[Path]:
     try:
-        below = sorted(it for it in folder.iterdir() if it.is_dir() and not it.name.startswith("."))
+        status = folder.stat()
+        if (status.st_dev, status.st_ino) in seen:
+            return
+        seen.add((status.st_dev, status.st_ino))
+        if is_run(folder):
+            yield folder
+            return
+        below = sorted(it for it in folder.iterdir() if not it.name.startswith(".") and _may_have_runs(it))
     except OSError:
         return
     if depth:
         for each in below:
-            yield from runs_below(each, depth - 1)
+            yield from _runs_below(each, depth - 1, seen)
+
+
+def _may_have_runs(path: Path) -> bool:
+    status = path.lstat()
+    return stat.S_ISDIR(status.st_mode) or (stat.S_ISLNK(status.st_mode) and is_ours(status) and path.is_dir())
 
 
 def state_of(run: RunFolder) -> RunState:
     """The state of a run, live or dead."""
+    try:
+        return _state_of(run)
+    except OSError as error:
+        return RunState(state=UNREADABLE, detail=str(error), checkpoint=None, report={})
+
+
+def _state_of(run: RunFolder) -> RunState:
     checkpoint = newest_checkpoint(run)
     try:
         holder, server = holder_of(run.path / RUN_LOCK), holder_of(run.path / SERVER_LOCK)
     except PermissionError:
         # A user who may read a lock could hold it: it is not shared with the group.
         detail = "only its owner can see whether it runs"
-        return RunState(state=UNKNOWN, detail=detail, checkpoint=checkpoint, report=_read(run.path / "report.json"))
+        return RunState(state=UNKNOWN, detail=detail, checkpoint=checkpoint, report=_report(run.path / "report.json"))
     if holder is not None:
         has_server = holder.program != LAUNCHER or server is not None
         return RunState(
@@ -147,7 +207,7 @@ def state_of(run: RunFolder) -> RunState:
     if server is not None:
         detail = f"{server}; stream-launcher is gone: run the same command again, it takes this server over"
         return RunState(state=ORPHANED, detail=detail, checkpoint=checkpoint, report={})
-    report, failure = _read(run.path / "report.json"), _read(run.path / "exit.json")
+    report, failure = _report(run.path / "report.json"), _report(run.path / "exit.json")
     state, detail = _end(report, failure)
     if state != FINISHED and _was_set_aside(run):
         detail = f"{detail}; it was set aside by --fresh: no start continues it"
@@ -171,8 +231,10 @@ def balance_rows(report: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 def damages_of(run: RunFolder) -> list[str]:
     """The JSON files of a run that are there and cannot be read."""
-    paths = (run.path / name for name in ("study.json", "report.json", "exit.json"))
-    return [f"{path} is damaged: it is no JSON object" for path in paths if path.exists() and not _read(path)]
+    study, *reports = (run.path / name for name in ("study.json", "report.json", "exit.json"))
+    damaged = [path for path in (study,) if path.exists() and not _read(path)]
+    damaged += [path for path in reports if path.exists() and not _report(path)]
+    return [f"{path} is damaged: it is no JSON object as a study writes it" for path in damaged]
 
 
 def newest_checkpoint(run: RunFolder) -> SavedCheckpoint | None:
@@ -183,14 +245,15 @@ def newest_checkpoint(run: RunFolder) -> SavedCheckpoint | None:
         manifest = folder / name / "manifest.json"
         try:
             plain = parse_checksummed_json(read_file(manifest, max_bytes=MAX_TEXT_BYTES))
+            saved = _known(_Manifest, plain)
             return SavedCheckpoint(
-                number=plain["checkpoint"],
-                batches=plain["batches"],
-                incarnation=plain["incarnation"],
+                number=saved.checkpoint,
+                batches=saved.batches,
+                incarnation=saved.incarnation,
                 age_s=max(0.0, time.time() - manifest.stat().st_mtime),
                 path=folder / name,
             )
-        except (OSError, ValueError, KeyError):
+        except (OSError, ValueError, TypeError, RecursionError):
             continue
     return None
 
@@ -280,15 +343,16 @@ def _had_a_server(run: RunFolder) -> bool:
 
 
 def _end(report: dict[str, Any], failure: dict[str, Any]) -> tuple[str, str]:
-    code, message = report.get("exit_code"), str(report.get("message") or "")
+    code, message = report.get("exit_code"), str(report.get("message") or "")[:MAX_CHARACTERS]
     if code == 0:
-        reason = str(report.get("exit_reason", FINISHED))
+        reason = str(report.get("exit_reason") or FINISHED)[:MAX_CHARACTERS]
         return FINISHED, message if reason == FINISHED else f"{reason}: {message}"
     if code == EXIT_SAVED:
         return STOPPED, message
     if code is not None or failure:
         number = failure.get("exit_code") if code is None else code
-        return FAILED, f"exit code {number}: {message or failure.get('message', '')}".partition("\n")[0]
+        told = message or str(failure.get("message") or "")[:MAX_CHARACTERS]
+        return FAILED, f"exit code {number}: {told}".partition("\n")[0]
     return KILLED, "it left no report: it was killed, or stopped before training began"
 
 
@@ -299,7 +363,7 @@ def _saved_roster(checkpoint: SavedCheckpoint | None) -> tuple[dict[int, dict[st
     try:
         roster = read_state(checkpoint.path / "study.state").get("roster")
         return {} if roster is None else _simulations(roster["simulations"]), roster is None
-    except (OSError, DamagedCheckpoint, KeyError, TypeError, ValueError):
+    except (OSError, DamagedCheckpoint, LookupError, TypeError, ValueError, AttributeError):
         # The checkpoint of a run that goes on may have just been removed.
         return {}, False
 
@@ -324,15 +388,40 @@ def _history(run: RunFolder) -> History:
 
 
 def _parameters(run: RunFolder) -> dict[int, dict[str, float]]:
+    found: dict[int, dict[str, float]] = {}
     try:
-        lines = read_file(run.path / "parameters.csv").decode().splitlines()
-        rows = [
-            {name: float(value) for name, value in row.items() if name not in ORIGIN_COLUMNS}
-            for row in csv.DictReader(lines)
-        ]
-        return {int(row.pop("simulation")): row for row in rows}
-    except (OSError, ValueError, TypeError, KeyError):
+        with open(run.path / "parameters.csv", newline="", encoding="utf-8", opener=ordinary) as file:
+            rows = csv.reader(file)
+            names = [intern(name) for name in next(rows, [])]
+            shown = [place for place, name in enumerate(names) if name not in (ID_COLUMN, *ORIGIN_COLUMNS)]
+            place_of_id = names.index(ID_COLUMN)
+            for row in rows:
+                found[int(row[place_of_id])] = {names[place]: float(row[place]) for place in shown}
+                if len(found) > MAX_SIMULATIONS:
+                    return {}
+    except (OSError, ValueError, IndexError, csv.Error):
         return {}
+    return found
+
+
+def _report(path: Path) -> dict[str, Any]:
+    """A report whose values have the types that a study writes; empty if it is damaged or not there."""
+    plain = _read(path)
+    try:
+        _known(_Report, plain)
+    except TypeError:
+        return {}
+    return plain
+
+
+def _known(cls: type[T], plain: Any) -> T:
+    """What a `cls` knows of a JSON object.
+
+    Raises:
+        TypeError: it is none, or something is missing or of another type.
+    """
+    names = {it.name for it in fields(cls)}  # type: ignore[arg-type]
+    return typed(cls, {name: it for name, it in plain.items() if name in names} if isinstance(plain, dict) else plain)
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """The page as one browser shows it: its choices, and what is brought up to date every second."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
@@ -32,14 +32,16 @@ from stream_server.dashboard.charts import (
 from stream_server.dashboard.facts import RunFacts
 from stream_server.dashboard.predictions import PredictionCharts
 from stream_server.dashboard.texts import div, say
-from stream_server.dashboard.watch import Watch
+from stream_server.dashboard.watch import Watch, noted
 from stream_server.machine.log_end import log_end
 from stream_server.machine.run_folder import STUDY_FILE
+from stream_server.machine.screen import in_one_line
 from stream_server.wording import counted
 
 UPDATE_MS = 1000
 LOG_BYTES = 20_000
 MAX_COMPARED = 8
+MAX_CURVES = 20
 BY_STATE = "state"
 BY_ERROR = "error"
 # By itself, and as somebody wants it.
@@ -58,6 +60,7 @@ class Page:
         self._order: bool | None = None
         self._is_updating = False
         self._names: dict[str, Path] = {}
+        self._damages: list[str] = []
         self._make_choices()
         self._make_charts()
 
@@ -78,7 +81,9 @@ class Page:
         # The browser lays out the page once for all changes that come in one message.
         self._document.hold("collect")
         try:
-            self._show()
+            # Otherwise Bokeh looks for all models of the page after each of the changes.
+            with self._document.models.freeze():
+                self._show()
         finally:
             self._document.unhold()
             self._is_updating = False
@@ -90,9 +95,14 @@ class Page:
         chosen = [run, *(path for path in compared if path != run)] if run else []
         self._watch.choose(self, frozenset(chosen))
         known = {path: facts for path in chosen if (facts := self._watch.facts(path)) is not None}
-        self._show_curves(known, chosen)
+        self._damages.clear()
+        with noted(self._damages):
+            self._show_curves(known, chosen)
         if run is not None and run in known:
-            self._show_run(known[run])
+            with noted(self._damages):
+                self._show_run(known[run])
+            problems = dict.fromkeys([*known[run].problems, *self._damages])
+            say(self._problems, texts.messages(problems, known[run].said))
 
     def _make_choices(self) -> None:
         self._title = div(name="title")
@@ -227,16 +237,26 @@ class Page:
         axis = self._axis.value
         for each in self._losses.figures:
             _set(each.xaxis[0], axis_label=columns.AXES[axis])
-        losses = _styled({path: columns.losses(it, axis) for path, it in known.items()}, chosen, self._watch)
+        losses = self._curves(lambda it: columns.losses(it, axis), known, chosen)
         scale = SCALES[self._scale.active or 0]
         self._losses.show(losses, on_log=_needs_log_scale(losses) if scale == "auto" else scale == "log")
         _set(self._loss_panel, visible=bool(losses))
         _set(self._no_curves, visible=not losses)
-        self._rates.show(_styled({path: columns.rates(it) for path, it in known.items()}, chosen, self._watch))
-        self._buffers.show(_styled({path: columns.buffers(it) for path, it in known.items()}, chosen, self._watch))
-        forecasts = _styled({path: columns.rollouts(it) for path, it in known.items()}, chosen, self._watch)
+        self._rates.show(self._curves(columns.rates, known, chosen))
+        self._buffers.show(self._curves(columns.buffers, known, chosen))
+        forecasts = self._curves(columns.rollouts, known, chosen)
         self._rollouts.show(forecasts, on_log=_needs_log_scale(forecasts))
-        self._running.show(_styled({path: columns.running(it) for path, it in known.items()}, chosen, self._watch))
+        self._running.show(self._curves(columns.running, known, chosen))
+
+    def _curves(
+        self, of: Callable[[RunFacts], columns.Curves], known: Mapping[Path, RunFacts], chosen: list[Path]
+    ) -> dict[object, tuple[CurveStyle, Columns]]:
+        """The curves of all runs of which there can be some: what is in a file may have any form."""
+        curves: dict[Path, columns.Curves] = {}
+        for path, facts in known.items():
+            with noted(self._damages):
+                curves[path] = of(facts)
+        return _styled(curves, chosen, self._watch)
 
     def _show_run(self, facts: RunFacts) -> None:
         state = facts.state
@@ -244,7 +264,6 @@ class Page:
         rows |= {"server": asdict(facts.status)} if facts.status else {}
         rows |= {"report": state.report} if state.report else {}
         say(self._status, texts.table(status_rows(rows)))
-        say(self._problems, texts.messages(facts.problems, facts.said))
         attempts, phases = columns.timeline(facts), columns.phases(facts)
         bring_up_to_date(self._timeline.source, attempts)
         bring_up_to_date(self._phases.source, phases)
@@ -347,11 +366,11 @@ def _styled(
     curves: Mapping[Path, columns.Curves], chosen: list[Path], watch: Watch
 ) -> dict[object, tuple[CurveStyle, Columns]]:
     """Of one run a colour for each curve; of several a colour for each run, and a dash for each curve."""
-    names = list(dict.fromkeys(name for of_run in curves.values() for name in of_run))
+    names = list(dict.fromkeys(name for of_run in curves.values() for name in of_run))[:MAX_CURVES]
     styled: dict[object, tuple[CurveStyle, Columns]] = {}
     for path, of_run in curves.items():
-        for name, points in of_run.items():
-            place = names.index(name)
+        for name in filter(of_run.__contains__, names):
+            points, place = of_run[name], names.index(name)
             if len(chosen) == 1:
                 label, colour, dash = name, COLOURS[place % len(COLOURS)], "solid"
             else:
@@ -368,7 +387,7 @@ def _needs_log_scale(curves: Mapping[object, tuple[CurveStyle, Columns]]) -> boo
 
 
 def _name(path: Path, folder: Path) -> str:
-    return path.resolve().name if path == folder else str(path.relative_to(folder))
+    return in_one_line(path.resolve().name if path == folder else str(path.relative_to(folder)))
 
 
 def _num_runs(runs: Mapping[Path, RunState] | None) -> str:

@@ -28,7 +28,6 @@ from stream_server.dashboard.facts import RunFacts
 from stream_server.errors import NotRunning, StreamServerError
 from stream_server.messages.operator import StudyStatus
 
-UNREADABLE = "unreadable"
 LOOK_S = 1.0
 LIST_S = 5.0
 ASK_S = 1.0
@@ -96,7 +95,7 @@ class Watch:
         while True:
             began = time.monotonic()
             if began - listed_at >= LIST_S:
-                runs = {run.path: _state(run) for run in runs_below(self.folder)}
+                runs = {run.path: state_of(run) for run in runs_below(self.folder)}
                 listed_at = began
                 with self._changed:
                     self._runs, self._has_listed = runs, True
@@ -131,7 +130,7 @@ class _WatchedRun:
         self._records = _metrics(run.metrics / "metrics.jsonl")
         self._ranks: dict[int, GrowingFile[Line]] = {}
         self._attempts = AttemptHistory(run)
-        self._facts = RunFacts(run=run, at_s=0.0, state=_state(run))
+        self._facts = RunFacts(run=run, at_s=0.0, state=state_of(run))
         self._ask_at = 0.0
         self._table_at = 0.0
         self._table_of: Any = None
@@ -141,21 +140,21 @@ class _WatchedRun:
 
     def look(self) -> RunFacts:
         """The facts as they are now; of a file that is damaged what was read before."""
-        state = _state(self.run)
+        state = state_of(self.run)
         problems: list[str] = []
-        with _noted(problems):
+        with noted(problems):
             problems += damages_of(self.run)
-        with _noted(problems):
+        with noted(problems):
             self._records.update()
-        with _noted(problems):
+        with noted(problems):
             self._update_ranks()
         known = self._facts
         attempts, status, simulations = known.attempts, None, known.simulations
-        with _noted(problems):
+        with noted(problems):
             attempts = self._attempts.update(is_live=state.is_live)
-        with _noted(problems):
+        with noted(problems):
             status, simulations = self._ask(state) if state.is_live else (None, self._of_files(state))
-        with _noted(problems):
+        with noted(problems):
             self._update_validation()
         self._facts = replace(
             known,
@@ -222,7 +221,7 @@ def _metrics(path: Path) -> GrowingFile[Line]:
 
 
 @contextmanager
-def _noted(problems: list[str]) -> Iterator[None]:
+def noted(problems: list[str]) -> Iterator[None]:
     """Note what is wrong with a file, and go on: reading a damaged one can raise any exception."""
     try:
         yield
@@ -230,10 +229,3 @@ def _noted(problems: list[str]) -> Iterator[None]:
         problems.append(str(error))
     except Exception as error:
         problems.append(f"{type(error).__name__}: {error}")
-
-
-def _state(run: RunFolder) -> RunState:
-    try:
-        return state_of(run)
-    except OSError as error:
-        return RunState(state=UNREADABLE, detail=str(error), checkpoint=None, report={})

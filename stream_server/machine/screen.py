@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
 # C0 and C1 without tab and end of line: what moves the cursor, changes colours or rings the bell. Further ends of
-# lines, and what makes text run the other way.
-CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
+# lines, what makes text run the other way, and what stands for bytes of a name that are no letters.
+CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 STDERR = 2
 LOST = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
 

@@ -29,6 +29,7 @@ GLANCE_S = 0.2
 LOOK_S = 0.05
 # Of the file system, from one process that writes to another that reads.
 SETTLE_S = 1.0
+MAX_BYTES = 1 << 16
 
 log = logging.getLogger(__name__)
 
@@ -59,7 +60,7 @@ class Holder:
     def read(cls, path: Path) -> "Holder | None":
         """The last one that wrote itself down; None if nothing sound is there."""
         try:
-            return typed(cls, json.loads(disk.read_text(path)))
+            return typed(cls, json.loads(disk.read_text(path, max_bytes=MAX_BYTES)))
         except (OSError, ValueError, TypeError, RecursionError):
             return None
 
