@@ -5,7 +5,7 @@ import re
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -20,6 +20,8 @@ from stream_server.wording import counted
 
 LOOK_S = 0.2
 MAX_CHARS = 2000
+# What is read at once: of the states of a progress bar each is many times as large in memory.
+PIECE_BYTES = 4 << 20
 OURS = "stream_server."
 RECORD = re.compile(r"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d),\d{3} ([A-Z]+) +(.*)")
 # Ranks also write which thread said it, and for which module.
@@ -53,6 +55,11 @@ def show(
     Raises:
         NotRunning: there are none, and none will come.
     """
+
+    def shown(line: Line) -> Shown:
+        text = line.text if simulation is None else line.raw
+        return line.time, text if num_lines is None else _shortened(text)
+
     tails: dict[Path, Tail] = {}
     is_first, has_lines, most = True, False, num_lines
     while True:
@@ -61,12 +68,14 @@ def show(
         found = server_logs(run) if simulation is None else simulation_logs(run, simulation)
         if is_first and simulation is not None:
             tails |= {path: Tail(path, at_end=True) for path in found[:-1]}
-        new = [deque(tails.setdefault(it, Tail(it)).lines(is_last=not goes_on), most) for it in found]
-        merged = heapq.merge(*new, key=lambda line: line.time) if simulation is None else chain.from_iterable(new)
-        for line in deque(merged, most):
+        new = (map(shown, tails.setdefault(it, Tail(it)).lines(is_last=not goes_on)) for it in found)
+        if simulation is None:
+            lines: Iterable[Shown] = heapq.merge(*(deque(it, most) for it in new), key=lambda it: it[0])
+        else:
+            lines = chain.from_iterable(new)
+        for _, text in lines if most is None else deque(lines, most):
             has_lines = True
-            text = line.text if simulation is None else line.raw
-            sys.stdout.write(f"{escaped(text if num_lines is None else _shortened(text))}\n")
+            sys.stdout.write(f"{escaped(text)}\n")
         sys.stdout.flush()
         if found:
             is_first, most = False, None
@@ -87,6 +96,10 @@ def _shortened(text: str) -> str:
     return text if num <= 0 else f"{text[:half]} … {counted(num, 'character')}, shown by -n 0 … {text[-half:]}"
 
 
+# The time of a line, and what is shown of it.
+Shown = tuple[str, str]
+
+
 @dataclass(frozen=True, slots=True)
 class Line:
     """A line of a log, of a record of this time; `text` is the line for people."""
@@ -97,7 +110,7 @@ class Line:
 
 
 class Tail:
-    """The lines that come at the end of a file."""
+    """The lines that come at the end of a file; one that is longer than PIECE_BYTES comes in pieces of that size."""
 
     def __init__(self, path: Path, *, at_end: bool = False) -> None:
         self.path = path
@@ -108,8 +121,8 @@ class Tail:
         """The whole lines that are new; at the `is_last` time also one without an end."""
         with open(self.path, "rb", opener=ordinary) as file:
             file.seek(self._position)
-            for line in file:
-                if not line.endswith(b"\n") and not is_last:
+            while line := file.readline(PIECE_BYTES):
+                if not line.endswith(b"\n") and len(line) < PIECE_BYTES and not is_last:
                     return
                 self._position += len(line)
                 for text in shown_lines(line.decode(errors="replace").rstrip("\r\n")):
