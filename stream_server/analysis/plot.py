@@ -14,6 +14,7 @@ from stream_server.analysis.run_state import simulations_of
 from stream_server.analysis.validations import read_validation
 from stream_server.errors import ConfigError
 from stream_server.storage.disk import for_result, read_text
+from stream_server.storage.ownership import is_ours, name_of, refuse_links_of_others
 
 FORMATS = ("png", "pdf", "svg")
 DOTS_PER_INCH = 200
@@ -44,6 +45,7 @@ def plot(run: RunFolder, to: Path, formats: Sequence[str] = ("png",)) -> list[Pa
     pictures = list(pictures_of(run))
     files = []
     try:
+        refuse_links_of_others(to)
         to.mkdir(parents=True, exist_ok=True)
         for picture in pictures:
             for extension in formats:
@@ -53,6 +55,20 @@ def plot(run: RunFolder, to: Path, formats: Sequence[str] = ("png",)) -> list[Pa
     except OSError as error:
         raise ConfigError(f"the pictures cannot be written to {to}: {error}") from error
     return files
+
+
+def folder_in(run: RunFolder) -> Path:
+    """The folder for the pictures in the folder of the run.
+
+    Raises:
+        ConfigError: the run is somebody else's, who decides where in it a file is.
+    """
+    status = run.path.stat()
+    if not is_ours(status):
+        raise ConfigError(
+            f"{run.path} belongs to {name_of(status.st_uid)}: say by --to in which folder of yours the pictures go"
+        )
+    return run.path / "plots"
 
 
 def pictures_of(run: RunFolder) -> Iterator[Picture]:

@@ -200,7 +200,7 @@ def _plot(arguments: argparse.Namespace) -> None:
     """Draw losses, predictions beside the truth, errors by simulation and time step, parameters, buffer and time."""
     with extra_packages("plot"), program.outside_of_folders():
         from stream_server.analysis.page import write_page
-        from stream_server.analysis.plot import plot
+        from stream_server.analysis.plot import folder_in, plot
     run = find_run(arguments.run)
     if arguments.html is not None:
         if arguments.to is not None or arguments.format:
@@ -211,7 +211,7 @@ def _plot(arguments: argparse.Namespace) -> None:
     # Among the files of the run those who may read it see the pictures, too; elsewhere the user's umask says who.
     in_run = private_files(group_reads=bool(run.path.stat().st_mode & stat.S_IRGRP))
     with in_run if arguments.to is None else nullcontext():
-        files = plot(run, arguments.to or run.path / "plots", arguments.format or ["png"])
+        files = plot(run, arguments.to or folder_in(run), arguments.format or ["png"])
     for file in files:
         print(file)
 

@@ -12,11 +12,12 @@ from stream_server.analysis.export import export
 from stream_server.analysis.page import write_page
 from stream_server.analysis.plot import plot
 from stream_server.analysis.reading import RunFolder
+from stream_server.commands.cli import main
 from stream_server.errors import ConfigError
 from stream_server.machine import run_folder
 from stream_server.storage.disk import for_result
 from stream_server.studies.study import Study
-from stream_server.templates.new_study import make_blank
+from stream_server.templates.new_study import copy_example, make_blank
 from tests.analysis.conftest import fonts
 from tests.security.stranger import Stranger
 from tests.support.runs import NUMPY_STUDY, run_study
@@ -161,6 +162,26 @@ def test_a_result_goes_where_its_user_wants_it(tmp_path: Path, run: RunFolder, n
     assert (tmp_path / "to" / name).is_symlink()
 
 
+@pytest.mark.parametrize("name", RESULTS)
+def test_no_result_goes_by_a_folder_that_a_stranger_has_linked(
+    project: Path, run: RunFolder, victim: Path, stranger: Stranger, name: str
+) -> None:
+    stranger.run(PLANT, "link", project / "figures", victim)
+    with pytest.raises(ConfigError, match=r"cannot be written.*link of user"):
+        RESULTS[name](run, project / "figures" / name)
+
+
+def test_no_picture_goes_into_the_run_of_a_stranger_unless_asked(
+    project: Path, run: RunFolder, stranger: Stranger, victim: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    theirs = run.path.rename(project / "theirs")
+    (theirs / "plots").symlink_to(victim)
+    for path in (theirs / "plots", theirs):
+        stranger.owns(path)
+    assert main(["plot", str(theirs)]) == 2
+    assert f"{theirs} belongs to user" in capsys.readouterr().err
+
+
 def test_a_result_goes_to_a_pipe_or_device_of_ones_own(tmp_path: Path) -> None:
     receiver, sender = os.pipe()
     with open(receiver, "rb") as read, open(sender, "wb"):
@@ -181,6 +202,22 @@ def test_neither_study_nor_console_of_a_notebook_goes_where_a_stranger_wants_it(
     with pytest.raises(ConfigError, match=r"heat\.log cannot be written"):
         study.start()
     assert not (project / "heat" / "run.lock").exists()
+
+
+@pytest.mark.parametrize("kind", ["folder", "link"])
+def test_no_new_study_begins_in_a_folder_of_a_stranger(project: Path, stranger: Stranger, kind: str) -> None:
+    """Else he puts a server class of his own in the place of ours."""
+    folder = project / "my-study"
+    if kind == "link":
+        (project / "ours").mkdir()
+        stranger.run(PLANT, "link", folder, project / "ours")
+    else:
+        folder.mkdir(mode=0o777)
+        stranger.owns(folder)
+    for make in (lambda: make_blank(folder, "python"), lambda: copy_example("heat", folder)):
+        with pytest.raises(ConfigError, match=f"{folder} (belongs to|cannot be written: It is a link of) user"):
+            make()
+    assert list(folder.iterdir()) == []
 
 
 def test_a_new_study_writes_no_file_that_is_there(shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
