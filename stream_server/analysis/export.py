@@ -2,17 +2,18 @@
 
 import csv
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from stream_server.analysis.reading import AXES, Line, RunFolder, read_ranks, read_records
+from stream_server.analysis.reading import AXES, Line, RunFolder, records_of, records_of_ranks
 from stream_server.errors import ConfigError
 from stream_server.storage.disk import for_result
 from stream_server.storage.ownership import refuse_links_of_others
 
 FORMATS = (".parquet", ".csv")
+MAX_COLUMNS = 2000
 
 Place = dict[str, Any]
 
@@ -24,9 +25,13 @@ class Table:
     columns: dict[str, list[Any]]
 
     @classmethod
-    def of(cls, names: Iterable[str], rows: Sequence[Line]) -> "Table":
-        """The table of these rows, which may lack values."""
-        return cls(columns={name: _of_one_type([row.get(name) for row in rows]) for name in names})
+    def of(cls, names: Iterable[str], rows: Iterable[Line]) -> "Table":
+        """The table of these rows, which may lack values. Of the rows themselves nothing is kept."""
+        columns: dict[str, list[Any]] = {name: [] for name in names}
+        for row in rows:
+            for name, column in columns.items():
+                column.append(row.get(name))
+        return cls(columns={name: _of_one_type(column) for name, column in columns.items()})
 
     @property
     def num_rows(self) -> int:
@@ -61,34 +66,35 @@ def table(runs: Sequence[RunFolder], *, wide: bool = False, per_rank: bool = Fal
     Raises:
         ConfigError: a run has no metrics yet, or a file is damaged.
     """
-    sources = [source for run in runs for source in _sources(run, per_rank=per_rank)]
+    sources = [_points(run, per_rank=per_rank) for run in runs]
     known = ("run", "rank", *AXES) if per_rank else ("run", *AXES)
     if wide:
-        rows = [row for place, records in sources for row in _per_batch(place, records)]
-        return Table.of(dict.fromkeys((*known, *(name for row in rows for name in row))), rows)
-    rows = [row for place, records in sources for row in _per_value(place, records)]
-    return Table.of((*known, "name", "value"), rows)
+        rows = [row for points in sources for row in _per_batch(points)]
+        names = dict.fromkeys((*known, *(name for row in rows for name in row)))
+        if len(names) > MAX_COLUMNS:
+            raise ConfigError(f"the table would have {len(names):,} columns, and may have {MAX_COLUMNS:,}: omit --wide")
+        return Table.of(names, rows)
+    return Table.of((*known, "name", "value"), (row for points in sources for row in _per_value(points)))
 
 
-def _sources(run: RunFolder, *, per_rank: bool) -> Iterator[tuple[Place, list[Line]]]:
+def _points(run: RunFolder, *, per_rank: bool) -> Iterator[tuple[Place, Line]]:
     if per_rank:
-        for rank, records in read_ranks(run).items():
-            yield {"run": run.name, "rank": rank}, records
+        yield from (({"run": run.name, "rank": rank}, record) for rank, record in records_of_ranks(run))
     else:
-        yield {"run": run.name}, read_records(run)
+        yield from (({"run": run.name}, record) for record in records_of(run))
 
 
-def _per_value(place: Place, records: Iterable[Line]) -> Iterator[Line]:
-    for record in records:
+def _per_value(points: Iterable[tuple[Place, Line]]) -> Iterator[Line]:
+    for place, record in points:
         where = place | {axis: record.get(axis) for axis in AXES}
         yield from ({**where, "name": name, "value": value} for name, value in record.items() if name not in AXES)
 
 
-def _per_batch(place: Place, records: Iterable[Line]) -> Iterable[Line]:
+def _per_batch(points: Iterable[tuple[Place, Line]]) -> Collection[Line]:
     """A validation is in the row of the log point of its batch."""
-    rows: dict[int, Line] = {}
-    for record in records:
-        row = rows.setdefault(record["batch"], {**place})
+    rows: dict[object, Line] = {}
+    for place, record in points:
+        row = rows.setdefault((*place.values(), record["batch"]), {**place})
         row.update({name: value for name, value in record.items() if name not in AXES or name not in row})
     return rows.values()
 

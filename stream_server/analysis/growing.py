@@ -1,11 +1,16 @@
 """A file of lines that another process writes, read as it grows."""
 
+import errno
 import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Generic, TypeVar
 
-from stream_server.storage.disk import MAX_TABLE_BYTES, ordinary
+from stream_server.storage.disk import UnusableFile, ordinary
+
+MAX_FOLLOWED_BYTES = 128 << 20
+# No line of a study is as long.
+PIECE_BYTES = 16 << 20
 
 T = TypeVar("T")
 
@@ -15,7 +20,8 @@ class GrowingFile(Generic[T]):
 
     A server that is started again takes out of its files what it does again, and a new run begins them anew: then the
     file is another one, is shorter, or has other bytes before the position, and is read from its beginning.
-    `parse` takes whole lines and the number of the first of them.
+    `parse` takes whole lines and the number of the first of them. A file of more than MAX_FOLLOWED_BYTES is not
+    followed: what has been read of it is kept.
     """
 
     def __init__(self, path: Path, parse: Callable[[bytes, int], list[T]]) -> None:
@@ -32,6 +38,7 @@ class GrowingFile(Generic[T]):
         """Bring `items` up to date; `num_resets` grows when they were read from the beginning again.
 
         Raises:
+            UnusableFile: the file, or a line of it, is larger than what a study writes.
             Exception: what `parse` raises of the new lines, at every update until they are corrected.
         """
         try:
@@ -41,17 +48,28 @@ class GrowingFile(Generic[T]):
                 if inode != self._inode or file.read(len(self._last)) != self._last:
                     self._start_over(inode)
                     file.seek(0)
-                new = file.read(MAX_TABLE_BYTES)
+                while new := file.read(PIECE_BYTES):
+                    if self._position + len(new) > MAX_FOLLOWED_BYTES:
+                        raise UnusableFile(
+                            errno.EFBIG, f"It has more than {MAX_FOLLOWED_BYTES:,} bytes", str(self.path)
+                        )
+                    if not (whole := new[: new.rfind(b"\n") + 1]):
+                        if len(new) == PIECE_BYTES:
+                            raise UnusableFile(
+                                errno.EFBIG, f"It has a line of more than {PIECE_BYTES:,} bytes", str(self.path)
+                            )
+                        break
+                    self._take(whole)
+                    file.seek(self._position)
         except (FileNotFoundError, PermissionError):
             if self._inode:
                 self._start_over(0)
-            return
-        whole = new[: new.rfind(b"\n") + 1]
-        if whole:
-            self.items += self._parse(whole, self._num_lines + 1)
-            self._position += len(whole)
-            self._num_lines += whole.count(b"\n")
-            self._last = whole[whole.rfind(b"\n", 0, -1) + 1 :]
+
+    def _take(self, whole: bytes) -> None:
+        self.items += self._parse(whole, self._num_lines + 1)
+        self._position += len(whole)
+        self._num_lines += whole.count(b"\n")
+        self._last = whole[whole.rfind(b"\n", 0, -1) + 1 :]
 
     def _start_over(self, inode: int) -> None:
         # Not emptied: others may still look at the list.

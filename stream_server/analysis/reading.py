@@ -2,14 +2,18 @@
 
 import json
 import math
-from collections.abc import Callable, Iterable
+import os
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
+from sys import intern
 from typing import Any
 
+from stream_server.analysis.growing import PIECE_BYTES
 from stream_server.config import load
 from stream_server.errors import ConfigError
-from stream_server.storage.disk import read_file
+from stream_server.storage.disk import ordinary
 
 AXES = ("batch", "update", "sample", "wall_s")
 
@@ -59,10 +63,21 @@ def read_records(run: RunFolder) -> list[Line]:
     Raises:
         ConfigError: nothing was logged yet, or a line is damaged.
     """
-    lines = read_lines(run.metrics / "metrics.jsonl")
-    if not lines:
+    return list(records_of(run))
+
+
+def records_of(run: RunFolder) -> Iterator[Line]:
+    """The same, one after the other.
+
+    Raises:
+        ConfigError: nothing was logged yet, or a line is damaged.
+    """
+    has_any = False
+    for line in lines_of(run.metrics / "metrics.jsonl"):
+        has_any = True
+        yield _with_nan(line)
+    if not has_any:
         raise ConfigError(f"{run.path} has no metrics yet: its first log point is after training.log_every_batches")
-    return [_with_nan(line) for line in lines]
 
 
 def read_histograms(run: RunFolder, name: str) -> list[Line]:
@@ -71,51 +86,61 @@ def read_histograms(run: RunFolder, name: str) -> list[Line]:
     Raises:
         ConfigError: a line is damaged.
     """
-    lines = read_lines(run.metrics / "histograms.jsonl", _is_histogram)
-    return [line for line in lines if line["name"] == name]
+    return [line for line in lines_of(run.metrics / "histograms.jsonl", _is_histogram) if line["name"] == name]
 
 
-def read_ranks(run: RunFolder) -> dict[int, list[Line]]:
-    """Read the metrics that each rank logged for itself.
+def records_of_ranks(run: RunFolder) -> Iterator[tuple[int, Line]]:
+    """The metrics that each rank logged for itself, one rank after the other.
 
     Raises:
         ConfigError: nothing was logged yet, or a line is damaged.
     """
-    paths = {int(path.stem.removeprefix("rank-")): path for path in run.metrics.glob("rank-*.jsonl")}
-    records = {rank: [_with_nan(line) for line in read_lines(paths[rank])] for rank in sorted(paths)}
-    if not any(records.values()):
+    has_any = False
+    for rank, path in sorted(paths_of_ranks(run).items()):
+        for line in lines_of(path):
+            has_any = True
+            yield rank, _with_nan(line)
+    if not has_any:
         raise ConfigError(f"{run.path} has no metrics of single ranks yet")
-    return records
 
 
-def read_lines(path: Path, is_sound: Callable[[Line], bool] | None = None) -> list[Line]:
+def paths_of_ranks(run: RunFolder) -> dict[int, Path]:
+    """The files in which ranks log for themselves, by rank."""
+    ranks = {path.stem.removeprefix("rank-"): path for path in run.metrics.glob("rank-*.jsonl")}
+    return {int(rank): path for rank, path in ranks.items() if rank.isdecimal()}
+
+
+def lines_of(path: Path, is_sound: Callable[[Line], bool] | None = None) -> Iterator[Line]:
     """The objects in a file of JSON lines, without a last line that is still being written; none without a file.
 
     Raises:
         ConfigError: a line is no JSON object, or not sound; by itself it is if all its values are numbers or null.
     """
-    if not path.exists():
-        return []
-    whole, _, _ = read_file(path).rpartition(b"\n")
-    return parse_lines(whole, path, is_sound=is_sound)
+    try:
+        file = open(path, "rb", opener=ordinary)  # noqa: SIM115 (closed below)
+    except FileNotFoundError:
+        return
+    with file:
+        # It may grow for as long as it is read.
+        left = os.fstat(file.fileno()).st_size
+        for number in count(1):
+            text = file.readline(min(left, PIECE_BYTES))
+            left -= len(text)
+            if not text.endswith(b"\n"):
+                if len(text) == PIECE_BYTES:
+                    raise ConfigError(f"line {number} of {path} is damaged: it has more than {PIECE_BYTES:,} bytes")
+                return
+            yield _parsed(text, path, number, is_sound or _is_record)
 
 
-def parse_lines(whole: bytes, path: Path, first: int = 1, is_sound: Callable[[Line], bool] | None = None) -> list[Line]:
-    """The objects in whole lines of such a file, the `first` of which has this number.
-
-    Raises:
-        ConfigError: a line is damaged.
-    """
-    lines = []
-    for number, text in enumerate(whole.splitlines(), first):
-        try:
-            line = json.loads(text)
-        except (ValueError, RecursionError) as error:
-            raise ConfigError(f"line {number} of {path} is damaged: {error}") from error
-        if not isinstance(line, dict) or "batch" not in line or not (is_sound or _is_record)(line):
-            raise ConfigError(f"line {number} of {path} is damaged: it is no record of metrics")
-        lines.append(line)
-    return lines
+def _parsed(text: bytes, path: Path, number: int, is_sound: Callable[[Line], bool]) -> Line:
+    try:
+        line = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"line {number} of {path} is damaged: {error}") from error
+    if not isinstance(line, dict) or "batch" not in line or not is_sound(line):
+        raise ConfigError(f"line {number} of {path} is damaged: it is no record of metrics")
+    return line
 
 
 def names_in(records: list[Line]) -> list[str]:
@@ -158,8 +183,9 @@ def parse_records(whole: bytes, path: Path, first: int = 1) -> list[Line]:
     Raises:
         ConfigError: a line is damaged.
     """
-    return [_with_nan(line) for line in parse_lines(whole, path, first)]
+    return [_with_nan(_parsed(it, path, number, _is_record)) for number, it in enumerate(whole.splitlines(), first)]
 
 
 def _with_nan(line: Line) -> Line:
-    return {name: math.nan if value is None else value for name, value in line.items()}
+    # Names come again in each line: they are kept once.
+    return {intern(name): math.nan if value is None else value for name, value in line.items()}

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import os
 import re
 import stat
 import time
@@ -12,6 +13,7 @@ from sys import intern
 from typing import Annotated, Any, TypeVar
 
 from stream_server.analysis.attempts import ENDED, INTERRUPTED, span_of
+from stream_server.analysis.growing import MAX_FOLLOWED_BYTES, PIECE_BYTES
 from stream_server.analysis.reading import RunFolder, find_run
 from stream_server.config.parameters import ID_COLUMN, ORIGIN_COLUMNS
 from stream_server.errors import EXIT_SAVED, ConfigError, DamagedCheckpoint, NotRunning, StreamServerError
@@ -22,7 +24,7 @@ from stream_server.machine.run_folder import was_set_aside
 from stream_server.machine.study_lock import RUN_LOCK, SERVER_LOCK, holder_of
 from stream_server.messages.simulation_phase import SimulationPhase
 from stream_server.storage.checksums import parse_checksummed_json
-from stream_server.storage.disk import MAX_TEXT_BYTES, ordinary, read_file, read_text
+from stream_server.storage.disk import MAX_TABLE_BYTES, MAX_TEXT_BYTES, names_in, ordinary, read_file, read_text
 from stream_server.storage.lines import whole_lines
 from stream_server.storage.ownership import is_ours
 from stream_server.storage.plain_state import read_state
@@ -272,10 +274,14 @@ def simulations_of(run: RunFolder) -> list[SimulationFacts]:
     """
     saved, is_replay = _saved_roster(newest_checkpoint(run))
     history = _history(run)
+    # Of a million simulations few may have been started: each is asked for only if something is there.
+    with_folders = set(names_in(run.path / "simulations"))
     facts = []
     for simulation, parameters in _parameters(run).items():
         entry = saved.get(simulation, {})
-        attempts = max(num_attempts(run, simulation), history.highest.get(simulation, -1) + 1)
+        has_folder = str(simulation) in with_folders
+        num_left = num_attempts(run, simulation) if has_folder else 0
+        attempts = max(num_left, history.highest.get(simulation, -1) + 1)
         state = entry.get("state", REPLAYED if is_replay else SimulationPhase.WAITING.value)
         if simulation in history.given_up:
             state = SimulationPhase.GIVEN_UP.value
@@ -294,7 +300,7 @@ def simulations_of(run: RunFolder) -> list[SimulationFacts]:
                 parameters=parameters,
                 state=state,
                 attempts=attempts,
-                seconds=seconds_of(run, simulation, is_running=False),
+                seconds=seconds_of(run, simulation, is_running=False) if has_folder else None,
                 received=entry.get("num_settled"),
                 reason=reason,
             )
@@ -382,7 +388,7 @@ def _simulations(saved: dict[str, Any]) -> dict[int, dict[str, Any]]:
 
 def _history(run: RunFolder) -> History:
     try:
-        return History.of(records.decode(whole_lines(read_file(run.path / JOURNAL_FILE))))
+        return History.of(records.decode(whole_lines(read_file(run.path / JOURNAL_FILE, max_bytes=MAX_FOLLOWED_BYTES))))
     except (OSError, StreamServerError):
         return History()
 
@@ -391,7 +397,9 @@ def _parameters(run: RunFolder) -> dict[int, dict[str, float]]:
     found: dict[int, dict[str, float]] = {}
     try:
         with open(run.path / "parameters.csv", newline="", encoding="utf-8", opener=ordinary) as file:
-            rows = csv.reader(file)
+            if os.fstat(file.fileno()).st_size > MAX_TABLE_BYTES:
+                return {}
+            rows = csv.reader(iter(lambda: file.readline(PIECE_BYTES), ""))
             names = [intern(name) for name in next(rows, [])]
             shown = [place for place, name in enumerate(names) if name not in (ID_COLUMN, *ORIGIN_COLUMNS)]
             place_of_id = names.index(ID_COLUMN)

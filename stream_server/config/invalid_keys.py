@@ -2,13 +2,14 @@
 
 import re
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
-from stream_server.config.problems import WRONG, Problem, nearest, one_of, shown
+from stream_server.config.problems import MAX_PROBLEMS, WRONG, Problem, nearest, one_of, shown
 from stream_server.config.study import StudyConfig, models_in
 from stream_server.wording import counted
 
@@ -45,8 +46,9 @@ def problems_of(errors: Sequence[ErrorDetails], raw: dict[str, Any]) -> Iterator
 
 
 def errors_of(error: ValidationError) -> list[ErrorDetails]:
-    """The errors but for those of defaults that follow from an invalid key."""
-    return [it for it in error.errors(include_url=False) if it["type"] != "default_factory_not_called"]
+    """The errors but for those of defaults that follow from an invalid key; no more than can be told."""
+    own = (it for it in error.errors(include_url=False) if it["type"] != "default_factory_not_called")
+    return list(islice(own, MAX_PROBLEMS + 1))
 
 
 def is_known(keys: Keys) -> bool:

@@ -12,6 +12,7 @@ from stream_server.errors import ConfigError
 from stream_server.wording import counted
 
 MAX_SHOWN_CHARACTERS = 60
+MAX_PROBLEMS = 100
 WRONG = "wrong_value"
 
 
@@ -27,9 +28,12 @@ class Problem(NamedTuple):
 
 
 def config_error(file: Path | str, problems: Sequence[Problem]) -> ConfigError:
-    """The error that lists `problems`, one per line."""
+    """The error that lists `problems`, one per line, of many the first ones."""
     count = counted(len(problems), "problem")
-    return ConfigError(printable("\n".join([f"{file} has {count}:", *(f"  {problem}" for problem in problems)])))
+    if len(problems) > MAX_PROBLEMS:
+        count = f"more than {MAX_PROBLEMS} problems, the first of which are"
+    lines = (f"  {problem}" for problem in problems[:MAX_PROBLEMS])
+    return ConfigError(printable("\n".join([f"{file} has {count}:", *lines])))
 
 
 def wrong(found: str, instead: str, *, needs: str | None = None) -> PydanticCustomError:

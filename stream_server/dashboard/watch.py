@@ -12,7 +12,7 @@ from typing import Any, Self
 from stream_server.analysis import live
 from stream_server.analysis.attempts import AttemptHistory
 from stream_server.analysis.growing import GrowingFile
-from stream_server.analysis.reading import Line, RunFolder, parse_records
+from stream_server.analysis.reading import Line, RunFolder, parse_records, paths_of_ranks
 from stream_server.analysis.run_state import (
     ORPHANED,
     RUNNING,
@@ -179,10 +179,8 @@ class _WatchedRun:
             self._said = str(error)
 
     def _update_ranks(self) -> None:
-        for path in self.run.metrics.glob("rank-*.jsonl"):
-            rank = path.stem.removeprefix("rank-")
-            if rank.isdecimal():
-                self._ranks.setdefault(int(rank), _metrics(path)).update()
+        for rank, path in paths_of_ranks(self.run).items():
+            self._ranks.setdefault(rank, _metrics(path)).update()
 
     def _update_validation(self) -> None:
         version = version_of(self.run)

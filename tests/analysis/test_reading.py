@@ -5,7 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from stream_server.analysis.reading import RunFolder, names_in, read_histograms, read_lines, read_ranks, read_records
+from stream_server.analysis.reading import (
+    RunFolder,
+    lines_of,
+    names_in,
+    read_histograms,
+    read_records,
+    records_of_ranks,
+)
 from stream_server.errors import ConfigError
 from tests.analysis.logged_run import log_run
 
@@ -31,7 +38,7 @@ def test_a_line_that_is_still_being_written_is_left_out(tmp_path: Path) -> None:
     next_line = b'{"batch": 20, "loss": 0.5}'
     for end in range(len(next_line) + 1):
         path.write_bytes(whole + next_line[:end])
-        assert read_lines(path) == [{"batch": 10, "loss": 1.0}]
+        assert list(lines_of(path)) == [{"batch": 10, "loss": 1.0}]
 
 
 @pytest.mark.parametrize("damage", [b"\0\0\0", b"[1, 2]", b'{"loss": 1.0}'])
@@ -39,7 +46,7 @@ def test_a_damaged_line_is_named(tmp_path: Path, damage: bytes) -> None:
     path = tmp_path / "metrics.jsonl"
     path.write_bytes(b'{"batch": 10}\n' + damage + b'\n{"batch": 30}\n')
     with pytest.raises(ConfigError, match=r"line 2 of .*metrics\.jsonl is damaged"):
-        read_lines(path)
+        list(lines_of(path))
 
 
 def test_what_was_not_finite_is_read_as_nan(tmp_path: Path) -> None:
@@ -52,16 +59,16 @@ def test_a_run_that_has_logged_nothing_says_so(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="has no metrics yet"):
         read_records(RunFolder(tmp_path))
     with pytest.raises(ConfigError, match="has no metrics of single ranks yet"):
-        read_ranks(RunFolder(tmp_path))
+        list(records_of_ranks(RunFolder(tmp_path)))
 
 
 def test_the_lines_of_each_rank_are_read_in_the_order_of_the_ranks(tmp_path: Path) -> None:
     log_run(tmp_path)
     for rank in (10, 2):
         (tmp_path / "metrics" / f"rank-{rank}.jsonl").write_text(f'{{"batch": {rank}}}\n')
-    ranks = read_ranks(RunFolder(tmp_path))
-    assert list(ranks) == [0, 2, 10]
-    assert ranks[10] == [{"batch": 10}]
+    records = list(records_of_ranks(RunFolder(tmp_path)))
+    assert list(dict.fromkeys(rank for rank, _ in records)) == [0, 2, 10]
+    assert records[-1] == (10, {"batch": 10})
 
 
 def test_histograms_are_read_by_name(tmp_path: Path) -> None:

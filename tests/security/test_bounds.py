@@ -1,6 +1,8 @@
 """Files of others take no more memory or time than those that a study writes itself."""
 
 import io
+import json
+import os
 import tracemalloc
 from collections.abc import Callable
 from contextlib import redirect_stdout
@@ -8,8 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from stream_server.analysis import follow
+from stream_server.analysis import follow, growing, run_state
+from stream_server.analysis.export import MAX_COLUMNS, export
 from stream_server.analysis.reading import RunFolder
+from stream_server.analysis.run_state import simulations_of
+from stream_server.config import load
+from stream_server.config.problems import MAX_PROBLEMS
+from stream_server.errors import ConfigError
+from stream_server.storage.disk import UnusableFile
 
 MIB = 1 << 20
 
@@ -44,3 +52,83 @@ def test_a_log_of_one_long_line_is_read_in_pieces(
         show(None)
     if len(content) == 1 and content != b"\r":
         assert shown.getvalue().count(content.decode(errors="replace")) >= num
+
+
+def metrics(folder: Path, num_bytes: int) -> RunFolder:
+    """A run that has logged as much as that, in lines of 60 values."""
+    values = {f"group/name-{number}": number / 7 for number in range(60)}
+    line = json.dumps({"batch": 1000, "update": 1000, "sample": 10000, "wall_s": 12.345} | values) + "\n"
+    path = folder / "metrics" / "metrics.jsonl"
+    path.parent.mkdir(parents=True)
+    path.write_text(line * (num_bytes // len(line)))
+    return RunFolder(folder)
+
+
+@pytest.mark.parametrize("wide", [False, True])
+def test_a_table_takes_a_few_times_the_memory_of_what_was_logged(tmp_path: Path, wide: bool) -> None:
+    run = metrics(tmp_path, 2 * MIB)
+    assert peak_of(lambda: export([run], tmp_path / "table.csv", wide=wide)) < 10 * MIB
+
+
+def test_a_table_has_no_column_for_each_of_thousands_of_names(tmp_path: Path) -> None:
+    run = metrics(tmp_path, 1000)
+    with (run.metrics / "metrics.jsonl").open("a") as file:
+        file.writelines(f'{{"batch": {number}, "name-{number}": 1.0}}\n' for number in range(MAX_COLUMNS))
+    assert export([run], tmp_path / "table.csv") == MAX_COLUMNS
+    with pytest.raises(ConfigError, match="omit --wide"):
+        export([run], tmp_path / "table.csv", wide=True)
+
+
+def test_neither_a_line_without_end_nor_a_file_without_end_is_followed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "lines"
+    path.write_bytes(b"1\n")
+    file = growing.GrowingFile(path, lambda lines, first: lines.splitlines())
+    for size in (4 * growing.PIECE_BYTES, 4 * growing.MAX_FOLLOWED_BYTES):
+        os.truncate(path, size)
+        for _ in range(2):
+            with pytest.raises(UnusableFile, match="It has "):
+                assert peak_of(file.update) < 4 * growing.PIECE_BYTES
+        assert file.items == [b"1"]
+    path.write_bytes(b"1\n" + b"2\n" * 100)
+    monkeypatch.setattr(growing, "PIECE_BYTES", 16)
+    file.update()
+    assert file.items == [b"1", *[b"2"] * 100]
+
+
+def test_a_line_of_metrics_without_end_is_damaged(tmp_path: Path) -> None:
+    run = metrics(tmp_path, 1000)
+    os.truncate(run.metrics / "metrics.jsonl", 4 * growing.PIECE_BYTES)
+    with pytest.raises(ConfigError, match="is damaged: it has more than"):
+        export([run], tmp_path / "table.csv")
+
+
+@pytest.mark.parametrize("in_section", [False, True])
+def test_of_thousands_of_unknown_keys_the_first_are_named(tmp_path: Path, in_section: bool) -> None:
+    keys = {f"key{number}": 1 for number in range(5000)}
+    study: dict[str, object] = {"name": "x"}
+    (tmp_path / "study.json").write_text(json.dumps({"study": study | keys} if in_section else {"study": study} | keys))
+    with pytest.raises(ConfigError, match="has more than 100 problems, the first of which are:") as error:
+        load(tmp_path / "study.json")
+    assert str(error.value).count("\n") == MAX_PROBLEMS
+
+
+def test_a_simulation_that_was_never_started_costs_no_look_at_its_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "simulations" / "7" / "attempt-0").mkdir(parents=True)
+    (tmp_path / "parameters.csv").write_text("simulation,p\n" + "".join(f"{number},0.5\n" for number in range(100)))
+    looked_at: list[int] = []
+    look = run_state.attempt_folders
+    monkeypatch.setattr(run_state, "attempt_folders", lambda run, number: looked_at.append(number) or look(run, number))
+    assert [it.attempts for it in simulations_of(RunFolder(tmp_path))] == [int(number == 7) for number in range(100)]
+    assert set(looked_at) == {7}
+
+
+def test_no_more_simulations_are_read_than_a_study_can_have(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_state, "MAX_SIMULATIONS", 10)
+    for num in (10, 11):
+        lines = (f"{number},0.5\n" for number in range(num))
+        (tmp_path / "parameters.csv").write_text("simulation,p\n" + "".join(lines))
+        assert len(simulations_of(RunFolder(tmp_path))) == (num if num == 10 else 0)

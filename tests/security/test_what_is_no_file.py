@@ -8,7 +8,7 @@ import pytest
 
 from stream_server.analysis.follow import Tail
 from stream_server.analysis.growing import GrowingFile
-from stream_server.analysis.reading import RunFolder, read_lines
+from stream_server.analysis.reading import RunFolder, lines_of
 from stream_server.analysis.run_state import damages_of, newest_checkpoint, simulations_of, state_of
 from stream_server.commands.cli import main
 from stream_server.config import load
@@ -137,7 +137,7 @@ def test_a_run_of_somebody_else_that_is_none(
 def test_logs_and_metrics(tmp_path: Path, put_no_file: Put) -> None:
     path = put_no_file(tmp_path / "metrics.jsonl")
     with pytest.raises(disk.UnusableFile):
-        read_lines(path)
+        list(lines_of(path))
     with pytest.raises(disk.UnusableFile):
         GrowingFile(path, lambda lines, number: [lines]).update()
     with pytest.raises(disk.UnusableFile):
