@@ -1,5 +1,6 @@
 """The folder of a run: whether a run may begin or go on there, and who else may read it or wrote into it."""
 
+import errno
 import grp
 import os
 import pwd
@@ -18,6 +19,8 @@ JOURNAL = "journal.jsonl"
 PRIVATE = 0o700
 # Set-group-ID: what is made in it has its group.
 SHARED = 0o2750
+ACCESS_LISTS = ("system.posix_acl_access", "system.posix_acl_default")
+_WITHOUT_LISTS = frozenset({errno.ENODATA, errno.EOPNOTSUPP, errno.ENOSYS})
 
 
 def check(folder: Path, *, resume: bool) -> None:
@@ -87,7 +90,8 @@ def claim(folder: Path, group: str | None) -> str:
         before = os.fstat(descriptor)
         if number is not None and before.st_gid != number:
             os.fchown(descriptor, -1, number)
-        if stat.S_IMODE(before.st_mode) != wanted:
+        _remove_access_lists(descriptor)
+        if stat.S_IMODE(os.fstat(descriptor).st_mode) != wanted:
             os.fchmod(descriptor, wanted)
     except OSError as error:
         raise ConfigError(
@@ -139,6 +143,19 @@ def held(folder: Path, *, resume: bool) -> Iterator[None]:
     with disk.held(folder):
         check(folder, resume=resume)
         yield
+
+
+def _remove_access_lists(descriptor: int) -> None:
+    """Remove what a folder has inherited from a default ACL above, which may name users beside its group.
+
+    The bits of a group are those of all users that such a list names: they cannot be open to the group alone.
+    """
+    for name in ACCESS_LISTS:
+        try:
+            os.removexattr(descriptor, name)
+        except OSError as error:
+            if error.errno not in _WITHOUT_LISTS:
+                raise
 
 
 def require_own(folder: Path) -> None:

@@ -3,6 +3,7 @@
 import grp
 import os
 import stat
+import struct
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -182,3 +183,36 @@ def test_a_run_of_somebody_else_is_looked_at_with_one_plain_sentence(shared: Pat
     said = stranger.run('print(cli.main(["status", sys.argv[2]]))', package, folder, before=IMPORT)
     assert "a run is its owner's alone, unless study.share_with says more" in said
     assert said.endswith("1")
+
+
+# An access list: owner and others as by their bits, and all for a user who is named.
+OWNER, NAMED, GROUP, MASK, OTHER = 1, 2, 4, 0x10, 0x20
+NOBODY = 0xFFFFFFFF
+LIST_IT = """
+try:
+    print(os.listdir(sys.argv[1]))
+except PermissionError:
+    print("closed")
+"""
+
+
+@pytest.mark.parametrize("is_there", [False, True])
+def test_a_default_acl_above_opens_no_run_also_where_it_is_shared_with_a_group(
+    shared: Path, stranger: Stranger, is_there: bool
+) -> None:
+    entries = [(OWNER, 7, NOBODY), (NAMED, 7, stranger.uid), (GROUP, 5, NOBODY), (MASK, 7, NOBODY), (OTHER, 5, NOBODY)]
+    packed = struct.pack("<I", 2) + b"".join(struct.pack("<HHI", *it) for it in entries)
+    try:
+        os.setxattr(shared, "system.posix_acl_default", packed)
+    except OSError:
+        pytest.skip("needs a file system with access lists")
+    for group in (None, grp.getgrgid(os.getegid()).gr_name):
+        folder = shared / f"run-{group}"
+        if is_there:
+            folder.mkdir()
+            assert stranger.run(LIST_IT, folder) == "[]"
+        run_folder.claim(folder, group)
+        (folder / "report.json").write_text("{}")
+        (folder / "metrics").mkdir()
+        assert stranger.run(LIST_IT, folder) == "closed"
+        assert os.listxattr(folder) == os.listxattr(folder / "report.json") == os.listxattr(folder / "metrics") == []
