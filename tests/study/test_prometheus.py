@@ -14,6 +14,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from stream_server.errors import ConfigError
+from stream_server.server.study import prometheus
 from stream_server.server.study.prometheus import HOST, MAX_CONNECTIONS, ScrapedStatus, StudyCollector, serve_metrics
 from tests.support.runs import NUMPY_STUDY, run_study
 
@@ -77,16 +78,23 @@ def test_the_page_gives_the_newest_status_until_it_is_closed(tmp_path: Path) -> 
     assert "prometheus" not in {thread.name for thread in threading.enumerate()}
 
 
-def test_whoever_connects_to_the_page_and_says_nothing_takes_few_threads_of_the_rank(tmp_path: Path) -> None:
+def test_whoever_connects_to_the_page_and_says_nothing_takes_few_threads_of_the_rank(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prometheus, "PATIENCE_S", 100.0)
     with serve_metrics(StudyCollector("ripple", 2), 0, tmp_path / "prometheus.json") as url, ExitStack() as stack:
         host, port = urlsplit(url).netloc.split(":")
         num_before = threading.active_count()
         silent = [stack.enter_context(socket.create_connection((host, int(port)))) for _ in range(3 * MAX_CONNECTIONS)]
-        for it in silent[2 * MAX_CONNECTIONS :]:
-            # There is no place for these: they are closed at once, without a word.
+        for it in silent[: 2 * MAX_CONNECTIONS]:
+            # They have made room for those that came later, without a word.
             it.settimeout(20)
             assert it.recv(1) == b""
         assert threading.active_count() <= num_before + MAX_CONNECTIONS
+        # Nor do those that are left keep anybody out, though they go on to say a letter now and then.
+        for it in silent[2 * MAX_CONNECTIONS :]:
+            it.sendall(b"G")
+        assert scrape(url) == {("incarnation", None): 2}
 
 
 def test_a_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,13 +2,14 @@
 
 import json
 import math
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from stream_server.buffers import Buffer
 from stream_server.errors import ConfigError
@@ -186,20 +187,26 @@ def serve_metrics(collector: StudyCollector, port: int, file: Path) -> Iterator[
         from prometheus_client.exposition import ThreadingWSGIServer, make_wsgi_app
 
     class LimitedServer(ThreadingWSGIServer):
-        """Closes what comes while all its places are taken."""
+        """Lets go of the oldest connection, which has no answer yet, for one that comes while all places are taken."""
 
         places = threading.BoundedSemaphore(MAX_CONNECTIONS)
+        # In the order in which they came.
+        open: ClassVar[dict[Any, None]] = {}
 
         def process_request(self, request: Any, client_address: Any) -> None:
-            if self.places.acquire(blocking=False):
-                super().process_request(request, client_address)
-            else:
-                self.shutdown_request(request)
+            if not self.places.acquire(blocking=False):
+                # Its thread reads the end, and leaves; or another one is leaving at this moment.
+                with suppress(OSError, StopIteration, RuntimeError):
+                    next(iter(self.open)).shutdown(socket.SHUT_RDWR)
+                self.places.acquire()
+            self.open[request] = None
+            super().process_request(request, client_address)
 
         def process_request_thread(self, request: Any, client_address: Any) -> None:
             try:
                 super().process_request_thread(request, client_address)
             finally:
+                del self.open[request]
                 self.places.release()
 
     registry = CollectorRegistry()
