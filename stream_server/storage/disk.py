@@ -37,7 +37,8 @@ _WITHOUT_SYNC = frozenset({errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP})
 
 log = logging.getLogger(__name__)
 _warned_of = set[int]()
-_held: dict[str, int] = {}
+# The path of each folder and its descriptor, the newest first.
+_held: list[tuple[str, int]] = []
 
 
 class NoLocks(OSError):
@@ -58,18 +59,13 @@ def held(folder: Path) -> Iterator[None]:
         OSError: it cannot be made or opened.
     """
     make_folder(folder)
-    name = os.fspath(folder)
-    before = _held.get(name)
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    this = (os.fspath(folder), os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
+    _held.insert(0, this)
     try:
-        _held[name] = descriptor
         yield
     finally:
-        if before is None:
-            del _held[name]
-        else:
-            _held[name] = before
-        os.close(descriptor)
+        _held.remove(this)
+        os.close(this[1])
 
 
 def place_of(path: Path | str) -> str:
@@ -78,7 +74,7 @@ def place_of(path: Path | str) -> str:
     Where there is no /proc, or nothing is held, it is the path itself.
     """
     path = os.fspath(path)
-    for folder, descriptor in _held.items():
+    for folder, descriptor in tuple(_held):
         below = path.removeprefix(folder)
         if (not below or below.startswith("/")) and below != path and os.path.isdir(OPEN_FILES):
             return f"{OPEN_FILES}/{descriptor}{below or '/.'}"
