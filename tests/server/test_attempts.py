@@ -16,6 +16,7 @@ from stream_server.messages.client import (
 )
 from stream_server.server.intake.attempts import Connection
 from stream_server.server.intake.intake import Intake
+from stream_server.server.intake.layout import BlockLayout
 from tests.support.examples import examples
 from tests.support.intakes import OPTIONAL, U, block, data, make, opened, opening, send
 
@@ -232,6 +233,28 @@ def test_the_blocks_of_the_client_ranks_must_cover_a_field_exactly(blocks: list[
     assert isinstance(refusal, Refusal)
     assert refusal.reason is Reason.WRONG_BLOCKS
     assert words in refusal.text
+
+
+def test_blocks_of_more_dimensions_may_touch_and_not_overlap() -> None:
+    layout = BlockLayout(fields={"w": FieldSpec(name="w", shape=(4, 4))}, num_ranks=5)
+    corners = [(0, 0), (0, 2), (2, 0), (2, 2)]
+    for rank, corner in enumerate(corners):
+        assert layout.add(rank, [Block(field="w", dtype="<f8", shape=(4, 4), offset=corner, count=(2, 2))]) is None
+    problem = layout.add(4, [Block(field="w", dtype="<f8", shape=(4, 4), offset=(3, 1), count=(1, 1))])
+    assert problem is not None
+    assert "overlaps with that of client rank 2" in problem
+
+
+def test_a_simulation_has_no_more_client_ranks_than_the_study_starts() -> None:
+    intake = make(client_ranks=2)
+    intake.begin_attempt(0, 0)
+    refusal = intake.open(b"x", opening(block(num=1), num_ranks=1000))
+    assert isinstance(refusal, Refusal)
+    assert (refusal.reason, refusal.text) == (
+        Reason.WRONG_BLOCKS,
+        "client rank 0 says 1000 ranks, and simulation.ranks is 2",
+    )
+    opened(intake, opening(block(num=2), num_ranks=2))
 
 
 def test_a_step_waits_for_all_client_ranks_also_if_one_says_that_it_sends_all() -> None:

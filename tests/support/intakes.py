@@ -83,6 +83,7 @@ def make(*, num: int | None = 8, credit: int = 4, credit_slots: int = 8, **other
         "study": "s",
         "incarnation": INCARNATION,
         "credit": credit,
+        "client_ranks": None,
     }
     of_intake: dict[str, object] = {
         "buffer": Waiting(),

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+import numpy.typing as npt
 
 from stream_server.messages.client import Block, FieldSpec
 from stream_server.wording import counted
@@ -61,12 +62,14 @@ class BlockLayout:
     `senders` has a bit for each client rank that sends anything, `owners[field]` for each one with a part of it. Of a
     ragged field each of these sends rows of its own, which come one after the other in the order of the ranks. Those of
     one that is sent once are as many as the blocks say, and `num_rows[field]` in all if samples have it already.
+    `taken[field]` has the client rank, the begin and the end of each block, [block, 3, dimension].
     """
 
     fields: Mapping[str, FieldSpec]
     num_ranks: int
     num_rows: Mapping[str, int] = field(default_factory=dict)
     blocks: dict[int, tuple[Block, ...]] = field(default_factory=dict)
+    taken: dict[str, npt.NDArray[np.int64]] = field(default_factory=dict)
     senders: int = 0
     owners: dict[str, int] = field(default_factory=dict)
     num_free: dict[str, int] = field(init=False)
@@ -97,6 +100,10 @@ class BlockLayout:
         self.blocks[rank] = blocks
         for block in blocks:
             self.senders |= 1 << rank
+            begins, ends = _bounds(block)
+            row = np.stack((np.full_like(begins, rank), begins, ends))[np.newaxis]
+            taken = self.taken.get(block.field)
+            self.taken[block.field] = row if taken is None else np.concatenate((taken, row))
             self.owners[block.field] = self.owners.get(block.field, 0) | 1 << rank
             self.num_free[block.field] = max(0, self.num_free[block.field] - math.prod(block.count))
 
@@ -111,15 +118,22 @@ class BlockLayout:
         ends = [start + size for start, size in zip(block.offset, block.count, strict=True)]
         if any(end > size for end, size in zip(ends, spec.shape, strict=True)):
             return f"the block at {block.offset} of size {block.count} reaches out of field {spec.name}, {spec.shape}"
-        for other_rank, others in ({} if spec.ragged else self.blocks).items():
-            for other in others:
-                if other.field == block.field and _overlap(other, block):
-                    ours, theirs = (f"{it.count} at {it.offset}" for it in (block, other))
-                    return (
-                        f"the block of field {spec.name} of client rank {rank}, {ours}, overlaps with that of client "
-                        f"rank {other_rank}, {theirs}: each rank sends the part that no other sends"
-                    )
+        if not spec.ragged and (other_rank := self._overlaps_with(block)) is not None:
+            other = next(it for it in self.blocks[other_rank] if it.field == block.field)
+            ours, theirs = (f"{it.count} at {it.offset}" for it in (block, other))
+            return (
+                f"the block of field {spec.name} of client rank {rank}, {ours}, overlaps with that of client "
+                f"rank {other_rank}, {theirs}: each rank sends the part that no other sends"
+            )
         return None
+
+    def _overlaps_with(self, block: Block) -> int | None:
+        """A client rank that has a part of this block, too."""
+        if (taken := self.taken.get(block.field)) is None:
+            return None
+        begins, ends = _bounds(block)
+        overlapping = ((taken[:, 1] < ends) & (begins < taken[:, 2])).all(axis=1)
+        return int(taken[overlapping.argmax(), 0, 0]) if overlapping.any() else None
 
     def _problem_of_rows(self, spec: FieldSpec, block: Block) -> str | None:
         if any(block.offset) or block.count[1:] != spec.shape[1:]:
@@ -155,8 +169,7 @@ class BlockLayout:
         return None
 
 
-def _overlap(one: Block, other: Block) -> bool:
-    return all(
-        start < other_start + other_size and other_start < start + size
-        for start, size, other_start, other_size in zip(one.offset, one.count, other.offset, other.count, strict=True)
-    )
+def _bounds(block: Block) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Where a block begins and ends, in each dimension; one of a single value has one, too."""
+    begins = np.array((*block.offset, 0), np.int64)
+    return begins, begins + np.array((*block.count, 1), np.int64)

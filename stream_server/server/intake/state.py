@@ -46,7 +46,7 @@ class IntakeState:
     `attempts` are the current ones, by simulation. `credit` is how many steps a simulation may have under way.
     `static_fields` are sent once per simulation, `fields` with each time step. `dtypes` are the types in which both are
     kept: the study's, or else those in which the first simulation sends them. `refused` counts by reason how often
-    something was refused.
+    something was refused. `client_ranks` is how many a simulation may have, if the study says so.
     """
 
     def __init__(
@@ -60,6 +60,7 @@ class IntakeState:
         study: str,
         incarnation: int,
         credit: int,
+        client_ranks: int | None = None,
     ) -> None:
         self.rank = rank
         self.num_ranks = num_ranks
@@ -74,6 +75,7 @@ class IntakeState:
         self.study = study
         self.incarnation = incarnation
         self.credit = credit
+        self.client_ranks = client_ranks
         self.dtypes = {spec.name: np.dtype(spec.dtype) for spec in specs.values() if spec.dtype}
         self.attempts: dict[int, AttemptState] = {}
         self.ledger = Ledger(self._counts if routing.overlap else None)

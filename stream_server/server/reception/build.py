@@ -76,6 +76,8 @@ def make_intake(
             study=identity.study,
             incarnation=identity.incarnation,
             credit=plan.credit,
+            # A program that is started alone may start ranks of its own.
+            client_ranks=config.simulation.ranks if config.simulation.ranks > 1 else None,
         ),
         buffer=buffer,
         validation=validation,
