@@ -10,6 +10,7 @@ from threading import Lock
 from types import MappingProxyType
 from typing import Any, Protocol
 
+from stream_server.errors import UserCodeError
 from stream_server.failpoints import failpoint
 from stream_server.server.metrics.histogram import Histogram
 from stream_server.server.metrics.log_record import AXES, Record, Writer
@@ -96,6 +97,7 @@ class Metrics:
         self._apart: dict[str, list[Any]] | None = None
         self._histograms: dict[str, Histogram] = {}
         self._figures: dict[str, bytes] = {}
+        self._is_of_user: dict[str, bool] = {}
         self._lock = Lock()
 
     def __enter__(self) -> "Metrics":
@@ -104,15 +106,19 @@ class Metrics:
     def __exit__(self, *exc_info: object) -> None:
         self.close()
 
-    def log(self, name: str, value: Any, *, step: int | None = None, reduce: Reduce = "mean") -> None:
+    def log(
+        self, name: str, value: Any, *, step: int | None = None, reduce: Reduce = "mean", by_user: bool = False
+    ) -> None:
         """Note a number; a tensor of one element is read only when it is written, so a GPU is not waited for.
 
-        With a `step` it is written as that of this batch, else as that of the next log point.
+        With a `step` it is written as that of this batch, else as that of the next log point. What the user's code and
+        the study itself log would become one curve: `by_user` tells them apart.
 
         Raises:
             TypeError: `value` is not one number, or `step` no whole one.
             ValueError: `name` is that of an axis, `reduce` is unknown or not that of the other numbers of this name, or
                 `step` is not between the last log point and now.
+            UserCodeError: the user's code and the study log it.
         """
         if name in AXES:
             raise ValueError(f"log({name!r}, …) takes another name: every record has {', '.join(AXES)} already")
@@ -123,8 +129,13 @@ class Metrics:
             if self._apart is not None and step is None and reduce == "mean":
                 self._apart.setdefault(name, []).append(number)
             else:
-                numbers = self._values if step is None else self._of_batch(step).numbers
-                note(numbers, self._placed(name), number, reduce)
+                numbers, placed = self._values if step is None else self._of_batch(step).numbers, self._placed(name)
+                if self._is_of_user.setdefault(placed, by_user) != by_user:
+                    raise UserCodeError(
+                        f'self.log("{name}", …) would be mixed with {placed}, which the study logs by itself '
+                        f'(docs/reference/metrics.md lists such names). Write another name, such as "my/{name}"'
+                    )
+                note(numbers, placed, number, reduce)
 
     @contextmanager
     def apart(self) -> Iterator[dict[str, list[Any]]]:

@@ -316,8 +316,9 @@ class StreamServer:
         Raises:
             TypeError: `value` is not one number, or `step` no whole one.
             ValueError: `step` lies before the last log point or after now, or the same name has another `reduce`.
+            UserCodeError: the study logs the same name, such as "train/loss" where `training_step` returns a loss.
         """
-        self._metrics.log(name, value, step=step, reduce=reduce)
+        self._metrics.log(name, value, step=step, reduce=reduce, by_user=True)
 
     def log_histogram(self, name: str, values: Any) -> None:
         """Log the distribution of an array."""

@@ -304,3 +304,14 @@ def test_in_a_validation_what_is_no_mean_is_written_under_its_names() -> None:
     assert {name: it.max for name, it in record.histograms.items()} == {"seen": 1.0, "val/seen": 5.0}
     assert [*record.figures] == ["val/field"]
     assert (record.values["worst"], record.values["val/worst"]) == (1.0, 9.0)
+
+
+@pytest.mark.parametrize("users_first", [True, False])
+def test_a_name_that_the_study_logs_is_none_for_the_user(*, users_first: bool) -> None:
+    metrics = Metrics(OneOf(0, []))
+    metrics.log("train/loss", 0.5, by_user=users_first)
+    metrics.log("train/loss", 0.5, by_user=users_first)
+    with pytest.raises(
+        UserCodeError, match=r'self\.log\("train/loss", …\) would be mixed with train/loss, which the study'
+    ):
+        metrics.log("train/loss", 50.0, by_user=not users_first)
