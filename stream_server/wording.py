@@ -1,4 +1,8 @@
-"""The wording of numbers in messages."""
+"""The wording of numbers and lists in messages."""
+
+from collections.abc import Sequence
+
+MOST_NAMES = 4
 
 
 def counted(num: int, noun: str) -> str:
@@ -6,3 +10,8 @@ def counted(num: int, noun: str) -> str:
     if num == 1:
         return f"1 {noun}"
     return f"{num:,} {noun}{'es' if noun.endswith('ch') else 's'}"
+
+
+def listed(names: Sequence[str]) -> str:
+    """The first few of these names, and an ellipsis for the others."""
+    return ", ".join([*names[:MOST_NAMES], *(["…"] if len(names) > MOST_NAMES else [])])

@@ -5,6 +5,7 @@ are compiled without g++, which takes a minute of each rank and is no part of ou
 """
 
 import json
+import logging
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -89,7 +90,25 @@ class NormNet(Net):
         return super().buffers() + state(self.targets.buffers())
 
 
-SERVERS = {"automatic": Net, "manual": ManualNet, "norm": NormNet}
+class TargetNet(Net):
+    """Has targets of its own, which learn from the batch of each rank."""
+
+    def prepare_training_attributes(self) -> Any:
+        self.targets = nn.ModuleList([nn.Linear(3, 2).requires_grad_(False), nn.Linear(3, 2).requires_grad_(False)])
+        self.mean = torch.zeros(2)
+        return super().prepare_training_attributes()
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        x, y = batch
+        self.targets[1].bias.mul_(0.9).add_(0.1 * y.mean(0))
+        self.mean = y.mean(0)
+        return super().training_step((x, y + 0.1 * self.targets[1](x)), batch_idx)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"mean": self.mean, "num": self.rank}
+
+
+SERVERS = {"target": TargetNet, "automatic": Net, "manual": ManualNet, "norm": NormNet}
 
 
 def union_batches(steps: list[list[int]]) -> Iterator[tuple[UnionBatch, Any]]:
@@ -146,6 +165,7 @@ def train(job: dict[str, Any]) -> list[dict[str, Any]] | None:
         own = server.buffers()
         step.finish()
         shared = server.buffers()
+        step.compare_saved()
         weights = state(server.model.parameters())
         saved = step.state_dict()
         step.load_state_dict(saved)
@@ -156,6 +176,7 @@ def train(job: dict[str, Any]) -> list[dict[str, Any]] | None:
         "num_reductions": len(reductions),
         "own": own,
         "shared": shared,
+        "warnings": list(step.warnings),
         "names": list(server.model.state_dict()),
         "num_optimizers": len(saved["optimizers"]),
         "comes_back": is_same,
@@ -165,6 +186,8 @@ def train(job: dict[str, Any]) -> list[dict[str, Any]] | None:
 
 
 if __name__ == "__main__":
+    # Warnings are among the results.
+    logging.disable(logging.WARNING)
     for argument in sys.argv[1:]:
         everyone = train(json.loads(argument))
         if everyone is not None:

@@ -37,6 +37,7 @@ JOBS: dict[str, Job] = {
     "two optimizers, scaled": {**TWO_OPTIMIZERS, "scale": 8.0},
     "halves": {"steps": FULL, "training": {"accumulate": 2}},
     "wholes": {"steps": PAIRS},
+    "targets": {"steps": FULL, "server": "target"},
     "running statistics": {"steps": NORM, "server": "norm"},
     "not compiled": {**FEW, "training": {"accumulate": 2}},
     "compiled": {**FEW, "training": {"accumulate": 2, "compile": True}},
@@ -65,7 +66,7 @@ def assert_same_weights(found: list[Job], expected: list[Job]) -> None:
     assert all(other["weights"] == found[0]["weights"] for other in found)
 
 
-@pytest.mark.parametrize("name", [name for name in JOBS if name != "running statistics"])
+@pytest.mark.parametrize("name", [name for name in JOBS if name not in ("running statistics", "targets")])
 def test_partial_and_missing_batches_give_the_weights_of_one_rank(name: str) -> None:
     found, expected = together()[name], alone(name)
     assert_same_weights(found, expected)
@@ -107,6 +108,15 @@ def test_module_buffers_come_from_the_lowest_rank_with_data() -> None:
     first, second, third = together()["running statistics"]
     assert first["own"] != second["own"] != third["own"]
     assert first["shared"] == second["shared"] == third["shared"] == second["own"]
+
+
+def test_what_a_server_learns_beside_its_model_on_each_rank_for_itself_is_told() -> None:
+    [warning] = together()["targets"][0]["warnings"]
+    assert warning.startswith("targets.1.bias, state_dict()['mean'] of TargetNet are not the same on all 3 ranks")
+    assert [rank["warnings"] for name in JOBS if name != "targets" for rank in together()[name]] == [[]] * (
+        NUM_RANKS * (len(JOBS) - 1)
+    )
+    assert not alone("targets")[0]["warnings"]
 
 
 def test_a_compiled_model_learns_the_same_and_is_saved_by_the_same_names() -> None:

@@ -83,6 +83,7 @@ class StudyCapture:
         self.stream.quiesce()
         self.step.synchronize()
         require_equal(self.ranks, self.step.fingerprints)
+        self.step.compare_saved()
         taken = self._taken = self.source.snapshot()
         self._batches = self.progress.batches
         rows = [self._samples(taken), self._held_out(taken), *self._statics(taken)]

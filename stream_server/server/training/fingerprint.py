@@ -65,33 +65,62 @@ def of_replicated_state(server: Any) -> Fingerprints:
     return {path: fingerprint(array) for path, array in arrays.items()}
 
 
+def of_user_state(server: Any) -> Fingerprints:
+    """The fingerprints of the floating-point numbers and arrays in a server's own `state_dict`, by path.
+
+    Whole numbers may be counts of a rank, or the state of its random numbers.
+
+    Raises:
+        UserCodeError: it raised.
+    """
+    with server.union_mean.alone():
+        arrays, _ = flattened(call_user(f"{type(server).__name__}.state_dict", server.state_dict))
+    return {path: fingerprint(array) for path, array in arrays.items() if array.dtype.kind in "fc"}
+
+
 def require_equal(ranks: Ranks, fingerprints: Callable[[], Fingerprints]) -> None:
     """Return if all ranks have the same `fingerprints`, which are asked for if there are several ranks. Collective.
 
     Raises:
         RanksDiverged: they differ, the same error on all ranks; it names the first array that does, and the ranks.
     """
-    if ranks.size == 1:
-        return
-    mine = dict(fingerprints())
-    digest = hashlib.blake2b(json.dumps(mine, sort_keys=True).encode(), digest_size=16).hexdigest()
-    if len(set(ranks.broadcast(ranks.gather(digest)))) == 1:
-        return
-    problem = difference(ranks.broadcast(ranks.gather(mine)))
+    problem = difference(_if_unequal(ranks, fingerprints))
     if problem:
         raise RanksDiverged(problem)
 
 
-def difference(by_rank: Sequence[Fingerprints]) -> str:
-    """A message that names the first difference and its ranks; "" if all are equal, but for arrays still to be made."""
+def differing(ranks: Ranks, fingerprints: Callable[[], Fingerprints]) -> list[str]:
+    """The names of which the ranks have different `fingerprints`, the same on all ranks. Collective."""
+    return list(_values_that_differ(_if_unequal(ranks, fingerprints)))
+
+
+def _if_unequal(ranks: Ranks, fingerprints: Callable[[], Fingerprints]) -> Sequence[Fingerprints]:
+    """The fingerprints of each rank; none if they are equal, of which one digest tells."""
+    if ranks.size == 1:
+        return []
+    mine = dict(fingerprints())
+    digest = hashlib.blake2b(json.dumps(mine, sort_keys=True).encode(), digest_size=16).hexdigest()
+    if len(set(ranks.broadcast(ranks.gather(digest)))) == 1:
+        return []
+    found: Sequence[Fingerprints] = ranks.broadcast(ranks.gather(mine))
+    return found
+
+
+def _values_that_differ(by_rank: Sequence[Fingerprints]) -> dict[str, list[Any]]:
+    """The value on each rank by name, of those that are not the same on all ranks that have made the array."""
     names = dict.fromkeys(name for of_rank in by_rank for name in of_rank)
     values = {name: [of_rank.get(name, "missing") for of_rank in by_rank] for name in names}
-    different = [name for name, found in values.items() if len({*found} - {None}) > 1]
+    return {name: found for name, found in values.items() if len({*found} - {None}) > 1}
+
+
+def difference(by_rank: Sequence[Fingerprints]) -> str:
+    """A message that names the first difference and its ranks; "" if all are equal, but for arrays still to be made."""
+    different = _values_that_differ(by_rank)
     if not different:
         return ""
-    first = different[0]
+    first = next(iter(different))
     groups: dict[Any, list[int]] = {}
-    for rank, value in enumerate(values[first]):
+    for rank, value in enumerate(different[first]):
         if value is not None:
             groups.setdefault(value, []).append(rank)
     # Most ranks are right, as far as one can tell.
@@ -99,8 +128,9 @@ def difference(by_rank: Sequence[Fingerprints]) -> str:
     odd = sorted(rank for group in others for rank in group)
     return (
         f"the ranks have diverged: {first} is not the same on {_ranks(odd)} as on {_ranks(majority)}; in all, "
-        f"{len(different)} of {len(names)} arrays differ. Nothing of it is saved: the last checkpoint is from before. "
-        "Whatever changes the model must do so on all ranks alike; look for code that runs on some of them only"
+        f"{len(different)} of {len(set().union(*by_rank))} arrays differ. Nothing of it is saved: the last checkpoint "
+        "is from before. Whatever changes the model must do so on all ranks alike; look for code that runs on some "
+        "of them only"
     )
 
 

@@ -111,6 +111,7 @@ class Training:
         last_update = self.step.finish()
         # Before the model is validated and exported.
         require_equal(self.ranks, self.step.fingerprints)
+        self.step.compare_saved()
         if last_update is not None:
             self.progress.count_update(last_update)
         if self.stops.agreed is None or self.stops.agreed.is_regular:

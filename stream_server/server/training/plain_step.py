@@ -11,7 +11,7 @@ import numpy as np
 from stream_server.errors import ConfigError, UserCodeError
 from stream_server.server.progress.batches import StepOutcome
 from stream_server.server.ranks.communicator import Ranks
-from stream_server.server.training.fingerprint import Fingerprints, of_replicated_state
+from stream_server.server.training.fingerprint import Fingerprints, differing, of_replicated_state, of_user_state
 from stream_server.server.user.collate import NumpyCollate
 from stream_server.server.user.framework import LearningRateCallback, Step, framework_named
 from stream_server.server.user.losses import Array, loss_of
@@ -19,6 +19,7 @@ from stream_server.server.user.no_training import NoTraining
 from stream_server.server.user.stream_server import StreamServer
 from stream_server.storage.plain_state import from_bytes, to_bytes
 from stream_server.user_code import call_user
+from stream_server.wording import listed
 
 if TYPE_CHECKING:
     from stream_server.server.progress.batches import UnionBatch
@@ -126,8 +127,7 @@ class PlainStep:
     def finish(self) -> StepOutcome | None:
         self._catch_up()
         own, union_mean = type(self._server).__name__, self._server.union_mean
-        may_differ = self._ranks.size > 1 and self._trains and not self._defines("replicated_state")
-        if may_differ and self._has_trained and not union_mean.num_means:
+        if self._may_differ and self._has_trained and not union_mean.num_means:
             self._warn(
                 f"{own} called no all_reduce on {self._ranks.size} ranks: each rank trained a model of its own, and "
                 "that of rank 0 is saved. Update the model by self.all_reduce(gradients); or, if the ranks are united "
@@ -145,6 +145,19 @@ class PlainStep:
 
     def fingerprints(self) -> Fingerprints:
         return of_replicated_state(self._server)
+
+    def compare_saved(self) -> None:
+        if not self._may_differ:
+            return
+        names = differing(self._ranks, lambda: of_user_state(self._server))
+        if names:
+            own = type(self._server).__name__
+            self._warn(
+                f"{listed(names)} in the state_dict of {own} {'are' if len(names) > 1 else 'is'} not the same on "
+                f"all {self._ranks.size} ranks, of which that of rank 0 is saved: update what is learned by "
+                "self.all_reduce(gradients). If it is meant to differ, define replicated_state, which says what is the "
+                "same"
+            )
 
     def trainable(self) -> tuple[Fingerprints, Fingerprints]:
         return {}, {}
@@ -178,11 +191,15 @@ class PlainStep:
     def _trains(self) -> bool:
         return self._defines("training_step") and not isinstance(self._server, NoTraining)
 
+    @property
+    def _may_differ(self) -> bool:
+        return self._ranks.size > 1 and self._trains and not self._defines("replicated_state")
+
     def _defines(self, method: str) -> bool:
         return getattr(type(self._server), method) is not getattr(StreamServer, method)
 
     def _warn(self, text: str) -> None:
-        if self._ranks.rank == 0:
+        if self._ranks.rank == 0 and text not in self.warnings:
             self.warnings = [*self.warnings, text]
             _log.warning("%s", text)
 

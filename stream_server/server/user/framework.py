@@ -82,6 +82,10 @@ class Step(Protocol):
         """The fingerprints of the arrays that are the same on all ranks once the model is united, by name."""
         ...
 
+    def compare_saved(self) -> None:
+        """Tell, in `warnings`, of what else rank 0 saves for all ranks, and others have otherwise."""
+        ...
+
     def trainable(self) -> tuple[Mapping[str, int | None], Mapping[str, int | None]]:
         """The fingerprints of the parameters that require a gradient, by name: those in optimizers, and the others.
 

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import numpy as np
 import pytest
 
 from stream_server.errors import ConfigError
@@ -64,6 +65,24 @@ class UnitingAfterwards(Remembering):
         self.all_reduce(0.5)
 
 
+class OnlyLossesUnited(Uniting):
+    """Updates its weights from the batch of its rank, and unites only what it logs."""
+
+    weight = 0.0
+
+    def training_step(self, batch: Any, batch_idx: int) -> float:
+        self.weight += self.rank
+        return super().training_step(batch, batch_idx)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"layers": [{"weight": np.full(3, self.weight)}], "batches": self.rank, "random": np.array([self.rank])}
+
+
+class MeantToDiffer(OnlyLossesUnited):
+    def replicated_state(self) -> dict[str, Any]:
+        return {}
+
+
 class Compared(Remembering):
     def replicated_state(self) -> dict[str, Any]:
         return {}
@@ -71,6 +90,7 @@ class Compared(Remembering):
 
 LOST = "{} has no state_dict and load_state_dict: after a restart"
 APART = "{} called no all_reduce on 2 ranks: each rank trained a model of its own"
+DIFFERENT = "layers.0.weight in the state_dict of {} is not the same on all 2 ranks, of which that of rank 0 is saved"
 
 
 @pytest.mark.parametrize(
@@ -83,6 +103,9 @@ APART = "{} called no all_reduce on 2 ranks: each rank trained a model of its ow
         (Uniting, 2, []),
         (UnitingAfterwards, 2, []),
         (Compared, 2, []),
+        (OnlyLossesUnited, 1, []),
+        (OnlyLossesUnited, 2, [DIFFERENT]),
+        (MeantToDiffer, 2, []),
         (StreamServer, 2, []),
     ],
 )
@@ -92,12 +115,14 @@ def test_a_model_that_a_restart_loses_or_that_each_rank_has_for_itself_is_told(
     def trained(ranks: Ranks) -> list[str]:
         server = kind(settings())
         server.union_mean = UnionMean(ranks)
+        server.rank = ranks.rank
         with PlainStep(server, ranks) as step:
             union_batch = UnionBatch(own=batch_of(None, 1), sizes=(1,) * ranks.size, num_first=1, lonely=False)
             if kind is not StreamServer:
                 step.run(union_batch, None, 0)
                 server.on_step_end()
             step.finish()
+            step.compare_saved()
         return list(step.warnings)
 
     first, *others = on_ranks(num_ranks, trained)

@@ -1,13 +1,10 @@
 """The parameters that a training was to change, and has not."""
 
-from collections.abc import Sequence
 from typing import Any
 
 from stream_server.server.user.callbacks import Callback
 from stream_server.server.user.framework import Step
-from stream_server.wording import counted
-
-MOST_NAMES = 4
+from stream_server.wording import counted, listed
 
 
 class UntrainedParameters(Callback):
@@ -43,13 +40,13 @@ class UntrainedParameters(Callback):
         if same[0]:
             self.warnings.append(
                 f"{len(same[0])} of {len(optimized)} parameters in optimizers did not change in {updates}, not by one "
-                f"bit: {_listed(same[0])}. No gradient reached them, or their learning rate was 0. Freeze what is not "
+                f"bit: {listed(same[0])}. No gradient reached them, or their learning rate was 0. Freeze what is not "
                 "to be trained by requires_grad_(False)"
             )
         if same[1]:
             self.warnings.append(
                 f"{len(same[1])} parameters require a gradient, but are in no optimizer, and did not change in "
-                f"{updates}: {_listed(same[1])}. Make the optimizer of all parameters, once the model has all its "
+                f"{updates}: {listed(same[1])}. Make the optimizer of all parameters, once the model has all its "
                 "parts, with lists of them in nn.ModuleList; update an average; freeze what is not to be trained by "
                 "requires_grad_(False)"
             )
@@ -59,7 +56,3 @@ class UntrainedParameters(Callback):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._start = dict(state)
-
-
-def _listed(names: Sequence[str]) -> str:
-    return ", ".join([*names[:MOST_NAMES], *(["…"] if len(names) > MOST_NAMES else [])])

@@ -16,7 +16,7 @@ from stream_server.errors import ConfigError, UserCodeError
 from stream_server.server.progress.batches import StepOutcome, UnionBatch
 from stream_server.server.ranks.communicator import Ranks
 from stream_server.server.training.control_round import barrier
-from stream_server.server.training.fingerprint import Fingerprints, of_replicated_state
+from stream_server.server.training.fingerprint import Fingerprints, differing, of_replicated_state, of_user_state
 from stream_server.server.training.torch.device_copies import CudaDevice, DeviceCopies, OnItsWay
 from stream_server.server.training.torch.devices import backend_of, device_of, keep_freed_memory, limit_threads
 from stream_server.server.training.torch.fabric import launch
@@ -42,6 +42,7 @@ from stream_server.server.training.torch.weights import Weights, other_modules
 from stream_server.server.user.framework import LearningRateCallback
 from stream_server.server.user.torch_server import SkippedBatch, TorchServer
 from stream_server.user_code import call_user
+from stream_server.wording import listed
 
 if TYPE_CHECKING:
     from stream_server.config import StudyConfig
@@ -213,7 +214,7 @@ class TorchStep:
     def _tell_of_changes(self, before: Mapping[str, tuple[Tensor, int]]) -> None:
         if changed := [name for name, (it, version) in before.items() if it._version != version]:
             self._warn(
-                f"a validation changes {', '.join(changed[:4])}{', …' if changed[4:] else ''} of the model, which so "
+                f"a validation changes {listed(changed)} of the model, which so "
                 "learns from the data that are held out: leave train() and whatever else changes the model out of "
                 f"{type(self._server).__name__}.validation_step"
             )
@@ -265,6 +266,24 @@ class TorchStep:
         model = self._server.model
         further = further_parameters(as_list(self._server.optimizer), known=set(map(id, model.parameters())))
         return {**of_model(model, further), **of_replicated_state(self._server)}
+
+    def compare_saved(self) -> None:
+        names = differing(self._ranks, self._further_fingerprints)
+        if names:
+            own = type(self._server).__name__
+            self._warn(
+                f"{listed(names)} of {own} {'are' if len(names) > 1 else 'is'} not the same on all "
+                f"{self._ranks.size} ranks, of which that of rank 0 is saved: each rank has a batch of its own in "
+                f"training_step, and some have none. Update it in {own}.on_step_end, which is called on every rank, "
+                "from what is the same on all, such as self.model or a mean that self.all_reduce gives"
+            )
+
+    def _further_fingerprints(self) -> Fingerprints:
+        """Those of what a checkpoint has beside the model and the optimizers."""
+        modules = other_modules(self._server)
+        of_modules = {f"{own}.{name}": it for own, module in modules.items() for name, it in of_model(module).items()}
+        of_state = {f"state_dict()[{name!r}]": it for name, it in of_user_state(self._server).items()}
+        return {**of_modules, **of_state}
 
     def trainable(self) -> tuple[Fingerprints, Fingerprints]:
         optimizers = as_list(self._server.optimizer)
