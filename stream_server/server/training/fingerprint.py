@@ -66,16 +66,16 @@ def of_replicated_state(server: Any) -> Fingerprints:
 
 
 def of_user_state(server: Any) -> Fingerprints:
-    """The fingerprints of the floating-point numbers and arrays in a server's own `state_dict`, by path.
+    """The fingerprints of the floating-point arrays in a server's own `state_dict`, by path.
 
-    Whole numbers may be counts of a rank, or the state of its random numbers.
+    Whole numbers may be counts of a rank, or the state of its random numbers, and others times.
 
     Raises:
         UserCodeError: it raised.
     """
     with server.union_mean.alone():
         arrays, _ = flattened(call_user(f"{type(server).__name__}.state_dict", server.state_dict))
-    return {path: fingerprint(array) for path, array in arrays.items() if array.dtype.kind in "fc"}
+    return {path: fingerprint(array) for path, array in arrays.items() if array.dtype.kind in "fc" and array.ndim}
 
 
 def require_equal(ranks: Ranks, fingerprints: Callable[[], Fingerprints]) -> None:

@@ -2,10 +2,11 @@
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from stream_server.errors import UserCodeError
 from stream_server.failpoints import failpoint
 from stream_server.server.metrics.metrics import Metrics
 from stream_server.server.progress.batches import Batch, StepOutcome, UnionBatch
@@ -18,7 +19,7 @@ from stream_server.server.training.fingerprint import require_equal
 from stream_server.server.user.callbacks import Callback, Callbacks
 from stream_server.server.user.framework import Step
 from stream_server.server.user.normalization import Normalization
-from stream_server.wording import counted
+from stream_server.wording import counted, listed
 
 if TYPE_CHECKING:
     from stream_server.config.training_sections import TrainingSettings
@@ -89,7 +90,10 @@ class Training:
             StreamServerError: this rank or another one failed, in the user's code or ours.
         """
         self.progress.begin()
+        restored = self.step.learned() if self.progress.batches else {}
         self.callbacks.tell("on_train_start")
+        if restored:
+            self._require_unchanged(restored)
         union_batches = in_lockstep(
             self.stream,
             self.ranks,
@@ -120,6 +124,21 @@ class Training:
             self.metrics.write(self.progress.batches, self.progress.elapsed_s)
         else:
             self.callbacks.tell("on_train_end")
+
+    def _require_unchanged(self, restored: Mapping[str, int | None]) -> None:
+        """Refuse an `on_train_start` that overwrites what a restart has restored.
+
+        Raises:
+            UserCodeError: it does.
+        """
+        now = self.step.learned()
+        changed = [name for name, it in restored.items() if it is not None and now.get(name, it) != it]
+        if changed:
+            raise UserCodeError(
+                f"on_train_start, of the server class or a callback, changes what this restart has restored, so that "
+                f"its training would be lost: {listed(changed)}. Load and make weights in prepare_training_attributes, "
+                "which is called before those of a checkpoint are restored, or here only if self.progress.batches is 0"
+            )
 
     def _normalized(self, union_batch: UnionBatch) -> UnionBatch:
         """The first batch was formed before there were statistics: it is formed again with those of all ranks."""

@@ -149,7 +149,7 @@ class PlainStep:
     def compare_saved(self) -> None:
         if not self._may_differ:
             return
-        names = differing(self._ranks, lambda: of_user_state(self._server))
+        names = differing(self._ranks, self.learned)
         if names:
             own = type(self._server).__name__
             self._warn(
@@ -158,6 +158,9 @@ class PlainStep:
                 "self.all_reduce(gradients). If it is meant to differ, define replicated_state, which says what is the "
                 "same"
             )
+
+    def learned(self) -> Fingerprints:
+        return of_user_state(self._server)
 
     def trainable(self) -> tuple[Fingerprints, Fingerprints]:
         return {}, {}

@@ -86,6 +86,13 @@ class Step(Protocol):
         """Tell, in `warnings`, of what else rank 0 saves for all ranks, and others have otherwise."""
         ...
 
+    def learned(self) -> Mapping[str, int | None]:
+        """The fingerprints of the parameters that require a gradient, and of the arrays in the server's own state.
+
+        Not collective.
+        """
+        ...
+
     def trainable(self) -> tuple[Mapping[str, int | None], Mapping[str, int | None]]:
         """The fingerprints of the parameters that require a gradient, by name: those in optimizers, and the others.
 

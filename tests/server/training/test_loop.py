@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from stream_server.errors import RanksDiverged
+from stream_server.errors import RanksDiverged, UserCodeError
 from stream_server.server.metrics.metrics import Metrics
 from stream_server.server.metrics.union_mean import UnionMean
 from stream_server.server.progress.batches import StepOutcome, UnionBatch
@@ -80,11 +80,23 @@ class Drifted(PlainStep):
         return {"weights": self._ranks.rank}
 
 
-class EachRound(Callback):
-    """Does something before each round."""
+class Learner(PlainStep):
+    """Has one weight, which is `value`."""
 
-    def __init__(self, do: Callable[[], None]) -> None:
-        self.do = do
+    value = 1
+
+    def learned(self) -> Fingerprints:
+        return {"weight": self.value, "to be made": None}
+
+
+class EachRound(Callback):
+    """Does something at the start, and before each round."""
+
+    def __init__(self, start: Callable[[], None], do: Callable[[], None]) -> None:
+        self.start, self.do = start, do
+
+    def on_train_start(self, server: Any) -> None:
+        self.start()
 
     def on_round(self, server: Any) -> None:
         self.do()
@@ -102,6 +114,8 @@ def training(
     leave_at_s: float = math.inf,
     length: TrainingLength | None = None,
     num_missing: int = 0,
+    batches_before: int = 0,
+    at_start: Callable[[Any], None] = lambda run: None,
     needs_every_batch: bool = False,
     **keys: Any,
 ) -> Run:
@@ -110,14 +124,16 @@ def training(
     server = Counting(config)
     server.union_mean = UnionMean(ranks)
     progress = Progress(ranks.size, length=length)
+    progress.batches = batches_before
     run = Run(ranks=ranks, stops=StopRequests(), progress=progress, diary=Diary(), metrics=Metrics(ranks), seen=[])
     limits = TrainingLimits(config.training, run.progress, run.stops, leave_at_s=leave_at_s)
-    callbacks = Callbacks(server, [run.diary, EachRound(lambda: each_round(run))])
+    run.step = step(server, ranks)
+    callbacks = Callbacks(server, [run.diary, EachRound(lambda: at_start(run), lambda: each_round(run))])
     callbacks.surround(before=[limits])
     Training(
         ranks=ranks,
         stream=ScriptedStream([batch_of(loss, 1) for loss in losses]),
-        step=step(server, ranks),
+        step=run.step,
         stops=run.stops,
         limits=limits,
         progress=run.progress,
@@ -261,3 +277,16 @@ def test_a_stop_waits_for_the_update() -> None:
 
     (run,) = on_ranks(1, lambda ranks: training(ranks, [1] * 5, step=Accumulating, each_round=stop_after_one))
     assert (run.progress.batches, run.progress.updates) == (2, 1)
+
+
+def overwrite(run: Any) -> None:
+    run.step.value = 2
+
+
+def test_what_a_restart_has_restored_is_not_overwritten_when_the_training_starts() -> None:
+    with pytest.raises(
+        UserCodeError, match=r"changes what this restart has restored.*: weight\. Load .* in prepare_tra"
+    ):
+        training(SoloRanks(), [1], step=Learner, batches_before=3, at_start=overwrite)
+    training(SoloRanks(), [1], step=Learner, batches_before=3)
+    training(SoloRanks(), [1], step=Learner, at_start=overwrite)

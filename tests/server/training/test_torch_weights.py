@@ -208,6 +208,20 @@ def test_parameters_that_only_an_optimizer_has_are_compared_over_the_ranks() -> 
     assert {name for name in after if after[name] != before[name]} == {"parameter 4 in group 0 of optimizer 0"}
 
 
+def test_what_is_learned_are_the_parameters_of_all_modules_and_the_arrays_in_the_state() -> None:
+    class WithState(Averaged):
+        def state_dict(self) -> Any:
+            return {"scale": self.model[2].bias.detach(), "num": 1, "time": 2.5}
+
+    with step_of(WithState) as step:
+        before = step.learned()
+        nn.init.zeros_(server_of(step).model[2].bias)
+        after = step.learned()
+    assert {name for name in after if after[name] != before[name]} == {"2.bias", "state_dict()['scale']"}
+    assert {"0.weight", "ema.module.0.weight"} < before.keys()
+    assert not any("num" in name or "time" in name for name in before)
+
+
 def test_an_average_that_is_made_when_the_training_starts_comes_back_then() -> None:
     with step_of(Late) as step:
         server_of(step).on_train_start()

@@ -282,8 +282,14 @@ class TorchStep:
         """Those of what a checkpoint has beside the model and the optimizers."""
         modules = other_modules(self._server)
         of_modules = {f"{own}.{name}": it for own, module in modules.items() for name, it in of_model(module).items()}
-        of_state = {f"state_dict()[{name!r}]": it for name, it in of_user_state(self._server).items()}
-        return {**of_modules, **of_state}
+        return {**of_modules, **self._of_user_state()}
+
+    def _of_user_state(self) -> Fingerprints:
+        return {f"state_dict()[{name!r}]": it for name, it in of_user_state(self._server).items()}
+
+    def learned(self) -> Fingerprints:
+        optimized, others = self.trainable()
+        return {**optimized, **others, **self._of_user_state()}
 
     def trainable(self) -> tuple[Fingerprints, Fingerprints]:
         optimizers = as_list(self._server.optimizer)
