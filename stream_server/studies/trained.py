@@ -45,7 +45,7 @@ def trained_server(run: RunFolder, checkpoint: str | Path | None) -> StreamServe
         if isinstance(server, TorchServer):
             with composition.step.evaluating():
                 evaluated = server.model
-            server.model = evaluated
+            server.hold_attributes(model=evaluated)
             for _, module in modules_of(server):
                 module.eval()
     return server

@@ -1,14 +1,18 @@
 """A server class, alone and among ranks."""
 
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import pytest
 
 from stream_server.errors import ConfigError, UserCodeError
+from stream_server.server.metrics.metrics import Metrics
 from stream_server.server.metrics.union_mean import UnionMean
 from stream_server.server.progress.batches import StepOutcome, UnionBatch
-from stream_server.server.progress.stop import StopReason
+from stream_server.server.progress.phases import Phases
+from stream_server.server.progress.progress import Progress
+from stream_server.server.progress.stop import StopReason, StopRequests
 from stream_server.server.ranks.communicator import SoloRanks
 from stream_server.server.training.plain_step import PlainStep
 from stream_server.server.user.simulation_data import SimulationBatch, SimulationData
@@ -47,6 +51,40 @@ def test_the_rows_of_a_batch_are_read_only_samples() -> None:
     assert (first.simulation_id, second.time_step) == (1, 5)
     with pytest.raises(ValueError, match="read-only"):
         first.fields["u"] += 1
+
+
+def in_study(server: StreamServer) -> StreamServer:
+    server.enter_study(
+        ranks=SoloRanks(),
+        parameter_names=["mass"],
+        progress=Progress(),
+        buffer=cast(Any, None),
+        output_dir=Path(),
+        metrics=Metrics(SoloRanks()),
+        stops=StopRequests(),
+        phases=Phases(),
+    )
+    return server
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["config", "rank", "num_ranks", "parameter_names", "progress", "buffer", "output_dir", "normalization", "log"],
+)
+def test_what_a_study_needs_itself_cannot_be_assigned(name: str) -> None:
+    server = in_study(Doubling(settings()))
+    before = getattr(server, name)
+    with pytest.raises(
+        UserCodeError, match=rf"^self\.{name} must not be assigned in Doubling, .* give .* another name$"
+    ):
+        setattr(server, name, [])
+    assert getattr(server, name) == before
+
+
+def test_other_attributes_and_replaced_methods_are_the_users() -> None:
+    server: Any = in_study(Doubling(settings()))
+    server.loss, server.step, server.predict = 0.0, 1, len
+    assert (server.loss, server.step, server.predict([])) == (0.0, 1, 0)
 
 
 class Pair(NamedTuple):

@@ -532,6 +532,23 @@ def test_what_ranks_compare_are_the_weights_and_what_the_server_calls_replicated
     assert after["count"] == before["count"]
 
 
+@pytest.mark.parametrize("name", ["model", "optimizer", "lr_scheduler", "device", "fabric"])
+def test_what_is_trained_cannot_be_replaced_on_the_way(name: str) -> None:
+    class Returning(Scale):
+        def prepare_training_attributes(self) -> Any:
+            self.model, self.optimizer = super().prepare_training_attributes()
+            return self.model, self.optimizer
+
+    server = Returning(settings())
+    with TorchStep(server, SoloRanks(), server.config) as step:
+        with pytest.raises(UserCodeError, match=rf"^self\.{name} must not be assigned in Returning, "):
+            setattr(server, name, nn.Linear(1, 1))
+        trained = server.model
+        with step.evaluating():
+            pass
+        assert server.model is trained
+
+
 def test_evaluating_leaves_every_module_in_its_mode() -> None:
     server = Frozen(settings())
     with TorchStep(server, SoloRanks(), server.config) as step:

@@ -29,6 +29,9 @@ if TYPE_CHECKING:
     from stream_server.buffers.buffer import Buffer
     from stream_server.config import StudyConfig
 
+# What `prepare_training_attributes` returns, under the names that it has then.
+RETURNED = ("model", "optimizer", "lr_scheduler")
+
 
 class StreamServer:
     """The part of a study that turns the samples of its simulations into a trained model, with any framework or none.
@@ -40,6 +43,7 @@ class StreamServer:
 
     automatic_optimization = True
     framework: ClassVar[str] = "numpy"
+    _held: frozenset[str] = frozenset()
 
     def __init__(self, config: "StudyConfig | None" = None) -> None:
         self.config: Any = config
@@ -64,6 +68,32 @@ class StreamServer:
         self.collate = framework.make_collate(precision)
         self._rounding = rounding_of(precision)
         self._scale_of_forecast: Scale | None = None
+        if config is not None:
+            self.hold_attributes(config=config)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Set an attribute of the user's class.
+
+        Raises:
+            UserCodeError: the name is one that Stream Server needs itself.
+        """
+        if name in self._held or _takes_place_of_ours(type(self), name, value):
+            owner = type(self).__name__
+            raise UserCodeError(
+                f"self.{name} must not be assigned in {owner}, since Stream Server uses it itself: "
+                + (
+                    "it stays what prepare_training_attributes returned, which may be changed in place, such as the "
+                    "rates in self.optimizer.param_groups. Other weights are evaluated by model_to_evaluate"
+                    if name in RETURNED
+                    else "give the attribute another name"
+                )
+            )
+        super().__setattr__(name, value)
+
+    def hold_attributes(self, **attributes: Any) -> None:
+        """Set attributes that the user's class cannot assign from now on. Called by Stream Server."""
+        vars(self).update(attributes)
+        vars(self)["_held"] = self._held | attributes.keys()
 
     def enter_study(
         self,
@@ -82,20 +112,24 @@ class StreamServer:
 
         It may compute with `num_threads` threads, its share of the cores of its node.
         """
-        self.rank = ranks.rank
-        self.num_ranks = ranks.size
-        self.num_threads = num_threads
-        self.parameter_names = tuple(parameter_names)
-        self.progress = progress
-        self.buffer = buffer
-        self.output_dir = output_dir
-        self.union_mean = UnionMean(ranks)
-        self.phases = phases
-        self._metrics = metrics
-        self._stops = stops
+        normalization = self.normalization
         if self.config is not None:
-            num_parameters = len(self.parameter_names)
-            self.normalization = Normalization.of(self.config, ranks, num_parameters=num_parameters)
+            normalization = Normalization.of(self.config, ranks, num_parameters=len(parameter_names))
+        self.hold_attributes(
+            rank=ranks.rank,
+            num_ranks=ranks.size,
+            num_threads=num_threads,
+            parameter_names=tuple(parameter_names),
+            progress=progress,
+            buffer=buffer,
+            output_dir=output_dir,
+            union_mean=UnionMean(ranks),
+            normalization=normalization,
+            phases=phases,
+            collate=self.collate,
+            _metrics=metrics,
+            _stops=stops,
+        )
 
     def enter_stream(self, parameters_of: "Callable[[NDArray[np.int64]], NDArray[np.float64]]") -> None:
         """Give the server the parameters of the simulations whose samples come; called once, before the training."""
@@ -358,3 +392,9 @@ class StreamServer:
     def _denormalized(self, field: str, array: Any) -> Any:
         is_normalized = field in self.normalization.fields
         return self.normalization.denormalize(field, array) if is_normalized else array
+
+
+def _takes_place_of_ours(server_class: type[StreamServer], name: str, value: Any) -> bool:
+    """Whether a value would take the place of a property, or of a method without being one, that are not the user's."""
+    found = (vars(it).get(name) for it in server_class.__mro__ if it.__module__.startswith("stream_server."))
+    return any(isinstance(it, property) or (callable(it) and not callable(value)) for it in found)

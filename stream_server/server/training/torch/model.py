@@ -29,16 +29,16 @@ def set_up(server: TorchServer, fabric: Fabric, precision: Precision, *, compile
     Raises:
         UserCodeError: the method raised, or returned something else.
     """
-    server.fabric = fabric
+    server.hold_attributes(fabric=fabric)
     name = f"{type(server).__name__}.prepare_training_attributes"
     made = call_user(name, server.prepare_training_attributes)
     if not isinstance(made, tuple | list) or len(made) not in (2, 3):
         raise UserCodeError(f"{name} must return model, optimizer or model, optimizer, lr_scheduler")
-    model, optimizers, server.lr_scheduler = [*made, None][:3]
-    for key, part in {"model": model, "optimizer": optimizers, "lr_scheduler": server.lr_scheduler}.items():
+    model, optimizers, lr_scheduler = [*made, None][:3]
+    for key, part in {"model": model, "optimizer": optimizers, "lr_scheduler": lr_scheduler}.items():
         if key != "lr_scheduler" or as_list(part):
             require_part(key, part, must=f"the {key} that {name} returns must be", but="is")
-    for scheduler in as_list(server.lr_scheduler):
+    for scheduler in as_list(lr_scheduler):
         _require_step(scheduler, name)
     if sharded := [it for it, parameter in model.named_parameters() if hasattr(parameter, "device_mesh")]:
         raise UserCodeError(
@@ -57,12 +57,12 @@ def set_up(server: TorchServer, fabric: Fabric, precision: Precision, *, compile
     if compiled:
         compile_in_place(model)
     given = f"what {name} returned"
-    server.model = call_user(given, lambda: precision.convert_module(model).to(fabric.device))
-    for module_name, module in server.model.named_modules():
+    model = call_user(given, lambda: precision.convert_module(model).to(fabric.device))
+    for module_name, module in model.named_modules():
         if isinstance(module, LazyModuleMixin):
             _make_alike(module, seed=zlib.crc32(f"{seed} {module_name}".encode()))
     wrapped = [call_user(given, fabric.setup_optimizers, optimizer) for optimizer in as_list(optimizers)]
-    server.optimizer = wrapped if several else wrapped[0]
+    server.hold_attributes(model=model, optimizer=wrapped if several else wrapped[0], lr_scheduler=lr_scheduler)
 
 
 def _require_step(scheduler: Any, name: str) -> None:

@@ -161,14 +161,14 @@ class Weights:
         trained, evaluated = server.model, self.evaluated.to(server.device)
         parts = (evaluated, *(module for _, module in modules_of(server)))
         modes = [(module, module.training) for part in parts for module in part.modules()]
-        server.model = evaluated
+        server.hold_attributes(model=evaluated)
         try:
             for part in parts:
                 part.eval()
             with server.remember_calls():
                 yield
         finally:
-            server.model = trained
+            server.hold_attributes(model=trained)
             for module, training in modes:
                 module.training = training
 
