@@ -28,6 +28,7 @@ from stream_server.server.training.loader_stream import LoaderStream
 from stream_server.server.training.loop import Training, TrainingLimits
 from stream_server.server.training.monitoring.batch_rows import BatchRows
 from stream_server.server.training.monitoring.log_points import Logging
+from stream_server.server.training.monitoring.unsaved_arrays import UnsavedArrays
 from stream_server.server.training.monitoring.untrained_parameters import UntrainedParameters
 from stream_server.server.training.stream import BatchStream, SampleStream
 from stream_server.server.training.validation.rollout import Rollouts
@@ -249,6 +250,7 @@ class Composition:
         self.rates = rates = self.step.learning_rates()
         self.metrics.gauges += rates
         self.untrained = UntrainedParameters(self.step)
+        self.unsaved = UnsavedArrays(self.step, self.callbacks)
         self.batch_rows = BatchRows()
         self.callbacks.surround(
             before=[
@@ -262,7 +264,7 @@ class Composition:
                 *before_user,
             ],
             # The learning rates come after the logging, which writes those that the step had.
-            after=[*optional(feedback), *before_logging, logging, *rates, self.untrained, *after_logging],
+            after=[*optional(feedback), *before_logging, logging, *rates, self.untrained, self.unsaved, *after_logging],
         )
         return Training(
             ranks=self.ranks,

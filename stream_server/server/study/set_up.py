@@ -150,6 +150,7 @@ class StudySetUp(Composition):
             *of_rates,
             *self.step.warnings,
             *self.untrained.warnings,
+            *self.unsaved.warnings,
             *self.batch_rows.warnings,
         ]
         return [*self.checkpoints.warnings, *self.validation.warnings, *others]

@@ -8,7 +8,8 @@ integers does not depend on its order, so that a device may add as it likes.
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import cache
 from typing import Any
 
@@ -17,6 +18,7 @@ from numpy.typing import NDArray
 
 from stream_server.errors import RanksDiverged, UserCodeError
 from stream_server.server.ranks.communicator import Ranks
+from stream_server.storage.plain_state import as_array
 from stream_server.storage.tensor_file import flattened
 from stream_server.user_code import call_user
 
@@ -25,6 +27,8 @@ Fingerprints = Mapping[str, int | None]
 
 # Small enough for the cache of a core, large enough for a GPU.
 CHUNK = 1 << 18
+# A list of attributes may hold itself.
+MOST_NESTED = 8
 FACTOR = 0x9E3779B97F4A7C15 - 2**64
 
 _INTEGERS = {1: np.int8, 2: np.int16, 4: np.int32}
@@ -74,8 +78,30 @@ def of_user_state(server: Any) -> Fingerprints:
         UserCodeError: it raised.
     """
     with server.union_mean.alone():
-        arrays, _ = flattened(call_user(f"{type(server).__name__}.state_dict", server.state_dict))
-    return {path: fingerprint(array) for path, array in arrays.items() if array.dtype.kind in "fc" and array.ndim}
+        return of_arrays(call_user(f"{type(server).__name__}.state_dict", server.state_dict))
+
+
+def of_arrays(state: Any) -> Fingerprints:
+    """The fingerprints of the floating-point arrays in memory, of any library, in dicts, lists and tuples, by path.
+
+    Those of a type that NumPy does not have are left out.
+    """
+    found = {}
+    for path, value in _leaves(state, "", MOST_NESTED):
+        with suppress(TypeError, ValueError, RuntimeError):
+            if hasattr(value, "__dlpack__") and not isinstance(value, np.memmap):
+                array = as_array(value)
+                if array.dtype.kind in "fc":
+                    found[path] = fingerprint(array)
+    return found
+
+
+def _leaves(value: Any, path: str, depth: int) -> Iterator[tuple[str, Any]]:
+    if depth and isinstance(value, dict | list | tuple):
+        for key, item in list(value.items() if isinstance(value, dict) else enumerate(value)):
+            yield from _leaves(item, f"{path}.{key}" if path else str(key), depth - 1)
+    else:
+        yield path, value
 
 
 def require_equal(ranks: Ranks, fingerprints: Callable[[], Fingerprints]) -> None:

@@ -11,7 +11,13 @@ import numpy as np
 from stream_server.errors import ConfigError, UserCodeError
 from stream_server.server.progress.batches import StepOutcome
 from stream_server.server.ranks.communicator import Ranks
-from stream_server.server.training.fingerprint import Fingerprints, differing, of_replicated_state, of_user_state
+from stream_server.server.training.fingerprint import (
+    Fingerprints,
+    differing,
+    of_arrays,
+    of_replicated_state,
+    of_user_state,
+)
 from stream_server.server.user.collate import NumpyCollate
 from stream_server.server.user.framework import LearningRateCallback, Step, framework_named
 from stream_server.server.user.losses import Array, loss_of
@@ -161,6 +167,10 @@ class PlainStep:
 
     def learned(self) -> Fingerprints:
         return of_user_state(self._server)
+
+    def unsaved(self) -> Fingerprints:
+        # A class that saves nothing is told so.
+        return of_arrays(vars(self._server)) if self._trains and self._defines("state_dict") else {}
 
     def trainable(self) -> tuple[Fingerprints, Fingerprints]:
         return {}, {}

@@ -115,6 +115,10 @@ class Callbacks:
         states = {name: call_user(f"{name}.state_dict", it.state_dict) for name, it in _named(self._users)}
         return {name: state for name, state in states.items() if state}
 
+    def user_attributes(self) -> dict[str, dict[str, Any]]:
+        """The attributes of each of the user's callbacks, by its name."""
+        return {name: vars(it) for name, it in _named(self._users)}
+
     def load_user_states(self, states: Mapping[str, Any]) -> None:
         """Give each of the user's callbacks its state in the result of `user_states`.
 

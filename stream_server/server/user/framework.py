@@ -93,6 +93,13 @@ class Step(Protocol):
         """
         ...
 
+    def unsaved(self) -> Mapping[str, int | None]:
+        """The fingerprints of arrays that no checkpoint has, by name: attributes of the server, buffers of its modules.
+
+        Some of the attributes may be in a checkpoint otherwise. Not collective.
+        """
+        ...
+
     def trainable(self) -> tuple[Mapping[str, int | None], Mapping[str, int | None]]:
         """The fingerprints of the parameters that require a gradient, by name: those in optimizers, and the others.
 

@@ -16,7 +16,13 @@ from stream_server.errors import ConfigError, UserCodeError
 from stream_server.server.progress.batches import StepOutcome, UnionBatch
 from stream_server.server.ranks.communicator import Ranks
 from stream_server.server.training.control_round import barrier
-from stream_server.server.training.fingerprint import Fingerprints, differing, of_replicated_state, of_user_state
+from stream_server.server.training.fingerprint import (
+    Fingerprints,
+    differing,
+    of_arrays,
+    of_replicated_state,
+    of_user_state,
+)
 from stream_server.server.training.torch.device_copies import CudaDevice, DeviceCopies, OnItsWay
 from stream_server.server.training.torch.devices import backend_of, device_of, keep_freed_memory, limit_threads
 from stream_server.server.training.torch.fabric import launch
@@ -290,6 +296,9 @@ class TorchStep:
     def learned(self) -> Fingerprints:
         optimized, others = self.trainable()
         return {**optimized, **others, **self._of_user_state()}
+
+    def unsaved(self) -> Fingerprints:
+        return {**of_arrays(vars(self._server)), **of_tensors(self._weights.unsaved())}
 
     def trainable(self) -> tuple[Fingerprints, Fingerprints]:
         optimizers = as_list(self._server.optimizer)

@@ -74,6 +74,15 @@ class Weights:
         loose = further_parameters(as_list(self._server.optimizer), found.keys())
         return {name: it for name, it in (*found.values(), *loose.items()) if it.requires_grad}
 
+    def unsaved(self) -> dict[str, Tensor]:
+        """The floating-point buffers of modules that are in no state, since they are not persistent, by name."""
+        found: dict[str, Tensor] = {}
+        for name, module in self._modules():
+            saved = _tensors(module)
+            buffers = module.named_buffers()
+            found |= {_full(name, key): it for key, it in buffers if id(it) not in saved and it.is_floating_point()}
+        return found
+
     def state(self) -> dict[str, Any]:
         """The state for a checkpoint, in plain containers and arrays that are not modified later."""
         stepped = {

@@ -1,0 +1,151 @@
+"""Arrays that a training changes, and that no checkpoint has."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from stream_server.server.progress.batches import UnionBatch
+from stream_server.server.ranks.communicator import SoloRanks
+from stream_server.server.training.monitoring.unsaved_arrays import UnsavedArrays
+from stream_server.server.user.callbacks import Callback, Callbacks
+from stream_server.server.user.framework import framework_of
+from stream_server.server.user.stream_server import StreamServer
+from stream_server.server.user.torch_server import TorchServer
+from tests.support.settings import settings
+from tests.support.streams import batch_of
+
+
+@pytest.fixture(autouse=True)
+def _own_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+
+
+class Scaling(nn.Module):
+    """Learns the scale of what it is given, which is kept in a buffer that is not saved."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(1, 1)
+        self.register_buffer("scale", torch.ones(1), persistent=False)
+        self.register_buffer("nodes", torch.ones(3), persistent=False)
+
+    def forward(self, x: Any) -> Any:
+        self.scale.mul_(0.9).add_(0.1 * x.abs().mean())
+        return self.layer(x) / self.scale
+
+
+class Averaging(TorchServer):
+    """Keeps averages of its weights in a dict, and constants, results and modules beside them."""
+
+    def prepare_training_attributes(self) -> Any:
+        model = self.make_model()
+        self.constants = [np.ones(3), {"mask": torch.ones(2)}]
+        self.itself: list[Any] = [model]
+        self.itself.append(self.itself)
+        self.sparse = torch.eye(2).to_sparse()
+        self.head = nn.Linear(1, 1)
+        return model, torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def make_model(self) -> nn.Module:
+        return nn.Linear(1, 1)
+
+    def on_train_start(self) -> None:
+        self.alias = [*self.model.parameters()]
+        self.ema = {name: it.detach().clone() for name, it in self.model.named_parameters()}
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        self.last = batch
+        return self.model(batch).mean()
+
+    def on_step_end(self) -> None:
+        for name, it in self.model.named_parameters():
+            self.ema[name] = 0.9 * self.ema[name] + 0.1 * it.detach()
+
+
+class AveragingAndSaving(Averaging):
+    def state_dict(self) -> Any:
+        return {"ema": self.ema}
+
+
+class Rescaling(AveragingAndSaving):
+    def make_model(self) -> nn.Module:
+        return Scaling()
+
+
+class Plain(StreamServer):
+    """Saves its weight, and not its momentum."""
+
+    saved = ("weight",)
+
+    def prepare_training_attributes(self) -> None:
+        self.weight, self.momentum, self.counts = np.zeros(2), np.zeros(2), np.zeros(2, int)
+
+    def training_step(self, batch: Any, batch_idx: int) -> float:
+        self.momentum += 1.0
+        self.counts += 1
+        self.weight -= 0.1 * self.momentum
+        return 0.5
+
+    def state_dict(self) -> dict[str, Any]:
+        return {name: getattr(self, name).copy() for name in self.saved}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+
+
+class PlainAndWhole(Plain):
+    saved = ("weight", "momentum")
+
+
+class Ema(Callback):
+    """Averages in a callback."""
+
+    def __init__(self) -> None:
+        self.mean = np.zeros(1)
+
+    def on_step_end(self, server: Any) -> None:
+        self.mean += 1
+
+
+class SavedEma(Ema):
+    def state_dict(self) -> dict[str, Any]:
+        return {"mean": self.mean}
+
+
+@pytest.mark.parametrize(
+    ("kind", "callback", "names"),
+    [
+        (Averaging, Callback, "ema.weight, ema.bias"),
+        (AveragingAndSaving, Callback, None),
+        (Rescaling, Callback, "scale"),
+        (Plain, Callback, "momentum"),
+        (PlainAndWhole, Callback, None),
+        (PlainAndWhole, Ema, "Ema.mean"),
+        (PlainAndWhole, SavedEma, None),
+    ],
+)
+def test_what_changes_and_is_in_no_checkpoint_is_named_once(
+    kind: type[StreamServer], callback: type[Callback], names: str | None
+) -> None:
+    server = kind(settings())
+    callbacks = Callbacks(server, [callback()])
+    with framework_of(server).make_step(server, SoloRanks()) as step:
+        unsaved = UnsavedArrays(step, callbacks)
+        callbacks.surround(after=[unsaved])
+        callbacks.tell("on_train_start")
+        for index in range(2):
+            data = torch.full((2, 1), index + 2.0, dtype=torch.float64)
+            step.run(UnionBatch(own=batch_of(data, 2), sizes=(2,), num_first=2, lonely=False), data, index)
+            callbacks.tell("on_step_end")
+            callbacks.tell("on_checkpoint", Path())
+        callbacks.tell("on_train_end")
+    begins = (
+        []
+        if names is None
+        else [f"the training changes {names} of {kind.__name__}, which no checkpoint has: a restart"]
+    )
+    assert [text[: len(start)] for text, start in zip(unsaved.warnings, begins, strict=True)] == begins
