@@ -189,6 +189,22 @@ def test_a_launcher_whose_rank_0_is_gone_removes_the_folder_of_the_sockets(tmp_p
         assert not folder.exists()
 
 
+def test_the_folder_of_a_rank_0_that_was_killed_after_its_launcher_left_is_removed_by_the_next(tmp_path: Path) -> None:
+    with Rank0(tmp_path, None) as killed:
+        killed.plan(1)
+        killed.send(launcher_link.StopSimulations(reason="finished", grace_s=0.0))
+        assert killed.wait_for_end() == 0
+        killed.kill_and_restart_launcher()
+        killed.plan(1)
+        assert Path(killed.private.name).exists()
+        killed.send(launcher_link.StopSimulations(reason="finished", grace_s=0.0))
+        assert killed.wait_for_end() == 0
+        with Rank0(tmp_path, None) as following:
+            following.plan(1, incarnation=2)
+            assert not Path(killed.private.name).exists()
+            assert Path(following.private.name).exists()
+
+
 def test_jobs_may_end_by_themselves_within_the_grace_of_a_stop(tmp_path: Path) -> None:
     ending = "import pathlib, time\nwhile not pathlib.Path('../../../go').exists(): time.sleep(0.01)\nprint('done')"
     with Rank0(tmp_path, ending) as rank_0:

@@ -30,7 +30,7 @@ def begin(journal: Journal, jobs: AttemptJobs, servers: Servers, *, link: str | 
     history = journal.history
     resumed = is_resumed(history, servers.backend, link=link)
     if not resumed:
-        end_earlier_run(history, jobs, servers)
+        end_earlier_run(history, jobs, servers, link=link)
         journal.history = history = history.of_other_runs()
     address = link or (history.launcher.link if history.launcher else private_folder.link(private_folder.new_name()))
     history.launcher = LauncherStarted(
@@ -62,15 +62,19 @@ def is_resumed(history: History, backend: str, *, link: str | None) -> bool:
     return before.supervises and is_within and private_folder.may_be_used(folder)
 
 
-def end_earlier_run(history: History, jobs: AttemptJobs, servers: Servers) -> None:
-    """End all jobs and processes of an earlier run, which nobody watches any more."""
+def end_earlier_run(history: History, jobs: AttemptJobs, servers: Servers, *, link: str | None = None) -> None:
+    """End all jobs and processes of an earlier run, which nobody watches any more, and remove its folder of sockets.
+
+    That is still there if a launcher was killed, or a rank 0 whose launcher had left in order before. The folder of
+    `link` is that of a rank 0 that lives.
+    """
     if history.server is not None:
         if history.launcher is None or history.launcher.boot != processes.this_boot():
             history.server.leader = None
         server = servers.adopt(history.server)
         if server is not None:
             kill(server)
-    if history.launcher is not None and history.launcher.supervises:
+    if history.launcher is not None and history.launcher.link != link:
         private_folder.remove(private_folder.of(history.launcher.link))
     _cancel_jobs(history, jobs)
     processes.end_all(local.MARK, servers.config.output_dir / "simulations", local.GRACE_S)
