@@ -114,6 +114,18 @@ def test_the_status_is_asked_for_only_when_it_is_shown() -> None:
     assert len(asked) == 10
 
 
+def test_the_panel_has_the_last_status_of_a_training_that_was_too_short_for_another_one() -> None:
+    console, begun = terminal(), replace(STATUS, batches=0, loss=None)
+    statuses = iter([begun, STATUS])
+    with Display(console, Clock()) as display:
+        progress = ProgressDisplay(display, lambda: next(statuses))
+        progress.on_round(None)
+        progress.on_round(None)
+        assert "loss" not in text(console)
+        progress.on_train_end(None)
+        assert re.search(r"loss .*0\.1235", text(console))
+
+
 def test_on_a_terminal_the_status_is_live_without_a_thread() -> None:
     console = terminal()
     before = threading.enumerate()

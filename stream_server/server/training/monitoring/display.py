@@ -159,6 +159,12 @@ class Display:
             self._troubles = current.troubles
             self._print(line(current, trend))
 
+    def finish(self, status: Callable[[], DisplayedStatus]) -> None:
+        """Show on a terminal what a training has come to; it stays there while the study ends."""
+        if self._live is not None:
+            self._next_s = float("-inf")
+            self.update(status)
+
     def make_way(self) -> None:
         """If the study is leaving, go on with lines below what stands on the screen.
 
@@ -209,6 +215,9 @@ class ProgressDisplay(Callback):
 
     def on_round(self, server: Any) -> None:
         self._display.update(self._status)
+
+    def on_train_end(self, server: Any) -> None:
+        self._display.finish(self._status)
 
 
 def panel(name: str, status: DisplayedStatus, trend: Trend, width: int = WIDE) -> Table:
