@@ -9,12 +9,15 @@ from stream_server.server.ranks.collectives import CollectiveCalls
 from stream_server.server.study.failure import Failure
 from stream_server.server.study.watchdog import Stall, Verdict, Watchdog
 
-NOTHING, RESUMED, NOTE, LEAVE = Verdict.NOTHING, Verdict.RESUMED, Verdict.NOTE, Verdict.LEAVE
+NOTHING, RESUMED, NOTE, TELL, LEAVE = Verdict.NOTHING, Verdict.RESUMED, Verdict.NOTE, Verdict.TELL, Verdict.LEAVE
 
 
-def test_half_the_time_is_noted_once_and_all_of_it_is_the_end() -> None:
+def test_half_the_time_is_noted_and_told_once_and_all_of_it_is_the_end() -> None:
     stall = Stall(8.0)
-    assert [stall.look("first", 2.0) for _ in range(5)] == [NOTHING, NOTHING, NOTE, NOTHING, LEAVE]
+    assert [stall.look("first", 1.0) for _ in range(9)] == [
+        *(NOTHING, NOTHING, NOTHING, NOTHING, NOTE),
+        *(TELL, NOTHING, NOTHING, LEAVE),
+    ]
 
 
 def test_a_meeting_begins_the_count_anew_and_takes_the_note_back() -> None:
@@ -24,6 +27,36 @@ def test_a_meeting_begins_the_count_anew_and_takes_the_note_back() -> None:
         *(NOTHING, NOTHING, NOTHING, NOTHING, NOTE),
         *(RESUMED, NOTHING, NOTE, LEAVE),
     ]
+
+
+def test_what_takes_longer_than_a_minute_is_told_after_that_and_then_more_seldom() -> None:
+    stall, told = Stall(1800.0), []
+    for meeting in range(8):
+        stall.look(meeting, 1.0)
+        for _ in range(1799):
+            if stall.look(meeting, 1.0) is TELL:
+                told.append(stall.waited_s)
+    assert told == [68, 135, 270, 540, *[1013] * 4]
+
+
+def test_rank_0_tells_which_ranks_do_not_wait_as_it_does(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "logs").mkdir()
+    dogs = []
+    for rank in range(3):
+        collectives = CollectiveCalls()
+        if rank != 2:
+            collectives.begin("all_reduce")
+        dogs.append(Watchdog(collectives, rank=rank, stall_s=1800.0, output_dir=tmp_path, is_under_mpirun=False))
+        dogs[-1].num_ranks = 3
+    for elapsed_s in (0.0, 60.0, 10.0):
+        for watchdog in dogs:
+            watchdog._look(elapsed_s)
+    told = [it.message for it in caplog.records if it.levelname == "WARNING"]
+    assert told[0].startswith(
+        "rank 0 has met no other rank for 70 s: it waits for the others in all_reduce; rank 2 is in "
+    )
+    assert told[0].endswith("The job is ended after 1800 s (server.stall_s), unless they meet before")
+    assert "rank 2" not in told[1]
 
 
 def test_a_rank_that_leaves_has_said_why_before_exit_json_tells_the_others(

@@ -26,6 +26,7 @@ from stream_server.server.study.failure import Failure
 from stream_server.storage.disk import ordinary, read_text, remove_file
 
 LONGEST_TICK_S = 1.0
+NOTE_S = 60.0
 ABORT_S = 5.0
 PACKAGE = str(Path(stream_server.__file__).parent) + os.sep
 
@@ -38,40 +39,51 @@ class Verdict(Enum):
     NOTHING = auto()
     RESUMED = auto()
     NOTE = auto()
+    TELL = auto()
     LEAVE = auto()
 
 
 class Stall:
-    """The time since the ranks last met: after half of `stall_s` comes a note, after all of it the end. Pure."""
+    """The time since the ranks last met: first comes a note, then, once all have left theirs, a word. Pure.
+
+    That is after a minute, or half of `stall_s` if that is less; after all of it comes the end. When the ranks have met
+    after all, the next word takes twice as long, up to half of `stall_s`.
+    """
 
     def __init__(self, stall_s: float) -> None:
         self.stall_s = stall_s
         self.waited_s = 0.0
         self._mark: object = None
-        self._is_noted = False
+        self._note_s = min(NOTE_S, stall_s / 2)
+        self._last = Verdict.NOTHING
 
     def look(self, mark: object, elapsed_s: float) -> Verdict:
         """`mark` changes with every collective call; `elapsed_s` have gone by since the last look."""
         if mark != self._mark:
-            was_noted, self._is_noted = self._is_noted, False
+            last, self._last = self._last, Verdict.NOTHING
             self._mark, self.waited_s = mark, 0.0
-            return Verdict.RESUMED if was_noted else Verdict.NOTHING
+            if last is Verdict.TELL:
+                self._note_s = min(2 * self._note_s, self.stall_s / 2)
+            return Verdict.NOTHING if last is Verdict.NOTHING else Verdict.RESUMED
         self.waited_s += elapsed_s
         if self.waited_s >= self.stall_s:
             return Verdict.LEAVE
-        if self.waited_s >= self.stall_s / 2 and not self._is_noted:
-            self._is_noted = True
+        if self._last is Verdict.NOTHING and self.waited_s >= self._note_s:
+            self._last = Verdict.NOTE
             return Verdict.NOTE
+        if self._last is Verdict.NOTE and self.waited_s >= self._note_s * 9 / 8:
+            self._last = Verdict.TELL
+            return Verdict.TELL
         return Verdict.NOTHING
 
 
 class Watchdog:
     """Watches the main thread of this rank while the `with` block lasts, and leaves MPI. Entered in the main thread.
 
-    A rank that has met the others in no collective call for half of `stall_s` says in its log where it is, with the
-    stacks of all threads, and leaves a note beside the logs. After `stall_s` the first of them writes into exit.json
-    where all are, as far as their notes tell, and aborts the job. A rank alone goes on. Without `output_dir` no file
-    is written.
+    A rank that has met the others in no collective call for a minute leaves a note beside the logs, and says in its log
+    where it is, with the stacks of all threads; rank 0 names those that are elsewhere. After `stall_s` the first of
+    them writes into exit.json where all are, as far as their notes tell, and aborts the job. A rank alone goes on.
+    Without `output_dir` no file is written.
 
     `is_under_mpirun`: what has started this process is part of an mpirun, without which ranks cannot even abort. When
     it is gone, this rank ends at once.
@@ -139,20 +151,30 @@ class Watchdog:
         match self._stall.look((self._collectives.num, self._collectives.under_way), elapsed_s):
             case Verdict.NOTE:
                 self._note()
+            case Verdict.TELL:
+                self._tell()
             case Verdict.RESUMED:
                 self._remove_note()
             case Verdict.LEAVE if self.num_ranks > 1 or self._collectives.under_way:
                 self._leave()
 
     def _note(self) -> None:
-        """Say where this rank is, in its log and to the others."""
-        doing = self._doing()
-        met = "met no other rank" if self.num_ranks > 1 else "come to no control round"
-        _log.warning("rank %d has %s for %.0f s: it %s", self._rank, met, self._stall.waited_s, doing)
-        _log.info("the stacks of rank %d:\n%s", self._rank, _stacks())
+        """Leave a note for the others of where this rank is."""
         if (note := self._note_of(self._rank)) is not None:
             with suppress(OSError), open(note, "w", encoding="utf-8", opener=ordinary) as file:
-                json.dump({"doing": doing}, file)
+                json.dump({"doing": self._doing()}, file)
+
+    def _tell(self) -> None:
+        """Say in the log where this rank is; rank 0, whose warnings are seen, also which others are elsewhere."""
+        doing, waited_s = self._doing(), self._stall.waited_s
+        if self.num_ranks == 1:
+            _log.warning("rank %d has come to no control round for %.0f s: it %s", self._rank, waited_s, doing)
+        else:
+            of_others = [(rank, self._doing_of(rank)) for rank in range(1, self.num_ranks) if self._rank == 0]
+            where = "; ".join([doing, *(f"rank {rank} {other}" for rank, other in of_others if other != doing)])
+            end = f"The job is ended after {self._stall.stall_s:g} s (server.stall_s), unless they meet before"
+            _log.warning("rank %d has met no other rank for %.0f s: it %s. %s", self._rank, waited_s, where, end)
+        _log.info("the stacks of rank %d:\n%s", self._rank, _stacks())
 
     def _leave(self) -> None:
         """End the job: the ranks do not meet any more."""
