@@ -1,6 +1,7 @@
 """What another attempt sends is compared with what an earlier one sent, and no window is made of both."""
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -12,8 +13,12 @@ from stream_server.messages.client import Open
 from stream_server.server.intake.attempts import Connection
 from stream_server.server.intake.intake import Intake
 from stream_server.server.intake.validation_store import ValidationStore
+from stream_server.server.replay.record_format import EntryKind, RecordFacts
+from stream_server.server.replay.record_reader import Recording
+from stream_server.server.replay.recorder import Recorder
 from tests.support.intake_ranks import Frames
 from tests.support.intakes import block, data, make, opened, opening
+from tests.support.studies import StudyFolder
 
 NUM = 8
 
@@ -62,6 +67,30 @@ def test_no_window_is_made_of_two_trajectories() -> None:
     received = intake.account().intake[0].windows
     assert received is not None
     assert (received.made, received.late) == (6, 1)
+
+
+def test_the_record_says_where_the_trajectory_of_an_attempt_ends(tmp_path: Path) -> None:
+    config = StudyFolder(tmp_path / "heat").load({"study.time_steps": NUM, "study.fields": {"u": {"shape": [4]}}})
+    intake = make(num=NUM, buffer=with_windows(), credit_slots=90)
+    recorder = Recorder(
+        config.output_dir / "record",
+        RecordFacts.of(config, ("left",), 1),
+        rank=0,
+        incarnation=1,
+        position=0,
+        rows=intake.settlement.buffer.slots,
+        parameters_of=np.array,
+    )
+    with recorder:
+        intake.settlement.recorder = recorder
+        for attempt, steps in enumerate((range(4), range(3, NUM))):
+            [client] = begin(intake, attempt)
+            send(intake, client, steps, 0.5 * attempt)
+    with Recording(recorder.folder) as recording:
+        [of_rank] = recording.ranks
+        entries = [of_rank.read(number) for number in range(len(of_rank))]
+    ends = [(it.simulation, it.trajectory_ends, it.parameters) for it in entries if it.kind is EntryKind.PARAMETERS]
+    assert ends == [(0, [], [0.0]), (0, [3], [0.0])]
 
 
 def test_a_window_of_two_attempts_on_one_trajectory_is_made() -> None:

@@ -234,6 +234,9 @@ class Told:
     def finish(self, simulation: int) -> None:
         self.finished.append(simulation)
 
+    def end_trajectory(self, simulation: int, time_step: int) -> None:
+        pass
+
     def withdraw(self, simulation: int) -> None:
         pass
 

@@ -46,6 +46,9 @@ class AttemptComparison:
             self.settlement.buffer.part(
                 attempt.simulation, map(numbering.label, attempt.to_compare), attempt.entry.settled.__contains__
             )
+            if self.settlement.recorder is not None:
+                last = int(attempt.entry.settled.array()[-1])
+                self.settlement.recorder.end_trajectory(attempt.simulation, numbering.label(last))
         attempt.to_compare.discard(run.indices.start)
         attempt.received += 1
         self.state.ledger.duplicates += 1

@@ -12,6 +12,7 @@ import numpy.typing as npt
 from stream_server.messages.client import Routing, TimeSteps
 from stream_server.messages.routing import Dealing
 from stream_server.server.replay.record_format import HEAD, SAMPLES, Entries, EntryKind
+from stream_server.server.replay.record_reader import RecordEntry
 
 Place = tuple[int, int]
 Turns = npt.NDArray[np.int64]
@@ -74,6 +75,7 @@ class RecordCounts:
         finished: those of which all files that must say so do.
         withdrawn: those that are not to be trained on.
         labels: for each simulation its time steps, if it `keeps_labels`.
+        trajectory_ends: for each simulation the time steps behind which those that follow are of another trajectory.
     """
 
     def __init__(self, num_ranks: int, *, keeps_labels: bool = False) -> None:
@@ -84,6 +86,7 @@ class RecordCounts:
         self.finished: set[int] = set()
         self.withdrawn: set[int] = set()
         self.labels: dict[int, npt.NDArray[np.int64]] = {}
+        self.trajectory_ends: dict[int, set[int]] = {}
         self._keeps_labels = keeps_labels
 
     def agree(self, files: Sequence[int]) -> None:
@@ -103,8 +106,14 @@ class RecordCounts:
         """The number of samples of a simulation on all ranks."""
         return sum(of_rank[simulation] for of_rank in self.samples)
 
+    def add_parameters(self, entry: RecordEntry) -> None:
+        """Note the parameters of a simulation, and where a trajectory of it ends."""
+        self.parameters[entry.simulation] = entry.parameters
+        if entry.trajectory_ends:
+            self.trajectory_ends.setdefault(entry.simulation, set()).update(entry.trajectory_ends)
+
     def add(self, file: int, heads: Entries, dealing: ReplayDealing) -> None:
-        """Count entries of a file by their heads. `parameters` are not in a head: the reader of the entry sets them."""
+        """Count entries of a file by their heads. `add_parameters` has what is not in a head."""
         samples = heads[np.isin(heads["kind"], SAMPLES)]
         steps, num = dealing.time_steps, dealing.num_ranks
         # Which rank has a step depends on its index only by the remainder of a division by the number of ranks.
@@ -130,6 +139,7 @@ class RecordCounts:
             "ended": {file: sorted(simulations) for file, simulations in self.ended.items()},
             "withdrawn": sorted(self.withdrawn),
             "labels": {simulation: labels.tolist() for simulation, labels in self.labels.items()},
+            "trajectory_ends": {simulation: sorted(ends) for simulation, ends in self.trajectory_ends.items()},
         }
 
     @classmethod
@@ -147,6 +157,8 @@ class RecordCounts:
             total.withdrawn.update(plain["withdrawn"])
             for simulation, labels in plain["labels"].items():
                 total._add_labels(int(simulation), np.array(labels, np.int64))
+            for simulation, ends in plain["trajectory_ends"].items():
+                total.trajectory_ends.setdefault(int(simulation), set()).update(ends)
         return total
 
     def _add_labels(self, simulation: int, labels: npt.NDArray[np.int64]) -> None:

@@ -98,6 +98,7 @@ class RecordIndex:
         self._recording = recording
         self._parameters: dict[int, npt.NDArray[np.float64]] = {}
         self._statics: dict[int, Place] = {}
+        self._trajectory_ends: dict[int, set[int]] = {}
         found = [places for file in range(len(recording.ranks)) for places in self._look(file)]
         places = np.concatenate([np.zeros(0, PLACE), *found])
         self._places = places[np.lexsort((places["time_step"], places["simulation"]))]
@@ -123,6 +124,7 @@ class RecordIndex:
             simulation=simulation,
             parameters=dict(zip(facts.parameters, self._parameters[simulation].tolist(), strict=True)),
             time_steps=places["time_step"].tolist(),
+            trajectory_ends=sorted(self._trajectory_ends.get(simulation, ())),
             finished=finished,
             fields=self._fields(),
             samples=self._samples(places),
@@ -163,4 +165,6 @@ class RecordIndex:
             yield places
             self._statics |= {simulation: (file, number) for simulation, number in last_pieces(heads).items()}
             for head in heads[heads["kind"] == EntryKind.PARAMETERS]:
-                self._parameters[int(head["simulation"])] = record.read(int(head["number"])).parameters
+                entry = record.read(int(head["number"]))
+                self._parameters[entry.simulation] = entry.parameters
+                self._trajectory_ends.setdefault(entry.simulation, set()).update(entry.trajectory_ends)

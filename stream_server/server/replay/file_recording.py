@@ -173,8 +173,10 @@ class FilesRecord:
         head = self.head(number)
         fields: dict[str, npt.NDArray[Any]] = {}
         parameters = np.empty(0)
+        trajectory_ends: list[int] = []
         if kind is EntryKind.PARAMETERS:
             parameters = np.array(list(self._files[place].parameters.values()), np.float64)
+            trajectory_ends = self._files[place].trajectory_ends.tolist()
         elif kind in SAMPLES:
             index = int(self._order.file_of_row[place])
             file = self._opened(index)
@@ -182,7 +184,12 @@ class FilesRecord:
             where = f" in time step {head.time_step}"
             fields = {name: self._kept(f"{file.path}: /fields/{name}", where, name, it) for name, it in found.items()}
         return RecordEntry(
-            kind=kind, simulation=head.simulation, time_step=head.time_step, fields=fields, parameters=parameters
+            kind=kind,
+            simulation=head.simulation,
+            time_step=head.time_step,
+            fields=fields,
+            parameters=parameters,
+            trajectory_ends=trajectory_ends,
         )
 
     def read_statics(self, number: int) -> dict[str, npt.NDArray[Any]]:

@@ -72,7 +72,9 @@ SAMPLES = (EntryKind.SAMPLE, EntryKind.HELD_OUT)
 class EntryHead(NamedTuple):
     """The first bytes of an entry. `number` counts a rank's entries, bit i of `present` stands for field i.
 
-    `time_step` is the label of a sample; of a piece of static fields, how many pieces follow.
+    `time_step` is the label of a sample; of a piece of static fields, how many pieces follow. Where the attempts of a
+    simulation differ its parameters come again, with `present` 1: the steps behind `time_step` are of another
+    trajectory.
     """
 
     checksum: int

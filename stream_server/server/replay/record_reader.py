@@ -117,13 +117,17 @@ def _part(folder: Path, segment: Segment, limit: int | None) -> SegmentPart:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RecordEntry:
-    """One entry. `fields` has the arrays of a sample that it was sent with, `parameters` is empty in a sample."""
+    """One entry. `fields` has the arrays of a sample that it was sent with, `parameters` is empty in a sample.
+
+    `trajectory_ends`: behind these time steps those of the simulation are of another trajectory.
+    """
 
     kind: EntryKind
     simulation: int
     time_step: int
     fields: dict[str, npt.NDArray[Any]]
     parameters: npt.NDArray[np.float64]
+    trajectory_ends: Sequence[int] = ()
 
 
 class RankRecord:
@@ -176,13 +180,15 @@ class RankRecord:
         head, entry, layout = self._read_entry(number)
         kind = EntryKind(head.kind)
         names = [field.name for field in layout.step_fields]
-        present = [name for bit, name in enumerate(names) if head.present >> bit & 1]
+        is_of_parameters = kind is EntryKind.PARAMETERS
+        present = [name for bit, name in enumerate(names) if head.present >> bit & 1 and not is_of_parameters]
         return RecordEntry(
             kind=kind,
             simulation=head.simulation,
             time_step=head.time_step,
             fields={name: _values(entry, name) for name in present},
-            parameters=entry["parameters"] if kind is EntryKind.PARAMETERS else np.empty(0),
+            parameters=entry["parameters"] if is_of_parameters else np.empty(0),
+            trajectory_ends=[head.time_step] if is_of_parameters and head.present else [],
         )
 
     def read_statics(self, number: int) -> dict[str, npt.NDArray[Any]]:

@@ -90,7 +90,7 @@ class Recorder:
         self._block: Entries = np.empty(0)
         self._num_in_block = 0
         self._known: set[int] = set()
-        self._waiting: list[tuple[EntryKind, int]] = []
+        self._waiting: list[tuple[EntryKind, int, int | None]] = []
         self._sync_error: OSError | None = None
 
     @property
@@ -146,6 +146,10 @@ class Recorder:
         """Record that all steps of a simulation have come, on all ranks."""
         self._write_event(EntryKind.FINISHED, simulation)
 
+    def end_trajectory(self, simulation: int, time_step: int) -> None:
+        """Record that the steps of a simulation behind this one are of an attempt that computes something else."""
+        self._write_event(EntryKind.PARAMETERS, simulation, time_step)
+
     def withdraw(self, simulation: int) -> None:
         """Record that what came of a simulation is not to be trained on."""
         self._write_event(EntryKind.WITHDRAWN, simulation)
@@ -189,7 +193,7 @@ class Recorder:
             self._write_preamble()
             for simulation in np.unique(self.rows.simulation_ids[slots]).tolist():
                 if simulation not in self._known:
-                    self._write_parameters(simulation)
+                    self._write_control(EntryKind.PARAMETERS, simulation)
                     self._write_statics(simulation)
                     self._known.add(simulation)
             for start in range(0, len(slots), len(self._block)):
@@ -213,9 +217,6 @@ class Recorder:
         head["present"] = present
         set_checksums(entries)
 
-    def _write_parameters(self, simulation: int) -> None:
-        self._write_control(EntryKind.PARAMETERS, simulation, self.parameters_of(simulation))
-
     def _write_statics(self, simulation: int) -> None:
         assert self._layout is not None
         statics = self.rows.statics[simulation]
@@ -232,10 +233,10 @@ class Recorder:
                 entries["lengths"][name] = len(statics[name])
             set_checksums(entries)
 
-    def _write_event(self, kind: EntryKind, simulation: int) -> None:
+    def _write_event(self, kind: EntryKind, simulation: int, trajectory_end: int | None = None) -> None:
         if not self._is_on:
             return
-        self._waiting.append((kind, simulation))
+        self._waiting.append((kind, simulation, trajectory_end))
         if self.rows.arrays and self.rows.statics.dtypes.keys() == self.rows.statics.shapes.keys():
             with self._ending_on_error():
                 self._write_preamble()
@@ -250,15 +251,18 @@ class Recorder:
             self._block = np.zeros(max(1, BLOCK_BYTES // self._layout.num_bytes), self._layout.dtype)
             self._write(self._segment.preamble(self._layout, self.facts.identity))
         waiting, self._waiting = self._waiting, []
-        for kind, simulation in waiting:
-            self._write_control(kind, simulation)
+        for event in waiting:
+            self._write_control(*event)
 
-    def _write_control(self, kind: EntryKind, simulation: int = -1, parameters: npt.ArrayLike | None = None) -> None:
+    def _write_control(self, kind: EntryKind, simulation: int = -1, trajectory_end: int | None = None) -> None:
         entry = self._next_entries(1)
         entry["head"]["simulation"] = simulation
         entry["head"]["kind"] = kind
-        if parameters is not None:
-            entry["parameters"] = parameters
+        if kind is EntryKind.PARAMETERS:
+            entry["parameters"] = self.parameters_of(simulation)
+        if trajectory_end is not None:
+            entry["head"]["time_step"] = trajectory_end
+            entry["head"]["present"] = 1
         set_checksums(entry)
 
     def _next_entries(self, num: int) -> Entries:

@@ -8,6 +8,7 @@ from typing import Self, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from stream_server.buffers import WindowShape
 from stream_server.buffers.statics import StaticFields
 from stream_server.config import StudyConfig
 from stream_server.errors import ConfigError, DamagedRecord
@@ -20,6 +21,7 @@ from stream_server.server.replay.file_recording import FileRecording, FilesRecor
 from stream_server.server.replay.record_format import SAMPLES, EntryHead, EntryKind
 from stream_server.server.replay.record_reader import RankRecord, RecordEntry, Recording, is_record
 from stream_server.server.run import build
+from stream_server.wording import counted
 
 T = TypeVar("T")
 
@@ -141,15 +143,21 @@ class ReplayShare:
 
     @property
     def warnings(self) -> list[str]:
-        """The simulations and time steps that study.json asks for and that are not there."""
-        incomplete = [i for i in self._held_out if i not in self.counts.finished]
-        if not incomplete:
-            return self._recording.warnings
-        named = ", ".join(map(str, incomplete))
-        return [
-            *self._recording.warnings,
-            f"not all is there of the held-out simulations {named}: they are left out of the validation",
-        ]
+        """The simulations, time steps and windows that study.json asks for and that are not there."""
+        found = list(self._recording.warnings)
+        if incomplete := [i for i in self._held_out if i not in self.counts.finished]:
+            named = ", ".join(map(str, incomplete))
+            found.append(f"not all is there of the held-out simulations {named}: they are left out of the validation")
+        if self._windows is not None:
+            parted = filter(self._is_trained, self.counts.trajectory_ends.keys() & self.counts.labels.keys())
+            num_late = {it: self._window_counts(self._windows, it).late for it in sorted(parted)}
+            if num := sum(num_late.values()):
+                named = ", ".join(str(simulation) for simulation, num in num_late.items() if num)
+                found.append(
+                    f"{counted(num, 'window')} left out of the training, with steps of two attempts that computed "
+                    f"something else, of the simulations {named}"
+                )
+        return found
 
     @property
     def dtypes(self) -> dict[str, npt.DTypeLike]:
@@ -183,9 +191,23 @@ class ReplayShare:
     def _received(self, simulation: int, num: int) -> Received:
         if self._windows is None:
             return Received(accepted=num)
-        # Whole simulations are on one rank.
-        made = self._windows.num_among(self._dealing.steps_of(self.counts.labels[simulation]))
-        return Received(accepted=num, windows=WindowCounts(of_accepted=made, of_settled=made))
+        return Received(accepted=num, windows=self._window_counts(self._windows, simulation))
+
+    def _window_counts(self, windows: WindowShape, simulation: int) -> WindowCounts:
+        """The windows of a simulation, all of which are on one rank; none has steps of two trajectories."""
+        steps = np.sort(self._dealing.steps_of(self.counts.labels[simulation]))
+        num = windows.num_among(steps)
+        ends = list(map(self.index, self.trajectory_ends(simulation)))
+        parts = np.split(steps, np.searchsorted(steps, ends, side="right"))
+        return WindowCounts(of_accepted=num, of_settled=num, late=num - sum(map(windows.num_among, parts)))
+
+    def trajectory_ends(self, simulation: int) -> list[int]:
+        """The time steps behind which another trajectory of a simulation begins; none of one that is held out."""
+        return [] if self._is_held_out(simulation) else sorted(self.counts.trajectory_ends.get(simulation, ()))
+
+    def index(self, time_step: int) -> int:
+        """The index of a time step, which counts from 0 whatever the steps are called."""
+        return self._dealing.index(time_step)
 
     @property
     def num_samples(self) -> int:
@@ -298,7 +320,7 @@ def _count(
             for heads in record.heads():
                 mine.add(record.rank, heads, dealing)
                 for head in heads[heads["kind"] == EntryKind.PARAMETERS]:
-                    mine.parameters[int(head["simulation"])] = record.read(int(head["number"])).parameters
+                    mine.add_parameters(record.read(int(head["number"])))
 
     on_all_ranks(ranks, count)
     total = RecordCounts.sum(ranks.broadcast(ranks.gather(mine.to_json())), ranks.size)

@@ -7,6 +7,7 @@
     /lengths/NAME        only of such a field: how many of these rows each time step has
     /present/NAME        only of a field that some steps lack: which ones have it
     /static/NAME         a field that is sent once per simulation
+    /trajectory_ends     only of attempts that differ: the labels behind which another trajectory begins, int64
 
 Every byte that matters has a checksum: the chunks of all datasets (fletcher32), and, in the format of HDF5 1.10, what
 HDF5 itself writes about them, so that no chunk and no attribute is lost or taken for another. docs/guide/offline.md has
@@ -66,6 +67,7 @@ def write_simulation(
     simulation: int,
     parameters: Mapping[str, float],
     time_steps: Sequence[int],
+    trajectory_ends: Sequence[int],
     finished: bool,
     fields: Sequence[FieldSpec],
     samples: Iterable[Arrays],
@@ -88,6 +90,8 @@ def write_simulation(
             file.create_group("parameters").attrs.update(parameters)
             labels = file.create_dataset("time_step", data=np.array(time_steps, np.int64), fletcher32=True)
             labels.make_scale("time_step")
+            if trajectory_ends:
+                file.create_dataset("trajectory_ends", data=np.array(trajectory_ends, np.int64), fletcher32=True)
             for field in fields:
                 if field.is_static:
                     _write_static(file, field, statics[field.name])
@@ -180,6 +184,7 @@ class SimulationFile:
         finished: whether all of the simulation is in the file; a file that does not say so is whole.
         parameters: by their names, NaN for what is no number.
         time_steps: the labels of the rows.
+        trajectory_ends: labels behind which the rows are of another trajectory.
         fields: shape and type of one row of each field; of one in `lengths` that of a row of a time step.
         lengths: how many rows each time step has of a field that differs from step to step.
         present: which rows have a field, for fields that some lack.
@@ -264,12 +269,8 @@ class SimulationFile:
         self.finished = bool(self._integers("attribute finished", finished, np.bool_, ()))
         parameters = self._in(file, "parameters").attrs if "parameters" in groups else {}
         self.parameters = {name: _number(value) for name, value in parameters.items()}
-        labels = self._written("/time_step", self._in(file, "time_step"))
-        if len(labels.shape) != 1 or labels.size > MOST_ROWS:
-            raise ConfigError(
-                f"{path}: /time_step must be a list of {MOST_ROWS} labels at most, but has the shape {labels.shape}"
-            )
-        self.time_steps = self._integers("/time_step", labels[()], np.int64, labels.shape)
+        self.time_steps = self._labels("time_step")
+        self.trajectory_ends = self._labels("trajectory_ends") if "trajectory_ends" in groups else np.zeros(0, np.int64)
         self.fields = {}
         in_lengths = self._in(file, "lengths") if "lengths" in groups else {}
         self.lengths = {name: self._lengths(f"/lengths/{name}", self._in(in_lengths, name)) for name in in_lengths}
@@ -290,6 +291,14 @@ class SimulationFile:
         self.statics = {name: (dataset.shape, dataset.dtype) for name, dataset in statics.items()}
         present = self._in(file, "present") if "present" in groups else {}
         self.present = {name: self._present(f"/present/{name}", self._in(present, name)) for name in present}
+
+    def _labels(self, name: str) -> npt.NDArray[Any]:
+        labels = self._written(f"/{name}", self._in(self._file, name))
+        if len(labels.shape) != 1 or labels.size > MOST_ROWS:
+            raise ConfigError(
+                f"{self.path}: /{name} must be a list of {MOST_ROWS} labels at most, but has the shape {labels.shape}"
+            )
+        return self._integers(f"/{name}", labels[()], np.int64, labels.shape)
 
     def _present(self, name: str, dataset: Any) -> npt.NDArray[np.bool_]:
         steps = self._written(name, dataset)

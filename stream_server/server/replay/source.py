@@ -292,6 +292,7 @@ class ReplaySource:
             [slot] = self.buffer.claim(1)
             self._fill_slot(slot, sample)
             self._share_statics(sample.simulation)
+            self._begin_simulation(sample.simulation)
             self.buffer.enqueue([slot])
             self._count_step(sample.simulation)
         while True:
@@ -303,6 +304,14 @@ class ReplaySource:
                 # There is room for further windows of this step after the next draw at the latest.
                 return
             self._has_room.wait()
+
+    def _begin_simulation(self, simulation: int) -> None:
+        """Give up the windows that would have steps of two trajectories, before the first step of a simulation."""
+        assert self._share is not None
+        if self.buffer.windows is not None and not self._num_steps[simulation]:
+            for end in self._share.trajectory_ends(simulation):
+                before = [it for it in self._share.counts.labels[simulation].tolist() if it <= end]
+                self.buffer.part(simulation, before, range(self._share.index(end) + 1).__contains__)
 
     def _count_step(self, simulation: int) -> None:
         """Count a step that is put, and say that no other comes after the last of a simulation."""

@@ -2,7 +2,7 @@
 
 import tracemalloc
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -21,6 +21,7 @@ from stream_server.server.intake import mailbox
 from stream_server.server.intake.account import Learned, RankAccount, close_account
 from stream_server.server.intake.source import ReceptionSnapshot
 from stream_server.server.ranks.communicator import Ranks, SoloRanks
+from stream_server.server.replay.export import export_record
 from stream_server.server.replay.source import ReplaySource
 from stream_server.server.run import build
 from stream_server.server.run.plan import make_plan
@@ -593,8 +594,11 @@ WINDOWS: Changes = {
 ALL_WINDOWS = Counter((simulation, step) for simulation in range(2, 10) for step in range(28))
 
 
-def recorded_by_ranks_apart(config: StudyConfig, num_ranks: int) -> Path:
-    """The record of a study that ran all simulations at once, in which the first rank had the held-out ones."""
+def recorded_by_ranks_apart(config: StudyConfig, num_ranks: int, trajectory_ends: Iterable[Key] = ()) -> Path:
+    """The record of a study that ran all simulations at once, in which the first rank had the held-out ones.
+
+    Each rank says where trajectories ended, as far as it has these steps.
+    """
     keys = interleaved(range(10), num_steps=30)
     for rank in range(num_ranks):
         mine = [key for key in keys if (0 if key[0] < 2 else sum(key) % num_ranks) == rank]
@@ -602,6 +606,9 @@ def recorded_by_ranks_apart(config: StudyConfig, num_ranks: int) -> Path:
         with recorder(config, slots_with(mine), rank=rank, num_ranks=num_ranks) as it:
             for slot, (simulation, _) in enumerate(mine):
                 (it.append_held_out if simulation < 2 else it.append)([slot])
+            for key in trajectory_ends:
+                if key in mine:
+                    it.end_trajectory(*key)
             for simulation in range(10):
                 it.finish(simulation)
     return config.output_dir / "record"
@@ -632,7 +639,7 @@ def test_a_replay_makes_every_window_however_the_simulations_and_ranks_ran(
 
 def test_a_replay_of_windows_that_was_saved_goes_on_with_the_same_draws_from_anywhere(folder: StudyFolder) -> None:
     config = small_study(folder, WINDOWS)
-    path = recorded_by_ranks_apart(config, 2)
+    path = recorded_by_ranks_apart(config, 2, TRAJECTORY_ENDS)
     whole = played(config, path)
     for num in range(0, len(whole), 3):
         first = Player(config, path)
@@ -643,6 +650,41 @@ def test_a_replay_of_windows_that_was_saved_goes_on_with_the_same_draws_from_any
         second = Player(config, path, saved=saved)
         with second.source:
             assert done + list(second.batches()) == whole
+
+
+TRAJECTORY_ENDS = [(1, 4), (3, 10), (4, 10), (4, 11), (5, 29)]
+OF_TWO_TRAJECTORIES = {(3, 9), (3, 10), (4, 9), (4, 10), (4, 11)}
+
+
+@pytest.mark.parametrize(("num_recorded", "num_ranks", "of_files"), [(1, 1, False), (3, 2, False), (2, 1, True)])
+def test_a_replay_makes_no_window_of_two_trajectories(
+    folder: StudyFolder, num_recorded: int, num_ranks: int, of_files: bool
+) -> None:
+    config = small_study(folder, WINDOWS)
+    path = recorded_by_ranks_apart(config, num_recorded, TRAJECTORY_ENDS)
+    if of_files:
+        files = config.output_dir / "samples"
+        assert export_record(SoloRanks(), path, files, finished=range(10), invalid=())
+        path = files
+
+    def play(ranks: ThreadRanks) -> tuple[Player, Batches]:
+        player = Player(config, path, ranks=ranks)
+        with player.source:
+            return player, list(player.batches())
+
+    done = on_ranks(num_ranks, play)
+    made = Counter({key: num for key, num in ALL_WINDOWS.items() if key not in OF_TWO_TRAJECTORIES})
+    assert sum((Counter(flat(batches)) for _, batches in done), Counter()) == made
+    players = [player for player, _ in done]
+    account = account_of(players, Learned(trained=made.total()), complete=True)
+    assert account.problems == []
+    assert account.windows is not None
+    assert (account.windows["made"], account.windows["late"]) == (219, 5)
+    assert players[0].source.warnings == [
+        "5 windows left out of the training, with steps of two attempts that computed something else, of the "
+        "simulations 3, 4"
+    ]
+    assert all(player.source.num_left == 0 for player in players)
 
 
 def test_of_windows_a_simulation_has_finished_when_its_last_one_has_come(folder: StudyFolder) -> None:
