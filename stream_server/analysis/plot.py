@@ -13,7 +13,7 @@ from stream_server.analysis.reading import Line, RunFolder, read_histograms, rea
 from stream_server.analysis.run_state import simulations_of
 from stream_server.analysis.validations import read_validation
 from stream_server.errors import ConfigError
-from stream_server.storage.disk import for_result, read_text
+from stream_server.storage.disk import for_result, held, read_text
 from stream_server.storage.ownership import is_ours, name_of, refuse_links_of_others
 
 FORMATS = ("png", "pdf", "svg")
@@ -46,12 +46,12 @@ def plot(run: RunFolder, to: Path, formats: Sequence[str] = ("png",)) -> list[Pa
     files = []
     try:
         refuse_links_of_others(to)
-        to.mkdir(parents=True, exist_ok=True)
-        for picture in pictures:
-            for extension in formats:
-                files.append(to / f"{picture.name}.{extension}")
-                with open(files[-1], "wb", opener=for_result) as file:
-                    picture.figure.savefig(file, format=extension, dpi=DOTS_PER_INCH)
+        with held(to):
+            for picture in pictures:
+                for extension in formats:
+                    files.append(to / f"{picture.name}.{extension}")
+                    with open(files[-1], "wb", opener=for_result) as file:
+                        picture.figure.savefig(file, format=extension, dpi=DOTS_PER_INCH)
     except OSError as error:
         raise ConfigError(f"the pictures cannot be written to {to}: {error}") from error
     return files

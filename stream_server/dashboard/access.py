@@ -45,7 +45,7 @@ class Access:
         browser used, which is another one at the end of a tunnel.
         """
         origin = headers.get("Origin")
-        if origin is not None and urlsplit(origin).netloc.lower() != headers.get("Host", "").lower():
+        if origin is not None and _host_of(origin) != headers.get("Host", "").lower():
             return Answer(status=403, reason="A page of another origin may not connect")
         path, _, query = request.path.partition("?")
         is_here = _are_equal(path[: len(self.place)], self.place) and path[len(self.place) :].startswith("/")
@@ -63,3 +63,11 @@ class Access:
 
 def _are_equal(one: str, other: str) -> bool:
     return hmac.compare_digest(one.encode(errors="replace"), other.encode())
+
+
+def _host_of(origin: str) -> str:
+    """The host and port of an origin; "" if it is none."""
+    try:
+        return urlsplit(origin).netloc.lower()
+    except ValueError:
+        return ""

@@ -85,7 +85,7 @@ def claim(folder: Path, group: str | None) -> str:
     number = None if group is None else number_of_group(group)
     wanted = PRIVATE if number is None else SHARED
     # By its descriptor: in a folder that others may write, the name may lead to another one by now.
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    descriptor = disk.open_folder(folder)
     try:
         before = os.fstat(descriptor)
         if number is not None and before.st_gid != number:

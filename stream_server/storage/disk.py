@@ -59,13 +59,28 @@ def held(folder: Path) -> Iterator[None]:
         OSError: it cannot be made or opened.
     """
     make_folder(folder)
-    this = (os.fspath(folder), os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
+    this = (os.fspath(folder), open_folder(folder))
     _held.insert(0, this)
     try:
         yield
     finally:
         _held.remove(this)
         os.close(this[1])
+
+
+def open_folder(folder: Path) -> int:
+    """Open a folder, through no link of somebody else, whatever takes its name meanwhile.
+
+    Raises:
+        PermissionError: there is such a link, or it is somebody else's.
+        OSError: it cannot be opened.
+    """
+    target, no_link = _end_of_links(folder)
+    descriptor = os.open(target, os.O_RDONLY | os.O_DIRECTORY | no_link | os.O_CLOEXEC)
+    if not is_ours(status := os.fstat(descriptor)):
+        os.close(descriptor)
+        _refuse_result(f"It belongs to {name_of(status.st_uid)}", folder)
+    return descriptor
 
 
 def place_of(path: Path | str) -> str:
@@ -243,7 +258,7 @@ def _end_of_links(path: Path | str) -> tuple[str, int]:
 
     Each link is looked at and read by one descriptor. Those of /proc, as /dev/stdout is one, lead to open files.
     """
-    target = os.fspath(path)
+    target = place_of(path)
     for _ in range(_MAX_LINKS):
         try:
             link = os.open(target, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)

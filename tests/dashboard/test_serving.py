@@ -146,3 +146,11 @@ def test_neither_place_nor_token_alone_admits_anybody(access: Access, path: str)
     answer = access.answer(RequestStartLine("GET", path, "HTTP/1.1"), HTTPHeaders({"Cookie": cookie}))
     assert answer is not None
     assert answer.status == 403
+
+
+@pytest.mark.parametrize("origin", ["http://[", "http://elsewhere", ""])
+def test_a_page_of_another_origin_is_refused_whatever_it_says(access: Access, origin: str) -> None:
+    headers = HTTPHeaders({"Origin": origin, "Host": "127.0.0.1:5000", "Cookie": cookie_of(access)})
+    answer = access.answer(RequestStartLine("GET", f"{access.place}/", "HTTP/1.1"), headers)
+    assert answer is not None
+    assert answer.status == 403

@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import psutil
+import pytest
 
 from stream_server.launcher.backends.mpirun import server_ranks
 from tests.security.stranger import Stranger
@@ -48,3 +49,32 @@ def test_twelve_bytes_end_no_ranks(stranger: Stranger, tmp_path: Path) -> None:
             (tmp_path / "go").touch()
         assert job.wait(60) == 0
         assert [it for it in listening if it.ip == "0.0.0.0"] == []
+
+
+LOOK = """
+import os, sys
+import psutil
+from stream_server.server.ranks.communicator import MpiRanks
+ranks = MpiRanks()
+ports = {it.laddr.port for it in psutil.Process().net_connections("inet") if it.status == "LISTEN"}
+# Ranks inherit the port of their mpirun.
+ports -= {it.laddr.port for it in psutil.Process(os.getppid()).net_connections("inet")}
+print("ports", sorted(ports), "of SysV", open("/proc/self/maps").read().count("SYSV"), flush=True)
+ranks.barrier()
+assert "UCX_TLS" not in os.environ
+"""
+
+
+@pytest.mark.parametrize("starter", ["ours", "mpirun"])
+def test_ranks_on_one_node_open_no_port_and_no_memory_of_their_group(starter: str) -> None:
+    """UCX writes whatever comes to its port to the address that stands in it."""
+    command = server_ranks(2) if starter == "ours" else ["mpirun", "-n", "2"]
+    done = subprocess.run(
+        [*command, sys.executable, "-P", "-c", LOOK],
+        env=alone([]).environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.split("\n")) == ["", *["ports [] of SysV 0"] * 2]

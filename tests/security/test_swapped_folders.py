@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from stream_server.machine import run_folder
+from stream_server.storage import disk
 from tests.security.stranger import Stranger
 from tests.support.runs import NUMPY_STUDY, assert_complete, run_study, start_study
 
@@ -74,3 +75,13 @@ def test_a_folder_above_that_a_group_may_write_is_told(shared: Path, stranger: S
     stranger.is_in_the_group_of(project)
     project.chmod(0o2775)
     assert f"others may write into {project}" in run_folder.claim(project / "heat", None)
+
+
+def test_a_folder_is_held_through_no_link_of_a_stranger(shared: Path, stranger: Stranger) -> None:
+    """He may put it in the place of a folder that was looked at a moment before."""
+    ours, link = shared / "ours", shared / "run"
+    ours.mkdir()
+    link.symlink_to(ours)
+    stranger.owns(link)
+    with pytest.raises(PermissionError, match=f"It is a link of user {stranger.uid}"):
+        disk.open_folder(link)

@@ -125,7 +125,8 @@ class RanksHere:
     def _start(self, rank: int) -> socket.socket:
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
-        places = {"PMI_FD": theirs.fileno(), "PMI_RANK": rank, "PMI_SIZE": self.meeting.num_ranks}
+        size = self.meeting.num_ranks
+        places = {"PMI_FD": theirs.fileno(), "PMI_RANK": rank, "PMI_SIZE": size, "MPI_LOCALNRANKS": size}
         parent, libc = os.getpid(), ctypes.CDLL(None)
 
         def save_without_us() -> None:

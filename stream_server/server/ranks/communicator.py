@@ -155,7 +155,7 @@ class MpiRanks:
         self.mpi_version = mpi_library()
         _require(foreign_mpirun.mismatch(os.environ, self.mpi_version))
         with shared_memory.kept_private(self.mpi_version):
-            with self._collectives.call("MPI_Init"), _ended_by_signals():
+            with self._collectives.call("MPI_Init"), _ended_by_signals(), _without_ports_on_one_node():
                 mpi.Init_thread(mpi.THREAD_MULTIPLE)
             if problem := shared_memory.problem():
                 raise RankLost(problem)
@@ -302,6 +302,24 @@ def _loaded_mpi() -> Any:
             f"mpi4py loads no MPI: {' '.join(str(error).split())}. {INSTALL_MPI}; see `stream-study doctor`"
         ) from error
     return MPI
+
+
+@contextmanager
+def _without_ports_on_one_node() -> Iterator[None]:
+    """Within, UCX, by which MPICH speaks to other nodes, is told that there are none, where its starter says so.
+
+    Its port is open to whoever reaches it, and writes what he sends to the address that he names.
+    """
+    names, is_alone = ("PMI_SIZE", "MPI_LOCALNRANKS"), "UCX_TLS" not in os.environ
+    if is_alone and len({os.environ.get(name, name) for name in names}) == 1:
+        os.environ["UCX_TLS"] = "self,posix"
+        try:
+            yield
+        finally:
+            # Simulations may have other nodes.
+            del os.environ["UCX_TLS"]
+    else:
+        yield
 
 
 @contextmanager
