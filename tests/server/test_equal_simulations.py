@@ -9,11 +9,14 @@ from stream_server.server.intake.comparison import EqualSimulations
 from stream_server.server.intake.ledger import LedgerEntry
 
 
-def sent(equal: EqualSimulations, simulation: int, *values: float, absent: tuple[str, ...] = ()) -> None:
+def sent(
+    equal: EqualSimulations, simulation: int, *values: float, absent: tuple[str, ...] = (), first: int = 0
+) -> None:
     """A simulation sends steps, each full of a value."""
     equal.slots.arrays["u"][: len(values)] = np.array(values)[:, None]
     attempt = AttemptState.restored(simulation, LedgerEntry())
-    equal.note(StepRun(attempt, 0, range(len(values)), list(range(len(values))), absent, []))
+    indices = range(first, first + len(values))
+    equal.note(StepRun(attempt, 0, indices, list(range(len(values))), absent, []))
 
 
 @pytest.fixture
@@ -55,4 +58,21 @@ def test_the_same_parameters_may_give_the_same(equal: EqualSimulations) -> None:
 
 def test_a_simulation_of_which_nothing_was_accepted_is_not_counted(equal: EqualSimulations) -> None:
     for simulation in range(4):
+        assert equal.finish(simulation, [float(simulation)]) == []
+
+
+def test_simulations_of_which_a_rank_has_other_steps_are_not_taken_to_be_equal(equal: EqualSimulations) -> None:
+    told = []
+    for simulation in range(6):
+        sent(equal, simulation, 1.0, first=simulation % 3)
+        told.append(equal.finish(simulation, [float(simulation)]))
+    assert told[:5] == [[]] * 5
+    assert told[5]
+    assert told[5] == equal.warnings
+
+
+def test_a_step_that_a_simulation_repeats_is_compared_with_no_other(equal: EqualSimulations) -> None:
+    for simulation in range(3):
+        sent(equal, simulation, 1.0, first=simulation)
+        sent(equal, simulation, 1.0, first=simulation)
         assert equal.finish(simulation, [float(simulation)]) == []

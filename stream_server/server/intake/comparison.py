@@ -73,20 +73,24 @@ class EqualSimulations:
     A program that misspells its parameters, or reads them from elsewhere, computes the same for all of them. Only the
     checksums of steps are kept, and none any more once there was a difference: mostly after one simulation. Time steps
     that all have, such as the initial state, are no difference. `is_open`: all were the same so far.
+
+    Of some ranks each gets other steps of each simulation: nothing is told before each step came of two at least.
     """
 
     def __init__(self, slots: Slots, *, is_open: bool) -> None:
         self.slots = slots
         self.is_open = is_open
         self._checksums: dict[int, int] = {}
+        self._came_of_one: dict[int, int] = {}
         self._sent: set[int] = set()
         self._finished: dict[int, tuple[float, ...]] = {}
+        self._is_told = False
 
     @property
     def warnings(self) -> list[str]:
         """What people should know of all simulations that have finished so far."""
         num = len(self._finished)
-        if not self.is_open or num < ENOUGH or len(set(self._finished.values())) < num:
+        if not self.is_open or self._came_of_one or num < ENOUGH or len(set(self._finished.values())) < num:
             return []
         return [
             f"all {num} simulations that have finished sent the same values in every time step, although their "
@@ -102,17 +106,25 @@ class EqualSimulations:
             for name in self.slots.arrays:
                 if name not in run.absent:
                     checksum = zlib.crc32(np.ascontiguousarray(self.slots.value(name, slot)).data, checksum)
-            if self._checksums.setdefault(index, checksum) != checksum:
+            if index not in self._checksums:
+                self._checksums[index] = checksum
+                self._came_of_one[index] = run.attempt.simulation
+            elif self._checksums[index] != checksum:
                 self.is_open = False
                 self._checksums.clear()
+                self._came_of_one.clear()
                 return
+            elif self._came_of_one.get(index) != run.attempt.simulation:
+                self._came_of_one.pop(index, None)
 
     def finish(self, simulation: int, parameters: Iterable[float]) -> list[str]:
         """Note that a simulation has finished; gives what is to be told now, once."""
         if not self.is_open or simulation not in self._sent:
             return []
         self._finished[simulation] = tuple(parameters)
-        return self.warnings if len(self._finished) == ENOUGH else []
+        warnings = [] if self._is_told else self.warnings
+        self._is_told |= bool(warnings)
+        return warnings
 
 
 def _difference(earlier: Step, sent: Step) -> str:
