@@ -2,6 +2,7 @@
 
 import operator
 import reprlib
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -58,6 +59,7 @@ class Fields:
         self._num_ranks = num_ranks
         self._declared: dict[str, tuple[int, ...] | None] = {}
         self._expected: list[tuple[int, FieldSpec, np.dtype, tuple[int, ...]]] = []
+        self._told: set[str] = set()
 
     def declare(self, name: str, shape: Sequence[int], offset: Sequence[int] | None) -> None:
         """Say where this rank's block of a field begins.
@@ -280,18 +282,32 @@ class Fields:
                 f"field {name!r} is sent as {dtype}, which {array.dtype} cannot become without loss: "
                 "send one dtype throughout, or give the field a dtype in study.json"
             )
+        underflows: list[str] = []
         try:
             # NumPy looks at the flags of the processor, which costs no pass over the data.
-            with np.errstate(over="raise"):
+            with np.errstate(over="raise", under="call", call=lambda kind, _: underflows.append(kind)):
                 converted = array.astype(dtype, copy=False)
         except FloatingPointError:
             _refuse_misfit(name, array, dtype)
             raise
+        if underflows and not converted.any():
+            self._tell_of_underflow(name, array, dtype)
         if dtype.kind in "iu" and not np.can_cast(array.dtype, dtype) and array.size:
             limits = np.iinfo(dtype)
             if array.min() < limits.min or array.max() > limits.max:
                 _refuse_misfit(name, array, dtype)
         return converted
+
+    def _tell_of_underflow(self, name: str, array: np.ndarray, dtype: np.dtype) -> None:
+        """Say on stderr, once for each field, that nothing is left of it. It may grow later, and is no error."""
+        if name in self._told:
+            return
+        self._told.add(name)
+        print(
+            f"stream-server: WARNING: field {name!r} is sent as {dtype}, in which all its values become 0 (the largest "
+            f"is {np.abs(array).max():.6g}): give the field a wider dtype in study.json, or send it in another unit",
+            file=sys.stderr,
+        )
 
     def _refuse_surplus(self, sample: Mapping[str, Any]) -> None:
         opened = {spec.name for _, spec, *_ in self._expected}

@@ -243,3 +243,17 @@ def test_a_failed_first_sample_leaves_the_next_one_free_to_be_the_first() -> Non
     with pytest.raises(ValueError, match="shape"):
         fields.fix_blocks({"temperature": np.zeros(3)})
     assert len(fields.fix_blocks({"temperature": np.zeros((6, 4))})) == 1
+
+
+@pytest.mark.parametrize(("kept", "small"), [("<f2", 3e-9), ("<f4", -1e-60), ("<c8", 1e-60j)])
+def test_a_field_of_which_nothing_but_zeros_is_left_is_told_once(
+    kept: str, small: complex, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fields = with_fixed_blocks(FieldSpec(name="OH", shape=(3,), dtype=kept), OH=np.ones(3))
+    for values in ([0, 0, 0], [1, small, 0], [small, 0, small], [small, small, small]):
+        fields.arrays({"OH": np.array(values)})
+    dtype, largest = np.dtype(kept), f"{abs(small):.6g}"
+    assert capsys.readouterr().err == (
+        f"stream-server: WARNING: field 'OH' is sent as {dtype}, in which all its values become 0 (the largest is "
+        f"{largest}): give the field a wider dtype in study.json, or send it in another unit\n"
+    )

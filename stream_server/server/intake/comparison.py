@@ -95,7 +95,7 @@ class EqualSimulations:
         return [
             f"all {num} simulations that have finished sent the same values in every time step, although their "
             "parameters differ: nothing can be learned from these. Does the program read its parameters by the names "
-            "that study.json gives them?"
+            "that study.json gives them, and are its values large enough for the dtypes of the fields there?"
         ]
 
     def note(self, run: StepRun) -> None:
