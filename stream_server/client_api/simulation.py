@@ -1,8 +1,11 @@
 """One run of the solver, as the study sees it, whether its server is there or not."""
 
+import contextlib
+import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from enum import Enum, auto
+from threading import Lock
 from types import TracebackType
 from typing import Any, SupportsIndex
 
@@ -49,7 +52,7 @@ class StudyParameters(dict[str, float]):
 
 
 class Simulation:
-    """One run of the solver. Made by `connect`; for one thread.
+    """One run of the solver. Made by `connect`; for one thread at a time of the process that connected.
 
     In a `with` block, leaving normally finishes the simulation, and leaving by an exception leaves it
     unfinished: the study then starts a new attempt, unless all its time steps have arrived.
@@ -88,6 +91,8 @@ class Simulation:
         self._stop_reason = stop_reason
         self._server = ServerPresence.THERE
         self._failure: SimulationError | None = None
+        self._call_lock = Lock()
+        self._pid = os.getpid()
         self._finished = False
 
     @property
@@ -129,9 +134,9 @@ class Simulation:
             ValueError: a field is unknown, of a wrong shape, belongs to each time step, or was given before; or a
                 step was sent already.
         """
-        self._check_failure()
-        if self._fields is not None:
-            self._fields.add_statics(fields)
+        with self._call():
+            if self._fields is not None:
+                self._fields.add_statics(fields)
 
     def send(self, time_step: SupportsIndex, /, **fields: Any) -> bool:
         """Send one sample: all fields of one time step, or this rank's blocks of them.
@@ -149,22 +154,19 @@ class Simulation:
             Refused: the server refused this sample or an earlier one.
             StepsLost: the server went back to a checkpoint, and misses steps that are not retained any more.
             Unreachable: the server stayed away for longer than the study lets a simulation wait.
+            SimulationError: another thread is in a call, or this process was forked from the one that connected.
         """
-        self._check_failure()
-        if self._finished:
-            raise ValueError(f"simulation {self.id} is finished: nothing can be sent any more")
-        index = self._index(time_step)
-        if self._session is None or self._fields is None:
-            return self._wanted
-        try:
+        with self._call():
+            if self._finished:
+                raise ValueError(f"simulation {self.id} is finished: nothing can be sent any more")
+            index = self._index(time_step)
+            if self._session is None or self._fields is None:
+                return self._wanted
             self._send(self._session, self._fields, index, fields)
-        except SimulationError as error:
-            self._fail(error)
-            raise
-        if self._session.has_stopped:
-            self._leave()
-            return False
-        return True
+            if self._session.has_stopped:
+                self._leave()
+                return False
+            return True
 
     def invalidate(self, reason: str) -> None:
         """Withdraw what was sent, because the run is not worth learning from; it is not tried again.
@@ -173,39 +175,35 @@ class Simulation:
 
         Raises:
             Refused: all time steps have arrived, so that the simulation is finished already.
-            Unreachable: as for `send`.
+            Unreachable, SimulationError: as for `send`.
         """
-        self._check_failure()
-        if self._session is None:
-            self._wanted = False
-            return
-        try:
-            self._session.invalidate(reason)
-        except SimulationError as error:
-            if not (isinstance(error, Unreachable) and self._may_go_on_without(self._session)):
-                self._fail(error)
-                raise
-            self._say_that_it_ends_without(self._session)
-        self._leave()
+        with self._call():
+            if self._session is None:
+                self._wanted = False
+                return
+            try:
+                self._session.invalidate(reason)
+            except Unreachable:
+                if not self._may_go_on_without(self._session):
+                    raise
+                self._say_that_it_ends_without(self._session)
+            self._leave()
 
     def finish(self) -> None:
         """Wait until all that was sent has arrived, and leave. A second call does nothing.
 
         Raises:
-            Refused, StepsLost, Unreachable: as for `send`.
+            Refused, StepsLost, Unreachable, SimulationError: as for `send`.
         """
-        self._check_failure()
-        if self._finished:
-            return
-        if self._session is not None:
-            try:
-                self._finish(self._session)
-            except SimulationError as error:
-                self._fail(error)
-                raise
-            finally:
-                self._session.close()
-        self._finished = True
+        with self._call():
+            if self._finished:
+                return
+            if self._session is not None:
+                try:
+                    self._finish(self._session)
+                finally:
+                    self._session.close()
+            self._finished = True
 
     def __enter__(self) -> "Simulation":
         return self
@@ -216,7 +214,8 @@ class Simulation:
         if kind is None:
             self.finish()
         elif self._session is not None:
-            self._session.abandon()
+            with contextlib.suppress(SimulationError), self._call():
+                self._session.abandon()
 
     def _send(self, session: Session, fields: Fields, index: int, sample: Mapping[str, Any]) -> None:
         failpoint("client.before_send")
@@ -275,14 +274,31 @@ class Simulation:
             raise ValueError(f"the study has the time steps {labels.first} to {last}{every}, but not {label}")
         return index
 
-    def _check_failure(self) -> None:
-        if self._failure is not None:
+    @contextlib.contextmanager
+    def _call(self) -> Iterator[None]:
+        """A call of the user's. It and all later ones fail if another is under way; none is for a forked process."""
+        if os.getpid() != self._pid:
+            raise SimulationError(
+                f"simulation {self.id}: a forked process cannot send by the connection of its parent: return the "
+                "arrays to the process that called connect, and send them there"
+            )
+        if not self._call_lock.acquire(blocking=False):
+            self._failure = SimulationError(
+                f"simulation {self.id} was used by two threads at once: call send and finish in one thread, or hold "
+                "a lock of yours around them"
+            )
             raise self._failure
-
-    def _fail(self, error: SimulationError) -> None:
-        self._failure = error
-        if self._session is not None:
-            self._session.close()
+        try:
+            if self._failure is not None:
+                raise self._failure
+            yield
+        except SimulationError as error:
+            self._failure = error
+            if self._session is not None:
+                self._session.close()
+            raise
+        finally:
+            self._call_lock.release()
 
     def _leave(self) -> None:
         if self._session is not None:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from stream_server.client_api import connect, simulations
-from stream_server.errors import ConfigError, Refused, Unreachable
+from stream_server.errors import ConfigError, Refused, SimulationError, Unreachable
 from stream_server.messages.client import (
     ALL_FIELDS,
     ATTACHING,
@@ -547,3 +547,62 @@ def test_a_process_that_forgets_to_finish_still_ends(tmp_path: Path) -> None:
         subprocess.run([sys.executable, "-c", script, str(tmp_path / "connection.json")], check=True, timeout=120)
         server.wait_until(lambda: len(server.steps) == 1)
     assert not any(isinstance(it, End) for it in server.messages[0])
+
+
+@pytest.mark.parametrize("call", ["send", "finish"])
+def test_a_second_thread_in_a_call_is_refused_and_the_simulation_does_not_end_well(call: str) -> None:
+    refusals = []
+
+    class Meanwhile:
+        def __array__(self, *_: Any, **__: Any) -> Any:
+            calls: dict[str, Callable[[], object]] = {
+                "send": lambda: simulation.send(2, u=TINY),
+                "finish": simulation.finish,
+            }
+            with ThreadPoolExecutor(1) as other:
+                refusals.append(other.submit(calls[call]).exception(60))
+            return TINY
+
+    with FakeServer(SMALL) as server:
+        simulation = connect(server.connection)
+        simulation.send(0, u=TINY)
+        simulation.send(1, u=Meanwhile())
+        with pytest.raises(SimulationError, match="used by two threads at once: call send and finish in one"):
+            simulation.finish()
+        assert "used by two threads at once" in str(refusals)
+        assert not any(isinstance(it, End) for it in server.messages[0])
+
+
+def test_one_thread_after_another_may_send() -> None:
+    with FakeServer(SMALL) as server, connect(server.connection) as simulation:
+        for step in range(3):
+            with ThreadPoolExecutor(1) as thread:
+                assert thread.submit(simulation.send, step, u=TINY).result(60)
+    assert len(server.steps) == 3
+
+
+def test_a_forked_process_is_refused_and_its_parent_goes_on(tmp_path: Path) -> None:
+    script = """
+import multiprocessing, sys
+from stream_server.client_api import connect
+from stream_server.errors import SimulationError
+
+def work(step):
+    try:
+        with simulation:
+            simulation.send(step, u=[step] * 4)
+    except SimulationError as error:
+        return str(error)
+
+with connect(sys.argv[1]) as simulation:
+    simulation.send(0, u=[0] * 4)
+    with multiprocessing.get_context("fork").Pool(2) as pool:
+        for text in pool.map(work, [1, 2]):
+            assert "a forked process cannot send by the connection of its parent" in text, text
+    simulation.send(3, u=[3] * 4)
+"""
+    with FakeServer(SMALL, num_ranks=1) as server:
+        server.connection.write(tmp_path / "connection.json")
+        subprocess.run([sys.executable, "-c", script, str(tmp_path / "connection.json")], check=True, timeout=120)
+        server.wait_until(lambda: any(isinstance(it, End) for it in server.messages[0]))
+    assert sorted(step for _, step in server.steps) == [0, 3]
