@@ -544,7 +544,7 @@ def test_a_process_that_forgets_to_finish_still_ends(tmp_path: Path) -> None:
     )
     with FakeServer(SMALL, num_ranks=1) as server:
         server.connection.write(tmp_path / "connection.json")
-        subprocess.run([sys.executable, "-c", script, str(tmp_path / "connection.json")], check=True, timeout=120)
+        subprocess.run([sys.executable, "-c", script, str(tmp_path / "connection.json")], check=True, timeout=60)
         server.wait_until(lambda: len(server.steps) == 1)
     assert not any(isinstance(it, End) for it in server.messages[0])
 
@@ -603,6 +603,6 @@ with connect(sys.argv[1]) as simulation:
 """
     with FakeServer(SMALL, num_ranks=1) as server:
         server.connection.write(tmp_path / "connection.json")
-        subprocess.run([sys.executable, "-c", script, str(tmp_path / "connection.json")], check=True, timeout=120)
+        subprocess.run([sys.executable, "-c", script, str(tmp_path / "connection.json")], check=True, timeout=60)
         server.wait_until(lambda: any(isinstance(it, End) for it in server.messages[0]))
     assert sorted(step for _, step in server.steps) == [0, 3]
