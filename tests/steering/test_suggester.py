@@ -119,22 +119,27 @@ def test_the_parameters_file_tells_who_proposed_them_and_by_what_score(suggestin
         ("return [{'x': 0.5, 'z': 2.0}] * num", "but returned {'x': 0.5, 'z': 2.0}"),
         ("return [{**it, 'mesh': 3} for it in points]", "but returned"),
         ("return [{**it, '_score': float('inf')} for it in points]", "but returned"),
+        ("return [{'x': 0.5, 'y': 2.0}] * num", "gave points again that it had given before"),
         ("return 7", "TypeError"),
         ("return [7] * num", "but returned 7"),
         ("os._exit(9)", "ended with exit code 9"),
         ("os.kill(os.getpid(), 11)", "killed by SIGSEGV"),
     ],
 )
-def test_what_goes_wrong_later_costs_no_simulation_and_is_told(suggesting: Start, body: str, problem: str) -> None:
+def test_what_goes_wrong_later_costs_no_simulation_and_is_told(
+    suggesting: Start, folder: StudyFolder, body: str, problem: str
+) -> None:
     live = suggesting(later(body))
     delivered = live.next(9)
     assert list(delivered) == [6, 7, 8]
-    num_good = 1 if "points[:1]" in body else 0
+    num_good = 1 if "points[:1]" in body or "again" in problem else 0
     assert by(live) == ["points.py:Points"] * (6 + num_good) + ["sobol"] * (3 - num_good)
     assert all(0 <= row["x"] <= 1 and 1 <= row["y"] <= 100 for row in delivered.values())
     [warning] = live.suggester.warnings
     assert warning.startswith(f"{3 - num_good} of 9 simulations have parameters of the fallback (sobol)")
     assert problem in warning
+    log = folder.path / "run" / "logs" / "sampler.log"
+    assert ("logs/sampler.log has what the class wrote" in warning) == bool(log.read_text())
     assert len(live.next(11)) == 2
 
 

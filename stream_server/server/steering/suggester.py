@@ -175,7 +175,9 @@ class Suggester:
         text = (
             f"{num} of {len(self.suggestions)} simulations have parameters of the fallback ({self._settings.fallback})"
         )
-        return [f"{text}{why}; logs/{self._process.log.name} has what the class wrote"]
+        log = self._process.log
+        written = f"; logs/{log.name} has what the class wrote" if log.exists() and log.stat().st_size else ""
+        return [f"{text}{why}{written}"]
 
     def counts(self) -> dict[str, int]:
         """How many suggestions came from whom."""
@@ -342,6 +344,9 @@ class Suggester:
             if answer["problem"]:
                 self._note(answer["problem"])
                 break
+        else:
+            if len(found) < num:
+                self._tell(f"{self._settings}: suggest({num}) gave points again that it had given before")
         return found
 
     def _ask(self, request: Mapping[str, Any], until: float) -> dict[str, Any]:
@@ -399,6 +404,9 @@ class Suggester:
     def _note(self, problem: str) -> None:
         if not self.suggestions:
             raise UserCodeError(problem)
+        self._tell(problem)
+
+    def _tell(self, problem: str) -> None:
         if problem != self._problem and not self._is_leaving:
             log.warning("%s: parameters come from the fallback (%s)", problem, self._settings.fallback)
         self._problem = problem
