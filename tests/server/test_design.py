@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from stream_server.config import StudyConfig, load
 from stream_server.config.parameters import Bounds
 from stream_server.errors import ConfigError, UserCodeError
-from stream_server.server.simulations.design import ParameterDesign, write_csv
+from stream_server.server.commands.check import describe
+from stream_server.server.simulations.design import DesignWarnings, ParameterDesign, write_csv
 from stream_server.server.simulations.unit_cube import UnitCube
 
 BOUNDS = {"a": [0, 1], "b": [-10, 10], "c": [1e-6, 1, "log"]}
@@ -215,3 +216,58 @@ def test_a_value_has_the_place_from_which_it_comes(low: int, num: int, place: fl
     np.testing.assert_allclose(cube.values(back), value, rtol=1e-12, atol=1e-12)
     if "integer" not in scales:
         np.testing.assert_allclose(back, [place], atol=1e-9)
+
+
+def warnings_of(config: StudyConfig) -> list[str]:
+    """What is told of the design of a study when it starts."""
+    design = ParameterDesign(config)
+    warnings = DesignWarnings(config, design.names)
+    for simulation in range(config.validation.simulations + config.study.simulations):
+        warnings.note([(simulation, design.parameters(simulation).values())])
+    if not design.is_suggested:
+        assert design.warnings == warnings.texts
+    return warnings.texts
+
+
+def test_held_out_rows_of_a_file_that_are_trained_too_are_counted(tmp_path: Path) -> None:
+    (tmp_path / "p.csv").write_text("a\n1.3\n1.1\n1.4\n1.0\n1.1\n1.2\n1.3\n1.1\n")
+    [text] = warnings_of(study(tmp_path, num=5, validation=3, file="p.csv"))
+    assert text.startswith("2 of 3 held-out simulations have the same parameters as simulations that are trained on (")
+    assert "(simulation 1 those of 4)" in text
+    assert "the first 3 rows of parameters.file are held out" in text
+
+
+def test_check_warns_of_a_design(tmp_path: Path) -> None:
+    (tmp_path / "p.csv").write_text("a\n1\n1\n2\n")
+    config = study(tmp_path, num=2, validation=1, file="p.csv")
+    (tmp_path / "server.py").write_text(
+        "from stream_server import StreamServer\n\n\nclass Server(StreamServer):\n"
+        "    process_simulation_data = training_step = validation_step = lambda self, *args: None\n"
+    )
+    assert "WARNING: 1 of 1 held-out simulation has the same parameters as simulations that" in describe(config)
+
+
+def test_a_class_that_ignores_its_seed_holds_out_what_is_trained(tmp_path: Path) -> None:
+    config = study(tmp_path, num=8, validation=3, bounds=BOUNDS, sampler={"class": "sampler.py:Grid"})
+    (tmp_path / "sampler.py").write_text(GRID.replace("default_rng(seed)", "default_rng(0)"))
+    [text] = warnings_of(config)
+    assert text.startswith("3 of 3 held-out simulations have the same parameters")
+    assert "let sampler.py:Grid draw its points with the argument `seed`" in text
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS)
+def test_nothing_is_told_of_a_sound_design(sampler: str, tmp_path: Path) -> None:
+    assert warnings_of(study(tmp_path, num=8, validation=3, bounds=BOUNDS, sampler={"class": sampler})) == []
+
+
+def test_a_parameter_whose_values_are_one_in_single_precision_is_named(tmp_path: Path) -> None:
+    (tmp_path / "p.csv").write_text("a,t0,flag\n" + "".join(f"0.{i},{1.7e9 + i},{i % 2}\n" for i in range(8)))
+    config = study(tmp_path, num=8, validation=0, file="p.csv")
+    [text] = warnings_of(config)
+    assert text.startswith(
+        "parameter 't0' is between 1700000000.0 and 1700000007.0, where float32 has 1 different value:"
+    )
+    normalized = config.normalization.model_copy(update={"parameters": True})
+    assert warnings_of(config.model_copy(update={"normalization": normalized})) == []
+    precise = config.training.model_copy(update={"precision": "64-true"})
+    assert warnings_of(config.model_copy(update={"training": precise})) == []

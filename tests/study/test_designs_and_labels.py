@@ -63,3 +63,7 @@ def test_parameters_come_from_a_class_of_the_user_and_time_steps_that_nobody_kno
     assert done.report["balanced"] is True
     assert done.account["expected"] == done.account["trained"] == 20
     assert all(row["offset"] == row["slope"] for row in parameters(done))
+    # The class ignores its seed.
+    [warning] = [it for it in done.report["warnings"] if "held-out" in it]
+    assert "1 of 1 held-out simulation has the same parameters as simulations that are trained on" in warning
+    assert f"WARNING: {warning.removeprefix('rank 0: ')}" in done.output

@@ -55,7 +55,7 @@ def facts_of(config: StudyConfig, replay: Path | None = None) -> list[tuple[str,
     if config.offline.write_files:
         load_h5py()
     framework_of(load_server_class(config)).check_precision(config.training.precision)
-    lines = _lines(config, make_plan(config))
+    lines = [*_lines(config, make_plan(config)), *(("", f"WARNING: {it}") for it in ParameterDesign(config).warnings)]
     return lines if replay is None else [*lines, *_lines_of_replay(config, replay)]
 
 

@@ -48,7 +48,7 @@ from stream_server.server.run.identity import Identity
 from stream_server.server.run.output import OutputFolder
 from stream_server.server.run.plan import RankPlan
 from stream_server.server.run.start import Start
-from stream_server.server.simulations.design import ParameterDesign, write_csv
+from stream_server.server.simulations.design import DesignWarnings, ParameterDesign, write_csv
 from stream_server.server.simulations.launcher_process import LauncherProcess
 from stream_server.server.simulations.roster import Roster
 from stream_server.server.steering.suggester import Suggester
@@ -98,6 +98,7 @@ class Reception:
         self.launcher: LauncherProcess | None = None
         self.recorder: Recorder | None = None
         self.suggester: Suggester | None = None
+        self._design_warnings = DesignWarnings(config, design.names)
         self.learns = False
         self._stack = ExitStack()
 
@@ -137,6 +138,9 @@ class Reception:
             stack.enter_context(self.receiver)
             if self.roster is not None:
                 write_csv(self.folder.parameters, self.roster.parameters, self.roster.origins)
+                self._note_design(self.roster)
+                for text in self._design_warnings.texts:
+                    log.warning("%s", text)
                 if self.suggester is not None:
                     self.suggester.start(
                         lambda it: receiver.post(mailbox.ParametersSuggested(parameters=it)), self.end_early
@@ -192,7 +196,10 @@ class Reception:
     @property
     def warnings(self) -> list[str]:
         """Problems that did not stop the study."""
+        if self.suggester is not None and self.roster is not None:
+            self._note_design(self.roster)
         told = [
+            *self._design_warnings.texts,
             *([] if self.suggester is None else self.suggester.warnings),
             *([] if self.roster is None else self.roster.warnings.texts),
             *([] if self._receiver is None else self._receiver.intake.equal.warnings),
@@ -359,6 +366,13 @@ class Reception:
         want = {} if self.suggester is None else {"want_parameters": self.suggester.want}
         self.receiver.meet(endpoints, self.roster, **want)
         return endpoints
+
+    def _note_design(self, roster: Roster) -> None:
+        known = self._design_warnings
+        if self.suggester is None:
+            known.note((simulation, values.values()) for simulation, values in roster.parameters.items())
+        else:
+            known.note((it.simulation, it.values) for it in self.suggester.suggestions[known.num_noted :])
 
     def _make_suggester(self) -> Suggester:
         return Suggester(self.config, self.folder.path, parameters_csv=self.folder.parameters)

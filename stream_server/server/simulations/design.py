@@ -1,7 +1,8 @@
 """The parameters of the simulations: the design of the ensemble, and their table by id."""
 
 import csv
-from collections.abc import Callable, Iterator, Mapping
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from threading import Lock
 
@@ -20,6 +21,7 @@ from stream_server.wording import counted
 
 TRAINING_STREAM = 0
 VALIDATION_STREAM = 1
+ENOUGH_VALUES = 64
 
 
 class ParameterDesign:
@@ -60,6 +62,15 @@ class ParameterDesign:
         """
         return dict(zip(self.names, self._values(simulation), strict=True))
 
+    @property
+    def warnings(self) -> list[str]:
+        """What people should know of it before it is used; of a class of the user's this is not known yet."""
+        warnings = DesignWarnings(self._config, self.names)
+        if not self.is_suggested:
+            planned = range(self._num_validation + self._config.study.simulations)
+            warnings.note((simulation, self._values(simulation)) for simulation in planned if self.has(simulation))
+        return warnings.texts
+
     def _values(self, simulation: int) -> tuple[float, ...]:
         if self._file is not None:
             if not self.has(simulation):
@@ -69,6 +80,70 @@ class ParameterDesign:
         if simulation < self._num_validation:
             return self._validation.values(simulation)
         return self._training.values(simulation - self._num_validation)
+
+
+class DesignWarnings:
+    """What people should know of the parameters of a study, as far as they are known. Pure."""
+
+    def __init__(self, config: StudyConfig, names: Sequence[str]) -> None:
+        self._config = config
+        self._names = names
+        self._held_out: dict[tuple[float, ...], list[int]] = {}
+        self._repeated: dict[int, int] = {}
+        self._least = [math.inf] * len(names)
+        self._largest = [-math.inf] * len(names)
+        self.num_noted = 0
+
+    def note(self, simulations: Iterable[tuple[int, Iterable[float]]]) -> None:
+        """Take the parameters of more simulations, in the order of their ids."""
+        for simulation, numbers in simulations:
+            values = tuple(numbers)
+            self.num_noted += 1
+            self._least = [*map(min, self._least, values)]
+            self._largest = [*map(max, self._largest, values)]
+            if simulation < self._config.validation.simulations:
+                self._held_out.setdefault(values, []).append(simulation)
+            elif values and values in self._held_out:
+                for held_out in self._held_out[values]:
+                    self._repeated.setdefault(held_out, simulation)
+
+    @property
+    def texts(self) -> list[str]:
+        """Lines for the screen and the report."""
+        return [*self._of_repeated(), *self._of_coarse()]
+
+    def _of_repeated(self) -> Iterator[str]:
+        if not self._repeated:
+            return
+        num, parameters = self._config.validation.simulations, self._config.parameters
+        held_out, trained = next(iter(self._repeated.items()))
+        advice = "give whole numbers and categories more values"
+        if parameters.file is not None:
+            advice = (
+                f"the first {counted(num, 'row')} of parameters.file are held out: make the others differ from these"
+            )
+        elif not parameters.sampler.is_built_in:
+            advice = f"let {parameters.sampler} draw its points with the argument `seed`, which differs for the two"
+        who = f"{len(self._repeated)} of {counted(num, 'held-out simulation')} {'has' if num == 1 else 'have'}"
+        yield (
+            f"{who} the same parameters as simulations that are trained on (simulation {held_out} those of {trained}), "
+            f"so that the validation does not show how the model does with new ones: {advice}"
+        )
+
+    def _of_coarse(self) -> Iterator[str]:
+        """Of parameters whose values float32 hardly tells apart, unless they are normalized before they become that."""
+        if self._config.training.precision == "64-true" or self._config.normalization.parameters:
+            return
+        for name, least, largest in zip(self._names, self._least, self._largest, strict=True):
+            magnitude = np.float32(min(max(abs(least), abs(largest)), float(np.finfo(np.float32).max)))
+            num = (largest - least) / float(np.spacing(magnitude)) + 1
+            if least < largest and num < ENOUGH_VALUES:
+                yield (
+                    f"parameter {name!r} is between {least!r} and {largest!r}, where float32 has "
+                    f"{counted(round(num), 'different value')}: a model that is trained in it cannot tell simulations "
+                    "apart. Take the parameter from an origin (and add that in the simulation), or set "
+                    "normalization.parameters"
+                )
 
 
 class ParameterTable:
