@@ -1,6 +1,6 @@
 """A validation set may be a list of batches, a loader or a dataset; each of its samples counts once."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -83,3 +83,25 @@ def test_a_stream_of_samples_is_refused() -> None:
 
     with pytest.raises(UserCodeError, match="put it into a DataLoader"):
         validation(Watching(Endless())).run()
+
+
+@pytest.mark.parametrize(
+    "of_rank",
+    [
+        lambda rank: TensorDataset(VALUES[rank::2]),
+        lambda rank: TensorDataset(VALUES.roll(rank)),
+        lambda rank: DataLoader(TensorDataset(VALUES[:6]), sampler=[rank, rank + 2, rank + 4]),
+        lambda rank: [(part,) for part in VALUES.roll(rank).split(2)],
+        lambda rank: {"near": [(VALUES,)], "far": [(VALUES + rank,)]},
+        lambda rank: [(VALUES,)] if rank == 0 else [],
+        lambda rank: [(VALUES,)] * (1 + rank),
+        lambda rank: [(VALUES,)] if rank == 0 else None,
+        lambda rank: {f"of rank {rank}": [(VALUES,)]},
+    ],
+)
+def test_a_set_that_differs_between_the_ranks_is_refused(of_rank: Callable[[int], Any]) -> None:
+    def run(ranks: Ranks) -> None:
+        with pytest.raises(UserCodeError, match=r"must give the same on every rank.*do not split it yourself"):
+            validation(Watching(of_rank(ranks.rank)), ranks).run()
+
+    on_ranks(2, run)

@@ -4,7 +4,7 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import islice
+from itertools import chain, islice
 from typing import Any
 
 import numpy as np
@@ -136,8 +136,9 @@ class ValidationSets:
     """The validation sets: those of the user's `val_dataloader`, or the complete held-out simulations. Main thread.
 
     Of a loader, an iterable of batches, rank r of R takes the items r, r + R, …. Of a dataset, which has a length and
-    items but no batches, it takes so the batches of `batch_size` samples, collated as those of the stream. Held-out
-    samples (`held_out` gives them) are where they were received.
+    items but no batches, it takes so the batches of `batch_size` samples, collated as those of the stream. The ranks
+    compare the names, the lengths and the first items of their sets. Held-out samples (`held_out` gives them) are where
+    they were received.
     """
 
     def __init__(self, server: Any, ranks: Ranks, *, held_out: Callable[[], HeldOut | None], batch_size: int) -> None:
@@ -150,10 +151,12 @@ class ValidationSets:
         """The sets as they are now; none while no held-out simulation is complete. Collective.
 
         Raises:
-            UserCodeError: `val_dataloader` raised or returned something unusable.
+            UserCodeError: `val_dataloader` raised, returned something unusable, or not the same on every rank.
             ConfigError: a loader shuffles, and there are several ranks.
         """
-        return self._complete_simulations() if self._of_user is None else self._of_user
+        sets = self._of_user
+        self._refuse_different([sets is None, *(it.name for it in sets or ())])
+        return self._complete_simulations() if sets is None else sets
 
     @cached_property
     def _of_user(self) -> list[ValidationSet] | None:
@@ -174,20 +177,46 @@ class ValidationSets:
 
     def _loader_batches(self, loader: Any, start: int) -> Iterator[Item]:
         ranks = self._ranks
-        mine = call_user(self._loader, lambda: islice(loader, ranks.rank + start * ranks.size, None, ranks.size))
+        items = call_user(self._loader, iter, loader)
+        first = call_user(self._loader, lambda: list(islice(items, 1)))
+        self._refuse_different(self._signature_of(loader, first))
+        mine = islice(chain(first, items), ranks.rank + start * ranks.size, None, ranks.size)
         while (batch := call_user(self._loader, next, mine, _END)) is not _END:
             yield call_user(self._loader, self._server.collate.convert, batch), num_samples(batch)
 
     def _dataset_batches(self, dataset: Any, start: int) -> Iterator[Item]:
         ranks = self._ranks
+        first = call_user(self._loader, lambda: [dataset[number] for number in range(min(len(dataset), 1))])
+        self._refuse_different(self._signature_of(dataset, first))
         for rows in slices(len(dataset), self._batch_size)[ranks.rank + start * ranks.size :: ranks.size]:
             numbers = range(*rows.indices(len(dataset)))
             samples = call_user(self._loader, lambda numbers=numbers: [dataset[number] for number in numbers])
             yield call_user(self._loader, self._server.collate, samples), len(samples)
 
+    def _signature_of(self, loader: Any, first: list[Any]) -> list[int | None]:
+        """The length of a loader, if it has one, and a checksum of its first item, if it has that."""
+        collate = self._server.collate
+        parts = [collate.bytes_of(array) for array in collate.arrays_in(first)]
+        return [len(loader) if hasattr(loader, "__len__") else None, len(first), zlib.crc32(b"".join(parts))]
+
+    def _refuse_different(self, mine: list[Any]) -> None:
+        """Compare a description of the sets with that of the other ranks. Collective.
+
+        Raises:
+            UserCodeError: they differ, so that the ranks would take some samples twice and others never.
+        """
+        everywhere = self._ranks.broadcast(self._ranks.gather(mine))
+        if other := next((rank for rank, found in enumerate(everywhere) if found != everywhere[0]), None):
+            raise UserCodeError(
+                f"{type(self._server).__name__}.val_dataloader must give the same on every rank, but rank {other} has "
+                "other sets or batches than rank 0. The study shares the batches out to the ranks: do not split it "
+                "yourself (DistributedSampler, self.rank), draw at random only from a generator with a seed of your "
+                "own, and make it of nothing that belongs to a rank, such as self.buffer"
+            )
+
     def _complete_simulations(self) -> list[ValidationSet]:
         samples = self._held_out()
-        everywhere = self._ranks.broadcast(self._ranks.gather(_signature_of(samples)))
+        everywhere = self._ranks.broadcast(self._ranks.gather(_key_checksum(samples)))
         if not any(num for num, _ in everywhere):
             return []
         return [
@@ -219,7 +248,7 @@ class ValidationSets:
         return call_user(f"{type(self._server).__name__}.{method}", getattr(self._server, method), *arguments)
 
 
-def _signature_of(samples: HeldOut | None) -> list[int]:
+def _key_checksum(samples: HeldOut | None) -> list[int]:
     """The number of a rank's samples, and a checksum of which they are."""
     if samples is None:
         return [0, 0]
