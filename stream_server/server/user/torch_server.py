@@ -186,4 +186,7 @@ def modules_of(server: TorchServer) -> Iterator[tuple[str, nn.Module]]:
 
 
 def _has_version(value: Any) -> bool:
-    return isinstance(value, torch.Tensor) and not value.is_inference()
+    if not isinstance(value, torch.Tensor) or value.is_inference():
+        return False
+    # One of torch.func.vmap or grad is gone once these have returned.
+    return not torch._C._functorch.is_functorch_wrapped_tensor(value)

@@ -79,7 +79,16 @@ class Inferring(Server):
             return super().validation_step(batch, batch_idx)
 
 
-CASES = {Server: 1, Clipping: 2, Shifting: 2, Scaling: 2, Inferring: 2}
+class Ensemble(Server):
+    """Calls the model with the weights of several members at once."""
+
+    def validation_step(self, batch: Any, batch_idx: int) -> Any:
+        members = {name: torch.stack([weight, weight]) for name, weight in self.model.named_parameters()}
+        call = torch.func.vmap(lambda weights: torch.func.functional_call(self.model, weights, (batch[0],)))
+        return (call(members) - batch[1]).square().mean()
+
+
+CASES = {Server: 1, Clipping: 2, Shifting: 2, Scaling: 2, Inferring: 2, Ensemble: 2}
 
 
 @pytest.mark.parametrize(("kind", "passes"), CASES.items(), ids=lambda it: getattr(it, "__name__", it))
