@@ -192,8 +192,8 @@ class StudySetUp(Composition):
             log_every=self.config.training.log_every_batches,
             checkpoints=self.checkpoints,
             leave_at_s=self.leave_at_s,
-            before_user=[speed, *stream, *optional(self.losses)],
-            before_logging=[*optional(self.best_models), *optional(stopping)],
+            before_user=[speed, *stream, *optional(self.losses), *optional(self.best_models)],
+            before_logging=optional(stopping),
             after_logging=[
                 *display,
                 *self._make_operator_status(),

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from stream_server.server.checkpoint.incarnations import read_incarnations
+from stream_server.storage.plain_state import read_state
 from tests.support.killing import killed_at
 from tests.support.runs import Run, assert_complete, run_here, run_study
 
@@ -83,3 +84,27 @@ def test_a_crash_in_a_validation_costs_no_batch_if_it_is_saved_before_it(tmp_pat
     assert validated(done) == [*range(3, batches + 1, 3), *([batches] if batches % 3 else [])]
     lines = map(json.loads, (output_dir / "metrics" / "metrics.jsonl").read_text().splitlines())
     assert [line["batch"] for line in lines if "val/loss" in line] == validated(done)
+
+
+SWAPPING = """
+from server import LinearServer
+
+class SwappingServer(LinearServer):
+    def on_validation_start(self):
+        self.trained, self.weights = self.weights, self.weights + 100.0
+
+    def on_validation_end(self, metrics):
+        self.weights = self.trained
+"""
+
+
+def test_weights_that_are_swapped_in_for_a_validation_are_those_of_the_best_model(tmp_path: Path) -> None:
+    study = tmp_path / "study"
+    shutil.copytree(STUDY, study)
+    (study / "swapping.py").write_text(SWAPPING)
+    settings = {"server.class": "swapping.py:SwappingServer", "study.simulations": 2, "launcher.max_running": 1}
+    done = run_here(study / "study.json", tmp_path / "run", settings=settings)
+    assert done.exit_code == 0, done.output
+    (best,) = (done.output_dir / "checkpoints" / "best").glob("batch-*")
+    saved = read_state(best / "model" / "user.state")
+    assert saved["state_dict()"]["weights"].min() > 50.0, saved
