@@ -362,3 +362,23 @@ class PrefetchMachine(RuleBasedStateMachine):
 
 TestPrefetchMachine = PrefetchMachine.TestCase
 TestPrefetchMachine.settings = settings(max_examples=examples(40), stateful_step_count=30, deadline=None)
+
+
+class RefillingAtOnce(StreamServer):
+    """Returns one array for all batches."""
+
+    def prepare_training_attributes(self) -> None:
+        self.work, self.fixed = np.empty((2, 4), np.float32), np.ones(3, np.float32)
+
+    def process_batch(self, batch: SimulationBatch, config: Any) -> Any:
+        self.work[:] = batch.fields["u"].reshape(2, 4)
+        return {"work": self.work, "fixed": self.fixed, "given": batch.fields["u"]}
+
+
+def test_an_array_that_process_batch_fills_anew_changes_no_batch_that_is_ahead() -> None:
+    with prefetching(buffer_of(8), RefillingAtOnce(), num=2) as stream:
+        for _ in range(3):
+            batch = drawn(stream)
+            stream.quiesce()
+            assert batch.data["work"].tolist() == batch.data["given"].reshape(2, 4).tolist()
+            assert batch.data["fixed"].tolist() == [1, 1, 1]

@@ -61,6 +61,7 @@ class BatchForming:
         self._memory = BatchMemory(buffer.slots, batch_size, buffer.sample_shape, max_sets=MAX_SETS + num_ahead)
         self._copies = RowCopies(server.num_threads)
         self._phases = phases
+        self._num_ahead = num_ahead
         self._stage = stage
         self._kept = KeptSample(server.collate)
         self._vectorised = type(server).process_batch is not StreamServer.process_batch
@@ -120,7 +121,9 @@ class BatchForming:
             server = self._server
             name = f"{type(server).__name__}.process_batch"
             made = call_user(name, server.process_batch, batch, server.config)
-            return call_user(f"converting what {name} returned", server.collate.convert, made)
+            data = call_user(f"converting what {name} returned", server.collate.convert, made)
+            # The method may fill the same arrays anew for the next batch, while this one waits for its step.
+            return server.collate.copied(data) if self._num_ahead else data
 
     def _gathered(
         self, rows: SlotArray, keys: NDArray[np.int64], parameters: NDArray[np.float64], present: Present

@@ -1,6 +1,6 @@
 """Collation: stacks the samples that a user's code returned into the batch of the training step."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 from weakref import ReferenceType, ref
 
@@ -46,13 +46,11 @@ class NumpyCollate:
 
         An array of arrays becomes a list of them.
         """
-        if is_ragged(data):
-            return [self.convert(element) for element in data]
-        if isinstance(data, Mapping):
-            return {key: self.convert(value) for key, value in data.items()}
-        if isinstance(data, tuple | list):
-            return _rebuild(data, [self.convert(value) for value in data])
-        return self.convert_array(data) if self.is_array(data) else data
+        return self._mapped(self.convert_array, data)
+
+    def copied(self, data: Any) -> Any:
+        """`data` as `convert` gave it, with a copy of every array."""
+        return self._mapped(self.copy_array, data)
 
     def is_array(self, value: Any) -> bool:
         return isinstance(value, np.ndarray | np.generic | int | float | complex)
@@ -65,6 +63,9 @@ class NumpyCollate:
     def convert_array(self, array: Any) -> Any:
         _refuse_masked(array)
         return np.asarray(array, self.dtype_for(array))
+
+    def copy_array(self, array: Any) -> Any:
+        return array.copy()
 
     def dtype_for(self, value: Any) -> np.dtype[Any] | None:
         """The precision's dtype for floating and complex arrays, None (leave it) for all others."""
@@ -84,6 +85,15 @@ class NumpyCollate:
 
     def bytes_of(self, array: Any) -> bytes:
         return bytes(array.tobytes())
+
+    def _mapped(self, function: Callable[[Any], Any], data: Any) -> Any:
+        if is_ragged(data):
+            return [self._mapped(function, element) for element in data]
+        if isinstance(data, Mapping):
+            return {key: self._mapped(function, value) for key, value in data.items()}
+        if isinstance(data, tuple | list):
+            return _rebuild(data, [self._mapped(function, value) for value in data])
+        return function(data) if self.is_array(data) else data
 
     def _agree_in_shape(self, samples: Sequence[Any]) -> None:
         shapes = [tuple(np.shape(sample)) for sample in samples]

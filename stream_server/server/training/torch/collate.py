@@ -42,6 +42,9 @@ class TorchCollate(NumpyCollate):
             array = torch.from_numpy(array if array.flags.writeable else array.copy())
         return self._as_precision(array)
 
+    def copy_array(self, array: Any) -> Any:
+        return array.clone()
+
     def is_writable(self, value: Any) -> bool:
         return isinstance(value, np.ndarray | torch.Tensor)
 
