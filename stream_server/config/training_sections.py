@@ -1,12 +1,14 @@
 """The sections of study.json on the training: steps, validation, checkpoints, metrics, normalisation."""
 
-from typing import Annotated, Any, Literal
+import re
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import Field, GetJsonSchemaHandler, model_validator
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
 from stream_server.built_in import WRITERS
+from stream_server.config.problems import wrong
 from stream_server.config.values import (
     ClassReference,
     Count,
@@ -24,6 +26,23 @@ from stream_server.config.values import (
 Moments = Annotated[tuple[Moment, ...], Field(strict=False)]
 
 
+M = TypeVar("M", "EarlyStop", "Checkpoint")
+
+_LARGER_IS_BETTER = frozenset(
+    ["acc", "accuracy", "auc", "auroc", "dice", "f1", "iou", "nse", "precision", "psnr", "r2", "recall", "ssim"]
+)
+_SMALLER_IS_BETTER = frozenset({"error", "loss", "rollout"})
+
+
+def _check_mode(section: M) -> M:
+    """Refuse to leave out the mode of a value that is known to be better when larger."""
+    words = set(re.split(r"[^a-z0-9]+", section.monitor.lower()))
+    is_known = words & _LARGER_IS_BETTER and not words & _SMALLER_IS_BETTER
+    if is_known and "mode" not in section.model_fields_set:
+        raise wrong(f"{section.monitor} is usually better when larger", 'Write "mode": "max", or "min" if it is not')
+    return section
+
+
 class EarlyStop(Section):
     """`training.early_stop`: end when a value stops improving."""
 
@@ -31,6 +50,8 @@ class EarlyStop(Section):
     patience: Count = Field(default=10, description="Validations without improvement.")
     min_delta: Annotated[float, Field(ge=0)] = Field(default=0.0, description="Smallest change that counts.")
     mode: Literal["min", "max"] = Field(default="min", description="Whether smaller or larger is better.")
+
+    _check_mode = model_validator(mode="after")(_check_mode)
 
 
 class Component(Section):
@@ -163,6 +184,8 @@ class Checkpoint(Section):
     dir: FilePath | None = Field(default=None, description="Folder for checkpoints; null: the output folder.")
     record: bool = Field(default=False, description="Whether the samples are recorded for a replay.")
     allow_pickle: bool = Field(default=False, description="Whether a user's state may be any Python object.")
+
+    _check_mode = model_validator(mode="after")(_check_mode)
 
 
 class MetricWriter(Section):

@@ -68,5 +68,5 @@ def test_a_training_that_has_converged_ends_the_study_and_tells_the_simulations(
     early_stop = {"monitor": "train/loss", "patience": 3, "min_delta": 1e9}
     settings = {"training.early_stop": early_stop, "training.log_every_batches": 2}
     done = run(num_ranks=2, mpi="openmpi", settings=ENDLESS | settings)
-    reason = "training converged: train/loss has not improved by 1e+09 for 3 log points"
+    reason = "training converged: train/loss has not fallen by 1e+09 for 3 log points"
     assert_ended_early(done, "early_stop", reason)

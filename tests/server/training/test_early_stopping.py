@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from stream_server.config.training_sections import EarlyStop
+from stream_server.config.training_sections import Checkpoint, EarlyStop
 from stream_server.errors import ConfigError, UserCodeError
 from stream_server.server.metrics.log_record import Record
 from stream_server.server.training.monitoring.early_stopping import EarlyStopping
@@ -49,13 +49,15 @@ class Study:
 def test_it_stops_after_so_many_validations_without_improvement_and_says_why() -> None:
     study = Study(patience=3).validate(3.0, 2.0, 1.0, 1.5, 1.0, 1.2, 0.5)
     assert study.batch == 60
-    assert study.reasons == ["training converged: val/loss has not improved for 3 validations (best 1 after batch 30)"]
+    assert study.reasons == [
+        "training converged: val/loss has not fallen for 3 validations (best 1 after batch 30, mode: min)"
+    ]
 
 
 def test_an_improvement_that_is_too_small_is_none() -> None:
     study = Study(patience=2, min_delta=0.01).validate(0.130, 0.123, 0.121, 0.1)
     assert study.reasons == [
-        "training converged: val/loss has not improved by 0.01 for 2 validations (best 0.13 after batch 10)"
+        "training converged: val/loss has not fallen by 0.01 for 2 validations (best 0.13 after batch 10, mode: min)"
     ]
     # What was too little each time is enough in all.
     assert Study(patience=2, min_delta=0.01).validate(0.130, 0.123, 0.116, 0.109).reasons == []
@@ -74,7 +76,7 @@ def test_a_value_of_the_rollouts_may_be_missing_while_there_are_none() -> None:
 def test_a_value_may_be_one_that_is_to_grow() -> None:
     study = Study(patience=1, mode="max", monitor="val/accuracy").validate(0.5, 0.7, 0.6, name="accuracy")
     assert study.reasons == [
-        "training converged: val/accuracy has not improved for 1 validations (best 0.7 after batch 20)"
+        "training converged: val/accuracy has not grown for 1 validations (best 0.7 after batch 20, mode: max)"
     ]
 
 
@@ -107,7 +109,9 @@ def test_any_logged_value_may_be_watched_where_it_is_written() -> None:
     study.validate(9.0)
     assert study.reasons == []
     study.log(train_loss=2.0)
-    assert study.reasons == ["training converged: train/loss has not improved for 2 log points (best 2 after batch 30)"]
+    assert study.reasons == [
+        "training converged: train/loss has not fallen for 2 log points (best 2 after batch 30, mode: min)"
+    ]
 
 
 def test_a_value_that_is_never_logged_is_refused_with_the_names_that_there_are() -> None:
@@ -131,7 +135,7 @@ def test_the_count_goes_on_after_a_restart() -> None:
     other = study.restarted(patience=3)
     assert other.reasons == []
     assert other.validate(2.0).reasons == [
-        "training converged: val/loss has not improved for 3 validations (best 1 after batch 10)"
+        "training converged: val/loss has not fallen for 3 validations (best 1 after batch 10, mode: min)"
     ]
 
 
@@ -144,3 +148,16 @@ def test_a_study_that_was_left_before_its_end_stops_at_once_unless_it_may_wait_l
 def test_another_monitor_after_a_restart_begins_anew() -> None:
     study = Study(patience=2).validate(1.0, 2.0)
     assert study.restarted(patience=2, monitor="val/error").validate(5.0, 5.0, name="error").reasons == []
+
+
+@pytest.mark.parametrize("section", [EarlyStop, Checkpoint])
+@pytest.mark.parametrize("monitor", ["val/accuracy", "val/f1_score", "val/set/R2", "val/auc", "train/psnr"])
+def test_a_value_that_is_better_when_larger_needs_a_mode(section: Any, monitor: str) -> None:
+    with pytest.raises(ValueError, match="is usually better when larger"):
+        section(monitor=monitor)
+    assert [section(monitor=monitor, mode=mode).mode for mode in ("min", "max")] == ["min", "max"]
+
+
+@pytest.mark.parametrize("monitor", ["val/loss", "val/r2_loss", "val/rollout/acc", "val/mae"])
+def test_a_value_that_is_better_when_smaller_needs_no_mode(monitor: str) -> None:
+    assert EarlyStop(monitor=monitor).mode == "min"

@@ -91,9 +91,10 @@ class EarlyStopping(Callback):
             )
         by = f" by {self._min_delta:g}" if self._min_delta else ""
         best = f"best {self._best:g} after batch {self._best_batch}"
+        improved = "fallen" if self._monitor.mode == "min" else "grown"
         self._stop(
-            f"training converged: {self._monitor.name} has not improved{by} for {self._num_checks} {self._checks} "
-            f"({best})"
+            f"training converged: {self._monitor.name} has not {improved}{by} for {self._num_checks} {self._checks} "
+            f"({best}, mode: {self._monitor.mode})"
         )
 
     @property
