@@ -51,6 +51,31 @@ def test_twelve_bytes_end_no_ranks(stranger: Stranger, tmp_path: Path) -> None:
         assert [it for it in listening if it.ip == "0.0.0.0"] == []
 
 
+EMPTY = """
+with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+    for name in sys.argv[1:]:
+        sender.sendto(b"", bytes(1) + name.encode())
+"""
+
+
+@pytest.mark.parametrize("starter", ["ours", "mpirun"])
+def test_an_empty_message_to_a_socket_of_ucx_ends_no_rank(stranger: Stranger, tmp_path: Path, starter: str) -> None:
+    command = server_ranks(2) if starter == "ours" else ["mpirun", "-n", "2"]
+    with subprocess.Popen(
+        [*command, sys.executable, "-P", "-c", RANK, str(tmp_path)], env=alone([]).environment
+    ) as job:
+        try:
+            until(lambda: len(list(tmp_path.glob("there-*"))) == 2)
+            family = psutil.Process(job.pid).children(recursive=True)
+            paths = [it.laddr for process in family for it in process.net_connections("unix")]
+            names = {path.strip("\0@") for path in paths if path[:1] in ("\0", "@")}
+            assert names, "UCX has such sockets"
+            stranger.run(EMPTY, *names, before="import encodings.idna, socket")
+        finally:
+            (tmp_path / "go").touch()
+        assert job.wait(60) == 0
+
+
 LOOK = """
 import os, sys
 import psutil

@@ -155,7 +155,7 @@ class MpiRanks:
         self.mpi_version = mpi_library()
         _require(foreign_mpirun.mismatch(os.environ, self.mpi_version))
         with shared_memory.kept_private(self.mpi_version):
-            with self._collectives.call("MPI_Init"), _ended_by_signals(), _without_ports_on_one_node():
+            with self._collectives.call("MPI_Init"), _ended_by_signals(), _with_careful_ucx():
                 mpi.Init_thread(mpi.THREAD_MULTIPLE)
             if problem := shared_memory.problem():
                 raise RankLost(problem)
@@ -305,21 +305,24 @@ def _loaded_mpi() -> Any:
 
 
 @contextmanager
-def _without_ports_on_one_node() -> Iterator[None]:
-    """Within, UCX, by which MPICH speaks to other nodes, is told that there are none, where its starter says so.
+def _with_careful_ucx() -> Iterator[None]:
+    """Within, UCX, by which MPICH speaks to other nodes, is told to trust nobody, unless the user tells it otherwise.
 
-    Its port is open to whoever reaches it, and writes what he sends to the address that he names.
+    An empty message to its sockets, which no folder guards, ends a rank where it lets a transport sleep. Its port is
+    open to whoever reaches it, and writes what he sends to the address that he names: it needs none where the starter
+    of the ranks says that all are on one node.
     """
-    names, is_alone = ("PMI_SIZE", "MPI_LOCALNRANKS"), "UCX_TLS" not in os.environ
-    if is_alone and len({os.environ.get(name, name) for name in names}) == 1:
-        os.environ["UCX_TLS"] = "self,posix"
-        try:
-            yield
-        finally:
-            # Simulations may have other nodes.
-            del os.environ["UCX_TLS"]
-    else:
+    wanted = {"UCX_ADAPTIVE_PROGRESS": "n"}
+    if os.environ.get("MPI_LOCALNRANKS", "") == os.environ.get("PMI_SIZE"):
+        wanted["UCX_TLS"] = "self,posix"
+    wanted = {name: value for name, value in wanted.items() if name not in os.environ}
+    os.environ.update(wanted)
+    try:
         yield
+    finally:
+        # Simulations may have other nodes.
+        for name in wanted:
+            del os.environ[name]
 
 
 @contextmanager
