@@ -155,6 +155,7 @@ def parts_of_rank(
         quiesce=lambda: None,
         synchronize=lambda: None,
         fingerprints=dict,
+        compare_saved=lambda: None,
         state_dict=dict,
         random_state=lambda: {"cpu": rank},
         num_drawn=num_drawn,

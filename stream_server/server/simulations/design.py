@@ -135,7 +135,8 @@ class DesignWarnings:
         if self._config.training.precision == "64-true" or self._config.normalization.parameters:
             return
         for name, least, largest in zip(self._names, self._least, self._largest, strict=True):
-            magnitude = np.float32(min(max(abs(least), abs(largest)), float(np.finfo(np.float32).max)))
+            # Half of the largest number of all: behind that one there is none.
+            magnitude = np.float32(min(max(abs(least), abs(largest)), float(np.finfo(np.float32).max) / 2))
             num = (largest - least) / float(np.spacing(magnitude)) + 1
             if least < largest and num < ENOUGH_VALUES:
                 yield (
