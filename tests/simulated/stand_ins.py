@@ -25,6 +25,9 @@ class Lock:
 
     def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
         limit_s = (None if timeout < 0 else timeout) if blocking else 0.0
+        if self._threads.is_closing and not blocking:
+            # What a task that was killed leaves behind is closed, and no task goes on.
+            return False
         if not self._threads.wait(self._is_free, limit_s, "lock"):
             return False
         self._is_held, self.holder = True, self._threads.current
