@@ -59,7 +59,7 @@ _ATTEMPT = re.compile(r"attempt-(\d+)")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Manifest:
-    """What is read of the manifest of a checkpoint, which anybody may have written."""
+    """The part of a checkpoint's manifest that is read here; anybody may have written it."""
 
     checkpoint: Count
     batches: Count
@@ -423,7 +423,7 @@ def _report(path: Path) -> dict[str, Any]:
 
 
 def _known(cls: type[T], plain: Any) -> T:
-    """What a `cls` knows of a JSON object.
+    """Read a JSON object as a `cls`, which need not know all of its keys.
 
     Raises:
         TypeError: it is none, or something is missing or of another type.

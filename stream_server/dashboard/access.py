@@ -13,7 +13,7 @@ METHODS = ("GET", "HEAD")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Answer:
-    """What is answered to a request by which nothing else is done."""
+    """The whole answer to a request that is not handed on."""
 
     status: int
     reason: str

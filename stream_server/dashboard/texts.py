@@ -97,7 +97,7 @@ def legend(colours: Mapping[str, str]) -> Html:
 
 
 def messages(problems: Iterable[str], said: str) -> Html:
-    """What is wrong with a run, and what its study answered."""
+    """The problem with a run, and the answer of its study."""
     told = [("problem", it) for it in problems] + ([("said", said)] if said else [])
     return joined(filled('<div class="{kind}">{text}</div>', kind=kind, text=text) for kind, text in told)
 

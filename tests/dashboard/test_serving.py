@@ -39,7 +39,7 @@ def access() -> Access:
 
 
 def attacked(access: Access, attack: Callable[[Connect], Awaitable[Any]], silence_s: float = 100.0) -> Any:
-    """What an attack on a server gives."""
+    """The answer of a server to an attack."""
 
     async def run() -> Any:
         application = Application([(f"{access.place}/", Words)])

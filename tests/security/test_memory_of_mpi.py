@@ -1,4 +1,4 @@
-"""What a stranger puts where MPI looks for the memory that ranks share, and what passes through it."""
+"""Shared memory of MPI that a stranger has made beforehand, and what passes through it."""
 
 import json
 import mmap

@@ -170,6 +170,6 @@ class BlockLayout:
 
 
 def _bounds(block: Block) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Where a block begins and ends, in each dimension; one of a single value has one, too."""
+    """The begin and the end of a block in each dimension; a scalar counts as one dimension."""
     begins = np.array((*block.offset, 0), np.int64)
     return begins, begins + np.array((*block.count, 1), np.int64)

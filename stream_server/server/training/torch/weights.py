@@ -139,7 +139,7 @@ class Weights:
         self._pending = {}
 
     def versions(self) -> dict[str, tuple[Tensor, int]]:
-        """What the model has to save, each tensor with a number that differs once it was changed in place."""
+        """The tensors of the model that are saved, each with a number that grows when it is changed in place."""
         state = self._server.model.state_dict(keep_vars=True).items()
         tensors = {name: it for name, it in state if isinstance(it, Tensor) and not (is_lazy(it) or it.is_inference())}
         return {name: (it, it._version) for name, it in tensors.items()}
