@@ -14,12 +14,14 @@ from stream_server.user_code import call_user, digest_of, load_class
 
 
 @pytest.fixture(autouse=True)
-def _imports_are_undone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _imports_are_undone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr("sys.path", list(sys.path))
     before = dict(sys.modules)
     yield
-    for name in sys.modules.keys() - before.keys():
-        del sys.modules[name]
+    for name, module in list(sys.modules.items()):
+        # Others stay: their packages know them by then, and a second import would make them anew.
+        if str(getattr(module, "__file__", None)).startswith(str(tmp_path)):
+            del sys.modules[name]
     sys.modules.update(before)
 
 

@@ -122,6 +122,7 @@ def test_memory_of_ours_is_ours_alone_unless_it_is_open_to_others(name: Path, mo
         assert (found in shared_memory.problem()) if found else (shared_memory.problem() == "")
 
 
+@pytest.mark.slow
 def test_open_mpi_makes_its_memory_in_a_folder_that_only_we_can_enter() -> None:
     script = (
         "from stream_server.machine.shared_memory import segments; import os\n"

@@ -15,13 +15,15 @@ from tests.support.intake_ranks import STUDY, Key, ServerRank, StudyShape, u_of
 class Line:
     """One client rank's connection to one server rank.
 
-    `sent` has, for each message that completes steps, the number of messages up to it and those steps.
+    `sent` has, for each message that completes steps, the number of messages up to it and those steps. `earlier` are
+    the steps that the server had when the connection opened.
     """
 
     peer: bytes
     server: ServerRank
     is_open: bool = False
     known: Bits = field(default_factory=Bits)
+    earlier: set[Key] = field(default_factory=set)
     num_messages: int = 0
     sent: list[tuple[int, tuple[Key, ...]]] = field(default_factory=list)
     is_refused: bool = False

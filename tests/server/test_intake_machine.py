@@ -368,7 +368,7 @@ class IntakeMachine(RuleBasedStateMachine):
                 match answers.popleft():
                     case Opened(known=known, credit=credit):
                         assert credit == self.shape.credit
-                        line.is_open, line.known = True, Bits(known)
+                        line.is_open, line.known, line.earlier = True, Bits(known), set(self.settled)
                     case Ack() as ack:
                         self.check(client, line, ack)
                     case Refusal(reason=Reason.BUSY):
@@ -388,7 +388,7 @@ class IntakeMachine(RuleBasedStateMachine):
             settled = line.below(ack.received)
             assert settled <= self.settled
             waiting = line.server.stream.keys(line.server.stream.backlog)
-            assert {key for key in settled if key[1] not in line.known}.isdisjoint(waiting), "has no room yet"
+            assert (settled - line.earlier).isdisjoint(waiting), "has no room yet"
         assert line.below(ack.durable) <= self.durable, "not in a committed checkpoint"
         if ack.ended:
             assert self.share_of(client.simulation, self.ranks.index(line.server)) <= self.settled

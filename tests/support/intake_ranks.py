@@ -92,6 +92,18 @@ class Stream:
         self.slots.simulation_ids[slot], self.slots.time_steps[slot] = key
         return slot
 
+    def restore_values(self) -> None:
+        """Fill the slots of the steps that an earlier start had received, once there are arrays."""
+        slots = [*self.backlog, *self.inside]
+        for slot, key in zip(slots, self.keys(slots), strict=True):
+            self.slots.arrays["u"][slot] = u_of(key)
+            if "v" not in self.slots.arrays:
+                continue
+            if key[1] % 3:
+                self.slots.arrays["v"][slot] = key[1]
+            else:
+                self.slots.leave_out("v", [slot])
+
     def keys(self, slots: Sequence[int]) -> list[Key]:
         ids, steps = self.slots.simulation_ids[slots], self.slots.time_steps[slots]
         return list(zip(ids.tolist(), steps.tolist(), strict=True))
@@ -203,6 +215,7 @@ class ServerRank:
                     [it["ledger"] for it in states], rank, num_ranks, StudyRouting(routing=shape.routing)
                 )
             self.intake.load_state_dict(state)
+            self.stream.restore_values()
             self.intake.restore_waiting([simulation for simulation, _ in waiting])
 
     @property
