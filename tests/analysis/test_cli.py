@@ -2,7 +2,7 @@
 
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pandas as pd  # type: ignore[import-untyped]
@@ -64,15 +64,16 @@ def test_the_help_shows_examples(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.fixture
-def hide(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Lets packages seem not to be installed."""
+def hide(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
+    """Lets packages seem not to be installed; ours that may want them are imported anew, and for this test alone."""
 
-    def hide(*missing: str) -> None:
-        hidden = [
+    def of_ours() -> list[str]:
+        return [
             name for name in sys.modules if name.startswith(("stream_server.analysis.", "stream_server.dashboard."))
         ]
-        hidden += [name for name in sys.modules if name.partition(".")[0] in missing]
-        for name in hidden:
+
+    def hide(*missing: str) -> None:
+        for name in [*of_ours(), *(name for name in sys.modules if name.partition(".")[0] in missing)]:
             monkeypatch.delitem(sys.modules, name)
 
         class Missing:
@@ -82,7 +83,16 @@ def hide(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
         monkeypatch.setattr(sys, "meta_path", [Missing(), *sys.meta_path])
 
-    return hide
+    before = {name: sys.modules[name] for name in of_ours()}
+    yield hide
+    for name in of_ours():
+        del sys.modules[name]
+        package, _, module = name.rpartition(".")
+        vars(sys.modules[package]).pop(module, None)
+    for name, module_before in before.items():
+        package, _, module = name.rpartition(".")
+        sys.modules[name] = module_before
+        setattr(sys.modules[package], module, module_before)
 
 
 @pytest.mark.parametrize("missing", ["matplotlib", "pyarrow"])

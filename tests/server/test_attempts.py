@@ -245,16 +245,18 @@ def test_blocks_of_more_dimensions_may_touch_and_not_overlap() -> None:
     assert "overlaps with that of client rank 2" in problem
 
 
-def test_a_simulation_has_no_more_client_ranks_than_the_study_starts() -> None:
-    intake = make(client_ranks=2)
+@pytest.mark.parametrize(("shape", "most"), [({"client_ranks": 2}, 2), ({}, 1024)], ids=["said", "unsaid"])
+def test_a_simulation_has_no_more_client_ranks_than_the_study_starts(shape: dict[str, int], most: int) -> None:
+    intake = make(**shape)
     intake.begin_attempt(0, 0)
-    refusal = intake.open(b"x", opening(block(num=1), num_ranks=1000))
+    refusal = intake.open(b"x", opening(block(num=1), num_ranks=most + 1))
     assert isinstance(refusal, Refusal)
     assert (refusal.reason, refusal.text) == (
         Reason.WRONG_BLOCKS,
-        "client rank 0 says 1000 ranks, and simulation.ranks is 2",
+        f"client rank 0 says {most + 1} ranks, and at most {most} are expected: simulation.ranks says how many a "
+        "simulation has",
     )
-    opened(intake, opening(block(num=2), num_ranks=2))
+    opened(intake, opening(block(num=2), num_ranks=most))
 
 
 def test_a_step_waits_for_all_client_ranks_also_if_one_says_that_it_sends_all() -> None:

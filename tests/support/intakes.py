@@ -21,7 +21,7 @@ from stream_server.messages.client import (
 from stream_server.messages.routing import StudyRouting
 from stream_server.server.intake.attempts import Connection, MessageSeries, StepRun
 from stream_server.server.intake.intake import Intake
-from stream_server.server.intake.state import IntakeState
+from stream_server.server.intake.state import MAX_UNSAID_RANKS, IntakeState
 from stream_server.server.intake.validation_store import ValidationStore
 
 INCARNATION = 0
@@ -83,7 +83,7 @@ def make(*, num: int | None = 8, credit: int = 4, credit_slots: int = 8, **other
         "study": "s",
         "incarnation": INCARNATION,
         "credit": credit,
-        "client_ranks": None,
+        "client_ranks": MAX_UNSAID_RANKS,
     }
     of_intake: dict[str, object] = {
         "buffer": Waiting(),

@@ -68,9 +68,11 @@ class Admission:
         if layout.blocks and layout.num_ranks != message.num_ranks:
             text = f"client rank {message.rank} says {message.num_ranks} ranks, others said {layout.num_ranks}"
             return self.state.refuse(Reason.WRONG_BLOCKS, text)
-        most = self.state.client_ranks
-        if most is not None and message.num_ranks > most:
-            text = f"client rank {message.rank} says {message.num_ranks} ranks, and simulation.ranks is {most}"
+        if message.num_ranks > self.state.client_ranks:
+            text = (
+                f"client rank {message.rank} says {message.num_ranks} ranks, and at most {self.state.client_ranks} are "
+                "expected: simulation.ranks says how many a simulation has"
+            )
             return self.state.refuse(Reason.WRONG_BLOCKS, text)
         fields, static_fields = self.state.fields, self.state.static_fields
         problems = [self._field_problem(block, fields) for block in message.blocks]

@@ -12,7 +12,7 @@ from stream_server.messages.client import Away
 from stream_server.messages.connection import ConnectionFile, Security
 from stream_server.messages.curve import KeyPair
 from stream_server.server.intake.intake import Intake
-from stream_server.server.intake.state import IntakeState
+from stream_server.server.intake.state import MAX_UNSAID_RANKS, IntakeState
 from stream_server.server.intake.validation_store import ValidationStore
 from stream_server.server.ranks.communicator import Ranks
 from stream_server.server.reception.sockets import Endpoints
@@ -77,7 +77,7 @@ def make_intake(
             incarnation=identity.incarnation,
             credit=plan.credit,
             # A program that is started alone may start ranks of its own.
-            client_ranks=config.simulation.ranks if config.simulation.ranks > 1 else None,
+            client_ranks=config.simulation.ranks if config.simulation.ranks > 1 else MAX_UNSAID_RANKS,
         ),
         buffer=buffer,
         validation=validation,
