@@ -6,28 +6,16 @@ from stream_server.launcher.schedule.simulation import ScheduledSimulation
 
 
 class LiveJob:
-    """A job of which some members are `live`; `ids` are all. `has_ended`: some member has no job any more."""
+    """A job of which some members are `live`; `ids` are all."""
 
     def __init__(self, members: tuple[int, ...]) -> None:
         self.members = members
         self.ids = frozenset(members)
         self.live: dict[int, ScheduledSimulation] = {}
-        self.has_ended = False
-        self._position = 0
-
-    def first_unspent(self) -> ScheduledSimulation | None:
-        """The first member, in their order, that has its job and of which more is to come."""
-        # A member that is spent, or without a job, stays so: none is looked at twice.
-        while self._position < len(self.members):
-            it = self.live.get(self.members[self._position])
-            if it is not None and it.has_job and not it.is_spent:
-                return it
-            self._position += 1
-        return None
 
 
 class LiveSimulations:
-    """Simulations and their jobs, so that the schedule need not look at all that wait for their worker.
+    """Simulations and their jobs.
 
     Those of one job share the very tuple `job_members`. `attached` are those that clients run without a job.
     """
@@ -48,10 +36,19 @@ class LiveSimulations:
     def __iter__(self) -> Iterator[ScheduledSimulation]:
         return iter(list(self._all.values()))
 
+    def get(self, simulation: int) -> ScheduledSimulation | None:
+        """The simulation of this id, if it is live."""
+        return self._all.get(simulation)
+
     @property
-    def jobs(self) -> list[LiveJob]:
-        """The jobs that are not over for all of their members."""
-        return list(self._jobs.values())
+    def num_jobs(self) -> int:
+        """How many jobs are not over for all of their members."""
+        return len(self._jobs)
+
+    def of_job(self, it: ScheduledSimulation) -> list[ScheduledSimulation]:
+        """The live simulations of the job that this one was in last."""
+        job = self._jobs.get(id(it.job_members))
+        return [] if job is None else list(job.live.values())
 
     def add(self, it: ScheduledSimulation) -> None:
         """An attempt begins or goes on."""
@@ -67,11 +64,6 @@ class LiveSimulations:
             job = self._jobs[id(it.job_members)] = LiveJob(it.job_members)
         job.live[it.id] = it
         self._job_of[it.id] = job
-
-    def job_ended(self, it: ScheduledSimulation) -> None:
-        """The job of a simulation is over for this one, whatever that means."""
-        if it.id in self._job_of:
-            self._job_of[it.id].has_ended = True
 
     def discard(self, simulation: int) -> None:
         """Remove a simulation, of which nothing more is awaited, if it is here."""

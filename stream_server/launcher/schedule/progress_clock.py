@@ -1,6 +1,8 @@
 """The clock of simulations that hang: since when each has been quiet, and when that is too long. Pure."""
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterable
+from heapq import heappop, heappush
 
 from stream_server.launcher.schedule.live import LiveSimulations
 from stream_server.launcher.schedule.shared_jobs import SharedJobs
@@ -16,20 +18,53 @@ class ProgressClock:
     The clock of an attempt stands still while the server holds the simulation back, and while others of its job come
     first. After the job has ended, the server has `CONFIRM_S` to say that it has all, or `CONFIRM_FAILURE_S` if the job
     failed. When a clock runs out, the `SimulationSchedule` cancels the job, or counts the attempt as failed.
+
+    Most deadlines only move away, so a heap has for each running clock a time at which it runs out at the earliest,
+    which is compared with the clock when that is the first one. Where a clock is set earlier or begins to run, `note`
+    must be called.
     """
 
-    def __init__(self, jobs: SharedJobs, *, timeout_s: float) -> None:
+    def __init__(self, jobs: SharedJobs, live: LiveSimulations, *, timeout_s: float) -> None:
         self.timeout_s = timeout_s
         self._jobs = jobs
+        self._live = live
+        self._heap: list[tuple[float, int]] = []
+        self._noted: dict[int, float] = {}
 
     def deadline(self, it: ScheduledSimulation) -> float | None:
         """The time at which the clock of this attempt runs out, None while it stands still."""
         return None if self._jobs.waits(it) else self._deadline(it)
 
-    def deadlines(self, live: LiveSimulations) -> list[tuple[ScheduledSimulation, float]]:
-        """The attempts whose clock runs, and when it runs out."""
-        timed = ((it, self._deadline(it)) for it in self._timed(live))
-        return [(it, deadline) for it, deadline in timed if deadline is not None]
+    def note(self, simulations: Iterable[ScheduledSimulation]) -> None:
+        """The clocks of these attempts may run out earlier than they did, or run again."""
+        for it in simulations:
+            deadline = self._deadline(it)
+            if deadline is not None and deadline < self._noted.get(it.id, math.inf):
+                self._noted[it.id] = deadline
+                heappush(self._heap, (deadline, it.id))
+
+    def earliest(self) -> float:
+        """The time at which the first clock runs out; infinity if none runs."""
+        while self._heap:
+            noted, simulation = self._heap[0]
+            it = self._live.get(simulation)
+            if self._noted.get(simulation) == noted:
+                if it is not None and self.deadline(it) == noted:
+                    return noted
+                del self._noted[simulation]
+                if it is not None and not self._jobs.waits(it):
+                    self.note([it])
+            heappop(self._heap)
+        return math.inf
+
+    def run_out(self, now: float) -> list[ScheduledSimulation]:
+        """The attempts whose clock has run out; a clock that goes on all the same is to be noted again."""
+        late: list[ScheduledSimulation] = []
+        while self.earliest() <= now:
+            _, simulation = heappop(self._heap)
+            del self._noted[simulation]
+            late += filter(None, [self._live.get(simulation)])
+        return late
 
     def restart(self, it: ScheduledSimulation, now: float) -> None:
         """Give the job of this attempt, which may be the last that it ran for, the whole timeout to end or to go on."""
@@ -37,12 +72,13 @@ class ProgressClock:
             if member is it or member.is_spent or self._jobs.are_workers:
                 member.quiet_since = now
 
-    def stood_still(self, live: LiveSimulations, seconds: float, now: float) -> None:
+    def stood_still(self, seconds: float, now: float) -> None:
         """Leave out time in which the launcher itself did not listen."""
-        for it in live:
+        for it in self._live:
             it.quiet_since = min(now, it.quiet_since + seconds)
 
     def _deadline(self, it: ScheduledSimulation) -> float | None:
+        """The deadline of an attempt, also if it waits for others of its job."""
         if it.cancelled or (it.blocked and it.state is ScheduledState.RUNNING):
             return None
         if it.state is ScheduledState.EXITED:
@@ -50,15 +86,3 @@ class ProgressClock:
         # Steps that the server knows are not sent again: a new attempt is quiet until it has caught up.
         catching_up_s = it.reached_s if it.state is ScheduledState.RUNNING and it.received == 0 else 0.0
         return it.quiet_since + self.timeout_s + catching_up_s
-
-    def _timed(self, live: LiveSimulations) -> Iterator[ScheduledSimulation]:
-        """Go through the live simulations that do not wait for others of their job."""
-        yield from live.attached.values()
-        for job in live.jobs:
-            if not self._jobs.are_workers or job.has_ended:
-                yield from (it for it in job.live.values() if not self._jobs.waits(it))
-            elif (first := job.first_unspent()) is not None:
-                yield first
-            else:
-                # All are spent, so that none waits for another.
-                yield from job.live.values()

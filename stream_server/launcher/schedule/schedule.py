@@ -34,9 +34,9 @@ class SimulationSchedule:
         self._simulations: dict[int, ScheduledSimulation] = {}
         self._highest_known: dict[int, int] = {}
         self.jobs = SharedJobs(self._simulations, limits)
-        self._clock = ProgressClock(self.jobs, timeout_s=limits.timeout_s)
-        self._waiting = StartQueue()
         self._live = LiveSimulations()
+        self._clock = ProgressClock(self.jobs, self._live, timeout_s=limits.timeout_s)
+        self._waiting = StartQueue()
         self._requests = AttachQueue(limits.max_attached)
         self._policy = RetryPolicy(limits)
         self.anything_came = False
@@ -83,10 +83,13 @@ class SimulationSchedule:
     @property
     def wake_at(self) -> float:
         """The time of the next `tick` that does something; infinity when none will."""
-        deadlines = [deadline for _, deadline in self._clocks()]
-        if not self.away:
-            deadlines += self._requests.deadlines
-            deadlines += [self._postponed_to] if self._postponed_to > -math.inf else []
+        deadlines = [] if self.away else [*self._requests.deadlines]
+        if self._postponed_to > -math.inf and not self.away:
+            deadlines.append(self._postponed_to)
+        if self.stopped:
+            deadlines += [self._cancel_at] if any(not it.cancelled for it in self._live) else []
+        elif not self.away:
+            deadlines.append(self._clock.earliest())
         return min(deadlines, default=math.inf)
 
     def restore(
@@ -145,6 +148,7 @@ class SimulationSchedule:
                 actions.append(Continue(simulation=it.id, attempt=it.attempt, attached=False))
         for simulation, attempt in planned.items():
             actions += self._want(simulation, attempt, new_incarnation=new_incarnation)
+        self._clock.note(self._live)
         return actions + self._fill(now)
 
     def add(self, simulation: int, now: float) -> list[Action]:
@@ -167,6 +171,7 @@ class SimulationSchedule:
         it = self._simulations[simulation]
         it.has_job = False
         self._live.discard(simulation)
+        self._clock.note(self._live.of_job(it))
         if not it.state.terminal:
             it.state = ScheduledState.WAITING
             self._waiting.add(simulation, again=True)
@@ -180,6 +185,7 @@ class SimulationSchedule:
         if it is None or attempt != it.attempt or it.state not in (ScheduledState.RUNNING, ScheduledState.EXITED):
             return []
         it.progress(received, blocked, now)
+        self._clock.note([it])
         if received == 0 or self.anything_came:
             return []
         self.anything_came = True
@@ -212,6 +218,7 @@ class SimulationSchedule:
         if was_spent or not it.is_spent:
             return False
         self._clock.restart(it, now)
+        self._clock.note(self._live.of_job(it))
         return True
 
     def job_ended(
@@ -232,7 +239,6 @@ class SimulationSchedule:
         assert it.has_job
         assert it.attempt == attempt
         it.has_job = False
-        self._live.job_ended(it)
         it.cancelled = it.is_decided
         # The excuse of a cancelled attempt is known since it was cancelled.
         it.excuse = it.excuse or ("" if it.cancelled else excuse)
@@ -241,6 +247,7 @@ class SimulationSchedule:
         it.job_exited(exit_code, reason, now)
         if self.stopped or it.state.terminal:
             self._live.discard(it.id)
+        self._clock.note(self._live.of_job(it))
         return [*self._failed_later(it), *self._fill(now)]
 
     def attach(self, token: int, simulation: int | None, now: float, *, client: str = "") -> list[Action]:
@@ -254,10 +261,11 @@ class SimulationSchedule:
     def tick(self, now: float) -> list[Action]:
         """Time has passed."""
         actions: list[Action] = []
-        for it in [it for it, deadline in self._clocks() if deadline <= now]:
+        for it in self._run_out(now):
             # What was done about another one may have changed this.
             deadline = self._deadline(it)
             if deadline is None or now < deadline:
+                self._clock.note([it])
                 continue
             if it.state is ScheduledState.RUNNING:
                 it.reason = f"sent no new time step for {self.limits.timeout_s:g} s (simulation.timeout_s)"
@@ -269,7 +277,7 @@ class SimulationSchedule:
 
     def was_suspended(self, seconds: float, now: float) -> None:
         """The launcher itself was stopped, or too busy to listen: neither simulations nor the server were silent."""
-        self._clock.stood_still(self._live, seconds, now)
+        self._clock.stood_still(seconds, now)
 
     def finish(self, reason: str, now: float) -> list[Action]:
         """Start nothing any more, under later plans neither; what runs goes on to its end."""
@@ -333,11 +341,11 @@ class SimulationSchedule:
         self._live.discard(it.id)
         self._waiting.add(it.id, again=True, may_share=self.jobs.are_workers)
 
-    def _clocks(self) -> list[tuple[ScheduledSimulation, float]]:
-        """The simulations whose clock runs, and when it runs out."""
+    def _run_out(self, now: float) -> list[ScheduledSimulation]:
+        """The simulations whose clock may have run out."""
         if self.stopped:
-            return [(it, self._cancel_at) for it in self._live if not it.cancelled]
-        return [] if self.away else self._clock.deadlines(self._live)
+            return list(self._live) if self._cancel_at <= now else []
+        return [] if self.away else self._clock.run_out(now)
 
     def _deadline(self, it: ScheduledSimulation) -> float | None:
         if self.stopped:
@@ -350,6 +358,7 @@ class SimulationSchedule:
         it = self._simulations[simulation]
         it.begin(now, has_job=has_job, job_members=job_members, client=client)
         self._live.add(it)
+        self._clock.note([it])
         return it
 
     def _cancel(self, it: ScheduledSimulation) -> Cancel:
@@ -363,6 +372,7 @@ class SimulationSchedule:
         self._waiting.remove(simulation)
         self._clock.restart(it, now)
         self._close(it, state)
+        self._clock.note(self._live.of_job(it))
         return self._fill(now)
 
     def _close(self, it: ScheduledSimulation, state: ScheduledState) -> None:

@@ -75,7 +75,7 @@ class SharedJobs:
 
     def num(self, live: LiveSimulations) -> int:
         """How many of `max_running` these take, the attached ones apart: workers are as one simulation."""
-        return len(live.jobs) if self.are_workers else len(live) - len(live.attached)
+        return live.num_jobs if self.are_workers else len(live) - len(live.attached)
 
     def cancel(self, it: ScheduledSimulation) -> None:
         """The job of this one is cancelled, since its clock has run out."""
