@@ -88,7 +88,8 @@ class World:
 
 
 def clocks_of_all(schedule: SimulationSchedule) -> dict[int, float]:
-    deadlines = {it.id: schedule._deadline(it) for it in schedule._live}
+    clock = schedule._clock
+    deadlines = {it.id: None if schedule.away else clock.deadline(it) for it in schedule._live}
     return {simulation: deadline for simulation, deadline in deadlines.items() if deadline is not None}
 
 
@@ -113,3 +114,24 @@ def test_the_first_clock_is_the_one_that_a_look_at_all_simulations_finds(
         for simulation in range(NUM):
             shares = any(it.id != simulation and simulation in it.job_members for it in live)
             assert schedule.shares_a_job(simulation) == shares
+
+
+def test_a_clock_that_stood_still_for_long_runs_again_under_a_new_plan() -> None:
+    schedule = SimulationSchedule(ScheduleLimits(timeout_s=60.0))
+    schedule.replan({0: -1}, 0.0)
+    schedule.progress(0, 0, 0, True, 1.0)
+    schedule.tick(100.0)
+    assert schedule.wake_at == math.inf
+    schedule.pause()
+    schedule.replan({0: 0}, 200.0)
+    assert schedule.wake_at == 260.0
+
+
+def test_the_clock_of_the_next_one_runs_when_the_ranks_of_the_one_before_have_ended() -> None:
+    schedule = SimulationSchedule(ScheduleLimits(timeout_s=60.0, per_worker=2))
+    schedule.replan({0: -1, 1: -1, 2: -1, 3: -1}, 0.0)
+    assert schedule.jobs.members(schedule._simulations[0]) == [schedule._simulations[i] for i in range(2)]
+    schedule.progress(0, 0, 1, False, 50.0)
+    schedule.tick(100.0)
+    assert schedule.ranks_ended(0, 0, "", 105.0, over=True)
+    assert schedule.wake_at == 165.0

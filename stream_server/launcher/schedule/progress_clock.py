@@ -57,14 +57,13 @@ class ProgressClock:
             heappop(self._heap)
         return math.inf
 
-    def run_out(self, now: float) -> list[ScheduledSimulation]:
-        """The attempts whose clock has run out; a clock that goes on all the same is to be noted again."""
-        late: list[ScheduledSimulation] = []
-        while self.earliest() <= now:
-            _, simulation = heappop(self._heap)
-            del self._noted[simulation]
-            late += filter(None, [self._live.get(simulation)])
-        return late
+    def pop_late(self, now: float) -> ScheduledSimulation | None:
+        """An attempt whose clock has run out, None if there is none; if it goes on, it is to be noted again."""
+        if self.earliest() > now:
+            return None
+        _, simulation = heappop(self._heap)
+        del self._noted[simulation]
+        return self._live.get(simulation)
 
     def restart(self, it: ScheduledSimulation, now: float) -> None:
         """Give the job of this attempt, which may be the last that it ran for, the whole timeout to end or to go on."""

@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from operator import attrgetter
 
@@ -171,7 +171,6 @@ class SimulationSchedule:
         it = self._simulations[simulation]
         it.has_job = False
         self._live.discard(simulation)
-        self._clock.note(self._live.of_job(it))
         if not it.state.terminal:
             it.state = ScheduledState.WAITING
             self._waiting.add(simulation, again=True)
@@ -261,12 +260,7 @@ class SimulationSchedule:
     def tick(self, now: float) -> list[Action]:
         """Time has passed."""
         actions: list[Action] = []
-        for it in self._run_out(now):
-            # What was done about another one may have changed this.
-            deadline = self._deadline(it)
-            if deadline is None or now < deadline:
-                self._clock.note([it])
-                continue
+        for it in self._late(now):
             if it.state is ScheduledState.RUNNING:
                 it.reason = f"sent no new time step for {self.limits.timeout_s:g} s (simulation.timeout_s)"
             if it.has_job:
@@ -341,16 +335,12 @@ class SimulationSchedule:
         self._live.discard(it.id)
         self._waiting.add(it.id, again=True, may_share=self.jobs.are_workers)
 
-    def _run_out(self, now: float) -> list[ScheduledSimulation]:
-        """The simulations whose clock may have run out."""
-        if self.stopped:
-            return list(self._live) if self._cancel_at <= now else []
-        return [] if self.away else self._clock.run_out(now)
-
-    def _deadline(self, it: ScheduledSimulation) -> float | None:
-        if self.stopped:
-            return None if it.cancelled else self._cancel_at
-        return None if self.away else self._clock.deadline(it)
+    def _late(self, now: float) -> Iterator[ScheduledSimulation]:
+        """The simulations whose clock has run out, each found after what was done about the one before."""
+        while not (self.away or self.stopped) and (it := self._clock.pop_late(now)) is not None:
+            yield it
+        if self.stopped and self._cancel_at <= now:
+            yield from (it for it in self._live if not it.cancelled)
 
     def _begin(
         self, simulation: int, now: float, *, has_job: bool, job_members: tuple[int, ...] = (), client: str = ""
