@@ -6,16 +6,21 @@ the peak of the process. Every study must end with an account that balances.
 
     python -m benchmarks.growth                      # 200, 2,000 and 20,000 simulations: about ten minutes
     python -m benchmarks.growth 200 2000
+    python -m benchmarks.growth --tcp 2000           # with keys over TCP, as from other nodes
 """
 
+import argparse
 import json
 import os
 import subprocess
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+
+import psutil
 
 STUDY = Path(__file__).with_name("launched") / "study.json"
 SIZES = (200, 2_000, 20_000)
@@ -64,16 +69,18 @@ class Growth:
         )
 
 
-def measure(num: int, folder: Path) -> Growth:
+def measure(num: int, folder: Path, *, over_tcp: bool) -> Growth:
     """Run a study of `num` simulations to its end."""
     run = folder / "run"
     command = [str(Path(sys.executable).with_name("stream-server")), "--config", str(STUDY)]
-    settings = {
+    settings: dict[str, object] = {
         "study.output_dir": str(run),
         "study.simulations": num,
         "simulation.per_worker": "many",
         "checkpoint.every_s": CHECKPOINT_S,
     }
+    if over_tcp:
+        settings["simulation.command"] = ["python", "worker.py", "another node"]
     for name, value in settings.items():
         command += ["--set", f"{name}={json.dumps(value) if not isinstance(value, str) else value}"]
     with (folder / "output").open("wb") as output:
@@ -103,11 +110,10 @@ def _watch(server: "subprocess.Popen[bytes]", run: Path) -> tuple[list[Use], lis
     first: list[Use] = []
     last: list[Use] = []
     began_s = 0.0
-    pids = [server.pid]
+    pids: list[int] = []
     while server.poll() is None:
         time.sleep(LOOK_S)
-        if len(pids) == 1:
-            pids += _launchers(server.pid)
+        pids = pids or _rank_and_launcher(server.pid)
         for i, use in enumerate(map(Use.of, pids)):
             if use is not None:
                 last[i : i + 1] = [use]
@@ -116,16 +122,23 @@ def _watch(server: "subprocess.Popen[bytes]", run: Path) -> tuple[list[Use], lis
     return first, last, began_s
 
 
-def _launchers(server: int) -> list[int]:
-    children = Path(f"/proc/{server}/task/{server}/children").read_text().split()
-    return [int(pid) for pid in children if LAUNCHER in Path(f"/proc/{pid}/cmdline").read_text()]
+def _rank_and_launcher(server: int) -> list[int]:
+    with suppress(psutil.Error):
+        for process in psutil.Process(server).children(recursive=True):
+            if LAUNCHER in process.cmdline():
+                return [process.ppid(), process.pid]
+    return []
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.growth", allow_abbrev=False)
+    parser.add_argument("sizes", type=int, nargs="*", default=SIZES, metavar="SIMULATIONS")
+    parser.add_argument("--tcp", action="store_true", help="with keys over TCP, as from other nodes")
+    options = parser.parse_args()
     print(f"{'':>6} {'1/s':>10} {'rank 0, ms':>12} {'launcher, ms':>12} {'MB':>10} {'MB':>10}", flush=True)
-    for num in map(int, sys.argv[1:]) if sys.argv[1:] else SIZES:
+    for num in options.sizes:
         with tempfile.TemporaryDirectory() as folder:
-            print(measure(num, Path(folder)), flush=True)
+            print(measure(num, Path(folder), over_tcp=options.tcp), flush=True)
 
 
 if __name__ == "__main__":
