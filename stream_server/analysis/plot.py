@@ -14,7 +14,7 @@ from stream_server.analysis.run_state import simulations_of
 from stream_server.analysis.validations import read_validation
 from stream_server.errors import ConfigError
 from stream_server.storage.disk import for_result, held, read_text
-from stream_server.storage.ownership import is_ours, name_of, refuse_links_of_others
+from stream_server.storage.ownership import is_ours, name_of
 
 FORMATS = ("png", "pdf", "svg")
 DOTS_PER_INCH = 200
@@ -45,7 +45,6 @@ def plot(run: RunFolder, to: Path, formats: Sequence[str] = ("png",)) -> list[Pa
     pictures = list(pictures_of(run))
     files = []
     try:
-        refuse_links_of_others(to)
         with held(to):
             for picture in pictures:
                 for extension in formats:

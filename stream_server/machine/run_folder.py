@@ -75,17 +75,17 @@ def claim(folder: Path, group: str | None) -> str:
             closed, or there is no such group.
         OSError: it cannot be looked at.
     """
+    number = None if group is None else number_of_group(group)
     try:
         disk.make_folder(folder)
+        require_own(folder)
+        # By its descriptor: in a folder that others may write, the name may lead to another one by now.
+        descriptor = disk.open_folder(folder)
     except OSError as error:
         raise ConfigError(
-            f"the folder {folder} cannot be made: {error.strerror}. Write a study.output_dir in which you may write"
+            f"the folder {folder} cannot be used: {error}. Write a study.output_dir in which you may write"
         ) from error
-    require_own(folder)
-    number = None if group is None else number_of_group(group)
     wanted = PRIVATE if number is None else SHARED
-    # By its descriptor: in a folder that others may write, the name may lead to another one by now.
-    descriptor = disk.open_folder(folder)
     try:
         before = os.fstat(descriptor)
         if number is not None and before.st_gid != number:

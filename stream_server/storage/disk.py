@@ -12,28 +12,28 @@ import fcntl
 import logging
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn
 
+from stream_server.storage.links import OPEN_FILES, end_of, open_by_own_links
 from stream_server.storage.ownership import OTHERS, is_ours, name_of, require_ours
 
-OPEN_FILES = "/proc/self/fd"
 PRIVATE = 0o600
 BY_UMASK = 0o644
 # The most that is read of a text which others may have written, such as settings or a report: it is read as a whole.
 MAX_TEXT_BYTES = 64 << 20
 # The same of a text that has a line for each simulation, attempt or batch.
 MAX_TABLE_BYTES = 1 << 30
-# As many as the system follows.
-_MAX_LINKS = 40
 # A read asks for the memory of all that it may give.
 _CHUNK_BYTES = 1 << 20
 # Lustre without its mount option flock has no locks, nor has NFS while its lock service is away.
 _WITHOUT_LOCKS = frozenset({errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP})
 # CIFS and some file systems of FUSE sync files, and no folders.
 _WITHOUT_SYNC = frozenset({errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP})
+
+Opener = Callable[[str, int], int]
 
 log = logging.getLogger(__name__)
 _warned_of = set[int]()
@@ -75,8 +75,8 @@ def open_folder(folder: Path) -> int:
         PermissionError: there is such a link, or it is somebody else's.
         OSError: it cannot be opened.
     """
-    target, no_link = _end_of_links(folder)
-    descriptor = os.open(target, os.O_RDONLY | os.O_DIRECTORY | no_link | os.O_CLOEXEC)
+    with _at(folder) as place:
+        descriptor = open_by_own_links(place, os.O_RDONLY | os.O_DIRECTORY)
     if not is_ours(status := os.fstat(descriptor)):
         os.close(descriptor)
         _refuse_result(f"It belongs to {name_of(status.st_uid)}", folder)
@@ -131,7 +131,22 @@ def ordinary(path: Path | str, flags: int = os.O_RDONLY) -> int:
         OSError: it cannot be opened.
     """
     with _at(path) as place:
-        descriptor = os.open(place, flags | os.O_NONBLOCK | os.O_CLOEXEC, BY_UMASK)
+        return _only_a_file(os.open(place, flags | os.O_NONBLOCK | os.O_CLOEXEC, BY_UMASK), path)
+
+
+def by_own_links(path: Path | str, flags: int = os.O_RDONLY) -> int:
+    """Open a file as `ordinary` does, through no link of somebody else: one of a run that others may have written.
+
+    Raises:
+        UnusableFile: it is no ordinary file.
+        PermissionError: a link on the way is somebody else's.
+        OSError: it cannot be opened.
+    """
+    with _at(path) as place:
+        return _only_a_file(open_by_own_links(place, flags | os.O_NONBLOCK, BY_UMASK), path)
+
+
+def _only_a_file(descriptor: int, path: Path | str) -> int:
     mode = os.fstat(descriptor).st_mode
     if not stat.S_ISREG(mode):
         os.close(descriptor)
@@ -141,14 +156,14 @@ def ordinary(path: Path | str, flags: int = os.O_RDONLY) -> int:
     return descriptor
 
 
-def read_file(path: Path, *, max_bytes: int | None = MAX_TABLE_BYTES) -> bytes:
+def read_file(path: Path, *, max_bytes: int | None = MAX_TABLE_BYTES, opener: Opener = ordinary) -> bytes:
     """All of a file.
 
     Raises:
         UnusableFile: it is no ordinary file, or has more than `max_bytes`.
         OSError: it cannot be read.
     """
-    with open(path, "rb", opener=ordinary) as file:
+    with open(path, "rb", opener=opener) as file:
         return read_open(file, path, max_bytes=max_bytes)
 
 
@@ -171,7 +186,7 @@ def read_open(file: BinaryIO, path: Path | str, *, max_bytes: int | None) -> byt
     return bytes(content)
 
 
-def read_text(path: Path, *, max_bytes: int = MAX_TEXT_BYTES, errors: str = "strict") -> str:
+def read_text(path: Path, *, max_bytes: int = MAX_TEXT_BYTES, errors: str = "strict", opener: Opener = ordinary) -> str:
     """All of a text in UTF-8.
 
     Raises:
@@ -179,7 +194,7 @@ def read_text(path: Path, *, max_bytes: int = MAX_TEXT_BYTES, errors: str = "str
         OSError: it cannot be read.
         UnicodeDecodeError: it is not UTF-8.
     """
-    return read_file(path, max_bytes=max_bytes).decode(errors=errors)
+    return read_file(path, max_bytes=max_bytes, opener=opener).decode(errors=errors)
 
 
 def read_into(file: Any, memory: memoryview) -> bool:
@@ -232,11 +247,11 @@ def for_result(path: Path | str, flags: int) -> int:
     """Open a file that a user has named to write it, as an opener of `open`; also where others may write.
 
     Raises:
-        PermissionError: somebody else has made it, or a link of its name, or it may be linked to any file of ours.
+        PermissionError: somebody else has made it or a link on the way, or it may be linked to any file of ours.
         OSError: it is a pipe that nobody reads, among other reasons.
     """
-    target, no_link = _end_of_links(path)
-    descriptor = os.open(target, (flags & ~os.O_TRUNC) | no_link | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
+    with _at(path) as place:
+        descriptor = open_by_own_links(place, (flags & ~os.O_TRUNC) | os.O_NONBLOCK, 0o666)
     try:
         status = os.fstat(descriptor)
         if not is_ours(status):
@@ -251,31 +266,6 @@ def for_result(path: Path | str, flags: int) -> int:
         os.close(descriptor)
         raise
     return descriptor
-
-
-def _end_of_links(path: Path | str) -> tuple[str, int]:
-    """Where links of ours lead, and the flag by which that is opened: it may be replaced by another link.
-
-    Each link is looked at and read by one descriptor. Those of /proc, as /dev/stdout is one, lead to open files.
-    """
-    target = place_of(path)
-    for _ in range(_MAX_LINKS):
-        try:
-            link = os.open(target, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
-        except FileNotFoundError:
-            return target, os.O_NOFOLLOW
-        try:
-            status = os.fstat(link)
-            if not stat.S_ISLNK(status.st_mode):
-                return target, os.O_NOFOLLOW
-            if os.path.isdir(OPEN_FILES) and status.st_dev == os.stat("/proc").st_dev:
-                return target, 0
-            if not is_ours(status):
-                _refuse_result(f"It is a link of {name_of(status.st_uid)}", path)
-            target = os.path.join(os.path.dirname(target), os.readlink("", dir_fd=link))
-        finally:
-            os.close(link)
-    raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), os.fspath(path))
 
 
 def _refuse_result(why: str, path: Path | str) -> NoReturn:
@@ -368,14 +358,19 @@ def _warn_unsynced(folder: Path, device: int, error: OSError) -> None:
 
 
 def make_folder(folder: Path) -> None:
-    """Make a folder and those above it, unless they are there; each is on disk in the one above it."""
+    """Make a folder and those above it, unless they are there; each is on disk in the one above it.
+
+    Raises:
+        PermissionError: a link on the way is somebody else's, among other reasons.
+        OSError: it cannot be made.
+    """
     place = place_of(folder)
     if os.path.isdir(place):
         return
     make_folder(folder.parent)
     try:
-        with _at(folder):
-            os.mkdir(place)
+        with _at(folder), end_of(place) as (parent, name, _):
+            os.mkdir(name, dir_fd=parent)
     except FileExistsError:
         if not os.path.isdir(place):
             raise

@@ -50,18 +50,6 @@ def require_ours(status: os.stat_result, path: Path | str) -> None:
         )
 
 
-def refuse_links_of_others(path: Path) -> None:
-    """See that no part of a path is a link of somebody else, who chooses where it leads.
-
-    Raises:
-        PermissionError: one is.
-    """
-    path = Path(os.path.abspath(path))
-    for each in (path, *path.parents):
-        if os.path.islink(each) and not is_ours(status := os.lstat(each)):
-            raise PermissionError(errno.EPERM, f"It is a link of {name_of(status.st_uid)}, and not gone by", str(each))
-
-
 def first_untrusted(folder: Path) -> tuple[Path, str] | None:
     """The first entry in a folder, or in those below it, that somebody else may have put there, and what tells so.
 

@@ -18,7 +18,7 @@ from stream_server.machine import run_folder
 from stream_server.machine.interpreter import python_command, python_environment
 from stream_server.machine.study_lock import RUN_LOCK, holder_of
 from stream_server.server.run.output import OutputFolder
-from stream_server.storage.disk import for_result, read_text
+from stream_server.storage.disk import for_result, make_folder, read_text
 from stream_server.storage.ownership import private_files
 from stream_server.studies.facts import Facts
 from stream_server.studies.run import Run, console_of
@@ -186,7 +186,7 @@ class Study:
         with private_files(group_reads=group is not None):
             if not self.output_dir.exists():
                 run_folder.claim(self.output_dir, group)
-            console.parent.mkdir(parents=True, exist_ok=True)
+            make_folder(console.parent)
             output = _for_result(console)
         with output:
             # A session of its own: neither Ctrl-C nor the end of a terminal or of a kernel reaches it.

@@ -12,7 +12,7 @@ from pathlib import Path
 from stream_server.config import json_schema
 from stream_server.config.problems import nearest
 from stream_server.errors import ConfigError
-from stream_server.storage.ownership import is_ours, name_of, refuse_links_of_others
+from stream_server.storage.disk import held, names_in, place_of
 
 HERE = Path(__file__).parent
 EXAMPLES = HERE / "examples"
@@ -87,21 +87,17 @@ def next_command(folder: Path) -> str:
 
 def _write(folder: Path, files: dict[str, bytes]) -> None:
     try:
-        refuse_links_of_others(folder)
-        folder.mkdir(parents=True, exist_ok=True)
-        if not is_ours(status := folder.stat()):
-            owner = name_of(status.st_uid)
-            raise ConfigError(f"{folder} belongs to {owner}, who could change what is in it: name a folder of your own")
-        if any(folder.iterdir()):
-            raise ConfigError(f"{folder} is not empty: name a folder that is not there yet")
-        for name, contents in files.items():
-            with (folder / name).open("xb") as file:
-                file.write(contents)
+        with held(folder):
+            if names_in(folder):
+                raise ConfigError(f"{folder} is not empty: name a folder that is not there yet")
+            for name, contents in files.items():
+                with open(place_of(folder / name), "xb") as file:
+                    file.write(contents)
     except FileExistsError as error:
         what = "is not empty" if folder.is_dir() else "is a file"
         raise ConfigError(f"{folder} {what}: name a folder that is not there yet") from error
     except OSError as error:
-        raise ConfigError(f"{folder} cannot be written: {error.strerror}") from error
+        raise ConfigError(f"{folder} cannot be written: {error}") from error
 
 
 def _files_in(folder: Path) -> dict[str, bytes]:

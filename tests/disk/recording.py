@@ -88,8 +88,10 @@ class RecordingOs:
             if ("folders" if node in self._folders else "files") not in self._unheard:
                 self._steps.append(Synced(node))
 
-    def mkdir(self, path: Any, mode: int = 0o777) -> None:
-        os.mkdir(path, mode)
+    def mkdir(self, path: Any, mode: int = 0o777, *, dir_fd: int | None = None) -> None:
+        os.mkdir(path, mode, dir_fd=dir_fd)
+        if dir_fd is not None:
+            path = os.path.join(os.readlink(f"/proc/self/fd/{dir_fd}"), path)
         if (place := self._place(path)) is not None:
             self._made(place, is_folder=True)
 

@@ -115,7 +115,7 @@ def test_a_run_folder_that_is_open_to_others_is_closed_and_the_user_hears_of_it(
 
 def test_where_no_folder_can_be_made_another_place_is_asked_for(tmp_path: Path) -> None:
     (tmp_path / "runs").touch()
-    with pytest.raises(ConfigError, match=r"runs/heat cannot be made: File exists\. Write a study\.output_dir in"):
+    with pytest.raises(ConfigError, match=r"runs/heat cannot be used: .*File exists.*Write a study\.output_dir in"):
         run_folder.claim(tmp_path / "runs" / "heat", None)
 
 
@@ -142,6 +142,18 @@ def test_a_link_of_somebody_else_to_a_folder_of_ours_is_not_followed(shared: Pat
     with pytest.raises(ConfigError, match=f"{link} belongs to user {stranger.uid}"):
         run_folder.claim(link, None)
     assert mode(ours) == 0o755
+
+
+def test_a_link_of_somebody_else_on_the_way_to_a_run_is_not_followed(shared: Path, stranger: Stranger) -> None:
+    """He would choose which run of ours goes on."""
+    (shared / "ours" / "heat").mkdir(parents=True)
+    link = shared / "runs"
+    link.symlink_to(shared / "ours")
+    stranger.owns(link)
+    for name in ("heat", "new"):
+        with pytest.raises(ConfigError, match=f"It is a link of user {stranger.uid}.*: '{link}'. Write a study.output"):
+            run_folder.claim(link / name, None)
+    assert [it.name for it in (shared / "ours").iterdir()] == ["heat"]
 
 
 def test_a_link_of_our_own_to_a_folder_of_ours_is_followed(tmp_path: Path) -> None:

@@ -35,9 +35,9 @@ class FailingOs:
         if not self._names or self._names[0].removeprefix("+") != name:
             return call
 
-        def called(*arguments: Any) -> Any:
+        def called(*arguments: Any, **more: Any) -> Any:
             if self._names.pop(0).startswith("+"):
-                return call(*arguments)
+                return call(*arguments, **more)
             if name == "close":
                 call(*arguments)
             raise OSError(errno.EIO, os.strerror(errno.EIO))
