@@ -1,6 +1,7 @@
 """The logs of a run, as they are and as they grow."""
 
 import heapq
+import os
 import re
 import sys
 import time
@@ -14,14 +15,17 @@ from stream_server.analysis.reading import RunFolder
 from stream_server.analysis.run_state import OUTPUT_LOG, attempt_folders
 from stream_server.errors import NotRunning
 from stream_server.machine.log_end import shown_lines
-from stream_server.machine.screen import escaped
-from stream_server.storage.disk import ordinary
+from stream_server.machine.screen import escaped, size_shown, tell
+from stream_server.storage.disk import MAX_TABLE_BYTES, by_own_links
 from stream_server.wording import counted
 
 LOOK_S = 0.2
 MAX_CHARS = 2000
 # What is read at once: of the states of a progress bar each is many times as large in memory.
 PIECE_BYTES = 4 << 20
+# All that is read of a log that is shown as a whole, and what is read for each line where the last ones are.
+MAX_LOG_BYTES = MAX_TABLE_BYTES
+LINE_BYTES = 16 << 10
 OURS = "stream_server."
 RECORD = re.compile(r"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d),\d{3} ([A-Z]+) +(.*)")
 # Ranks also write which thread said it, and for which module.
@@ -49,8 +53,9 @@ def show(
 ) -> None:
     """Write the last lines of the logs to the standard output; with `follows`, go on until nothing `runs` any more.
 
-    `num_lines` None means all, each in full length. Those of launcher and ranks are merged by time, and bear the name
-    of their file. Of a simulation the newest attempt is shown; while it is followed also those that come after it.
+    `num_lines` None means all, each in full length, of the last MAX_LOG_BYTES of each log. Those of launcher
+    and ranks are merged by time, and bear the name of their file. Of a simulation the newest attempt is shown; while it
+    is followed also those that come after it.
 
     Raises:
         NotRunning: there are none, and none will come.
@@ -61,14 +66,17 @@ def show(
         return line.time, text if num_lines is None else _shortened(text)
 
     tails: dict[Path, Tail] = {}
+    num_bytes = _bytes_of(num_lines)
     is_first, has_lines, most = True, False, num_lines
     while True:
         # Asked before the files are read: what was written before the end is shown.
         goes_on = follows and runs()
         found = server_logs(run) if simulation is None else simulation_logs(run, simulation)
         if is_first and simulation is not None:
-            tails |= {path: Tail(path, at_end=True) for path in found[:-1]}
-        new = (map(shown, tails.setdefault(it, Tail(it)).lines(is_last=not goes_on)) for it in found)
+            tails |= {path: Tail(path, num_bytes=0) for path in found[:-1]}
+        new = (
+            map(shown, tails.setdefault(it, Tail(it, num_bytes=num_bytes)).lines(is_last=not goes_on)) for it in found
+        )
         if simulation is None:
             lines: Iterable[Shown] = heapq.merge(*(deque(it, most) for it in new), key=lambda it: it[0])
         else:
@@ -77,6 +85,9 @@ def show(
             has_lines = True
             sys.stdout.write(f"{escaped(text)}\n")
         sys.stdout.flush()
+        for tail in tails.values() if is_first and num_lines is None else ():
+            if tail.num_left_out:
+                tell(f"the first {size_shown(tail.num_left_out)} of {tail.path} were left out", sys.stderr)
         if found:
             is_first, most = False, None
         if not goes_on:
@@ -87,6 +98,20 @@ def show(
     if not tails:
         what = "logs" if simulation is None else f"output of simulation {simulation}"
         raise NotRunning(f"there is no {what} in {run.path}")
+
+
+def last_lines(log: Path, num_lines: int) -> str:
+    """The last lines of a log as they are, without an end of line at its end.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    lines = Tail(log, num_bytes=_bytes_of(num_lines)).lines(is_last=True)
+    return "\n".join(line.raw for line in deque(lines, num_lines)).rstrip("\n")
+
+
+def _bytes_of(num_lines: int | None) -> int:
+    return MAX_LOG_BYTES if num_lines is None else min(max(PIECE_BYTES, num_lines * LINE_BYTES), MAX_LOG_BYTES)
 
 
 def _shortened(text: str) -> str:
@@ -110,18 +135,28 @@ class Line:
 
 
 class Tail:
-    """The lines that come at the end of a file; one that is longer than PIECE_BYTES comes in pieces of that size."""
+    """The lines of the last `num_bytes` of a file, and then those that come at its end.
 
-    def __init__(self, path: Path, *, at_end: bool = False) -> None:
+    One that is longer than PIECE_BYTES comes in pieces of that size; so does what is left of a line that began before.
+    """
+
+    def __init__(self, path: Path, *, num_bytes: int) -> None:
         self.path = path
-        self._position = path.stat().st_size if at_end else 0
+        self.num_left_out = 0
+        self._num_bytes: int | None = num_bytes
+        self._position = 0
         self._time = ""
 
     def lines(self, *, is_last: bool) -> Iterator[Line]:
-        """The whole lines that are new; at the `is_last` time also one without an end."""
-        with open(self.path, "rb", opener=ordinary) as file:
+        """The whole lines that are new, of those that are there now; at the `is_last` time also one without an end."""
+        with open(self.path, "rb", opener=by_own_links) as file:
+            # It may grow for as long as it is read.
+            size = os.fstat(file.fileno()).st_size
+            if self._num_bytes is not None:
+                self._position = self.num_left_out = max(0, size - self._num_bytes)
+                self._num_bytes = None
             file.seek(self._position)
-            while line := file.readline(PIECE_BYTES):
+            while line := file.readline(max(0, min(size - self._position, PIECE_BYTES))):
                 if not line.endswith(b"\n") and len(line) < PIECE_BYTES and not is_last:
                     return
                 self._position += len(line)

@@ -3,19 +3,17 @@
 import math
 import subprocess
 import time
-from collections import deque
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stream_server.analysis import live
 from stream_server.analysis.export import table
-from stream_server.analysis.follow import newest_log, server_logs
+from stream_server.analysis.follow import last_lines, newest_log, server_logs
 from stream_server.analysis.operating import asked_simulations
 from stream_server.analysis.reading import RunFolder
 from stream_server.analysis.run_state import state_of, the_run
 from stream_server.errors import NotRunning
-from stream_server.storage.disk import ordinary
 from stream_server.studies.cell_output import changing_output
 from stream_server.studies.frames import frame
 from stream_server.studies.status import RunStatus, status_of
@@ -172,8 +170,7 @@ class Run:
         if path is None or not path.exists():
             what = "log" if simulation is None else f"output of simulation {simulation}"
             raise NotRunning(f"there is no {what} in {self.path}")
-        with open(path, encoding="utf-8", errors="replace", opener=ordinary) as file:
-            return "".join(deque(file, num_lines)).rstrip("\n")
+        return last_lines(path, num_lines)
 
     def __repr__(self) -> str:
         state = state_of(self.folder)

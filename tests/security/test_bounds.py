@@ -4,6 +4,7 @@ import io
 import json
 import os
 import tracemalloc
+from collections import deque
 from collections.abc import Callable
 from contextlib import redirect_stdout
 from pathlib import Path
@@ -18,6 +19,7 @@ from stream_server.config import load
 from stream_server.config.problems import MAX_PROBLEMS
 from stream_server.errors import ConfigError
 from stream_server.storage.disk import UnusableFile
+from stream_server.studies.run import Run
 
 MIB = 1 << 20
 
@@ -42,16 +44,52 @@ def test_a_log_of_one_long_line_is_read_in_pieces(
     log.parent.mkdir(parents=True)
     log.write_bytes(content * num)
 
-    def show(num_lines: int | None) -> None:
-        follow.show(RunFolder(tmp_path), simulation, num_lines=num_lines, follows=False, runs=lambda: False)
-
-    with redirect_stdout(io.StringIO()):
-        # In a piece each state of a progress bar may be one byte, and is some eighty times as large in memory.
-        assert peak_of(lambda: show(2)) < 12 * MIB
+    tail = follow.Tail(log, num_bytes=follow.MAX_LOG_BYTES)
+    # In a piece each state of a progress bar may be one byte, and is some eighty times as large in memory.
+    assert peak_of(lambda: deque(tail.lines(is_last=True), 2)) < 12 * MIB
     with redirect_stdout(io.StringIO()) as shown:
-        show(None)
+        follow.show(RunFolder(tmp_path), simulation, num_lines=None, follows=False, runs=lambda: False)
     if len(content) == 1 and content != b"\r":
         assert shown.getvalue().count(content.decode(errors="replace")) >= num
+
+
+@pytest.mark.parametrize("simulation", [None, 0])
+def test_of_a_log_without_end_the_end_is_read(
+    tmp_path: Path, simulation: int | None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(follow, "PIECE_BYTES", 1 << 12)
+    monkeypatch.setattr(follow, "LINE_BYTES", 1 << 10)
+    log = tmp_path / ("logs/server-0.log" if simulation is None else "simulations/0/attempt-0/output.log")
+    log.parent.mkdir(parents=True)
+    log.write_text("first\n")
+    os.truncate(log, 1 << 40)
+    with log.open("a") as file:
+        file.writelines(f"line {number}\n" for number in range(100))
+
+    def shown(num_lines: int | None) -> list[str]:
+        follow.show(RunFolder(tmp_path), simulation, num_lines=num_lines, follows=False, runs=lambda: False)
+        return [line.rpartition("| ")[2] for line in capsys.readouterr().out.splitlines()]
+
+    assert shown(3) == ["line 97", "line 98", "line 99"]
+    assert Run(tmp_path).log(simulation, 3) == "line 97\nline 98\nline 99"
+    monkeypatch.setattr(follow, "MAX_LOG_BYTES", 100)
+    follow.show(RunFolder(tmp_path), simulation, num_lines=None, follows=False, runs=lambda: False)
+    said = capsys.readouterr()
+    assert said.out.endswith("line 99\n")
+    assert said.out.count("\n") == 13
+    assert said.err == f"the first 1.0 TiB of {log} were left out\n"
+
+
+def test_a_log_that_is_written_while_it_is_read_comes_to_an_end(tmp_path: Path) -> None:
+    log = tmp_path / "output.log"
+    log.write_text("1\n")
+    num = 0
+    with log.open("a") as file:
+        for _ in follow.Tail(log, num_bytes=100).lines(is_last=True):
+            num += 1
+            file.write("1\n")
+            file.flush()
+    assert num == 1
 
 
 def metrics(folder: Path, num_bytes: int) -> RunFolder:

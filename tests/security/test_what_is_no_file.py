@@ -141,7 +141,7 @@ def test_logs_and_metrics(tmp_path: Path, put_no_file: Put) -> None:
     with pytest.raises(disk.UnusableFile):
         GrowingFile(path, lambda lines, number: [lines]).update()
     with pytest.raises(disk.UnusableFile):
-        list(Tail(path).lines(is_last=True))
+        list(Tail(path, num_bytes=10).lines(is_last=True))
 
 
 def test_no_more_is_read_of_a_file_than_it_may_have(tmp_path: Path) -> None:
