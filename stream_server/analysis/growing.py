@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Generic, TypeVar
 
-from stream_server.storage.disk import UnusableFile, ordinary
+from stream_server.storage.disk import UnusableFile, by_own_links
 
 MAX_FOLLOWED_BYTES = 128 << 20
 # No line of a study is as long.
@@ -42,7 +42,7 @@ class GrowingFile(Generic[T]):
             Exception: what `parse` raises of the new lines, at every update until they are corrected.
         """
         try:
-            with open(self.path, "rb", opener=ordinary) as file:
+            with open(self.path, "rb", opener=by_own_links) as file:
                 inode = os.fstat(file.fileno()).st_ino
                 file.seek(self._position - len(self._last))
                 if inode != self._inode or file.read(len(self._last)) != self._last:

@@ -17,6 +17,7 @@ from stream_server.messages import operator
 from stream_server.messages.connection import ConnectionFile
 from stream_server.messages.curve import secure_client_socket
 from stream_server.messages.simulation_phase import SimulationPhase
+from stream_server.storage.disk import by_own_links
 
 OPERATOR_FILE = "operator.json"
 REPEAT_S = 1.0
@@ -91,7 +92,9 @@ def ask(
     path = output_dir / OPERATOR_FILE
     while (left_s := give_up_at - time.monotonic()) > 0:
         try:
-            frame = _ask_once(ConnectionFile.read(path), operator.encode(question), min(REPEAT_S, left_s))
+            frame = _ask_once(
+                ConnectionFile.read(path, opener=by_own_links), operator.encode(question), min(REPEAT_S, left_s)
+            )
         except ConfigError:
             # There is none yet.
             frame = None

@@ -2,10 +2,12 @@
 
 import argparse
 import json
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -111,7 +113,7 @@ def _list(arguments: argparse.Namespace) -> None:
     """Show the runs below a folder: starting, running, orphaned, finished, stopped, failed and the like."""
     if not arguments.folder.is_dir():
         raise NotRunning(f"there is no folder {arguments.folder}")
-    found = [(run, state_of(run)) for run in runs_below(arguments.folder)]
+    found = [(run, state_of(run)) for run in runs_below(arguments.folder, partial(tell, stream=sys.stderr))]
     if arguments.json:
         _print_json([facts_of(run, state) for run, state in found])
         return

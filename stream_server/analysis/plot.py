@@ -13,7 +13,7 @@ from stream_server.analysis.reading import Line, RunFolder, read_histograms, rea
 from stream_server.analysis.run_state import simulations_of
 from stream_server.analysis.validations import read_validation
 from stream_server.errors import ConfigError
-from stream_server.storage.disk import for_result, held, read_text
+from stream_server.storage.disk import by_own_links, for_result, held, read_text
 from stream_server.storage.ownership import is_ours, name_of
 
 FORMATS = ("png", "pdf", "svg")
@@ -86,7 +86,7 @@ def pictures_of(run: RunFolder) -> Iterator[Picture]:
 def settings_of(run: RunFolder) -> dict[str, Any]:
     """The resolved study.json of a run; empty if there is none that can be read."""
     try:
-        plain = json.loads(read_text(run.path / "study.json"))
+        plain = json.loads(read_text(run.path / "study.json", opener=by_own_links))
     except (OSError, ValueError, RecursionError):
         return {}
     return plain if isinstance(plain, dict) else {}

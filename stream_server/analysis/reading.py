@@ -13,7 +13,8 @@ from typing import Any
 from stream_server.analysis.growing import PIECE_BYTES
 from stream_server.config import load
 from stream_server.errors import ConfigError
-from stream_server.storage.disk import ordinary
+from stream_server.storage.disk import by_own_links
+from stream_server.storage.links import open_by_own_links
 
 AXES = ("batch", "update", "sample", "wall_s")
 
@@ -41,6 +42,7 @@ def find_run(path: Path) -> RunFolder:
     Raises:
         ConfigError: there is none, or the study.json cannot be read.
     """
+    path = named(path)
     if not path.exists():
         raise ConfigError(f"there is no {path}: give the output folder of a run, or a study's folder or study.json")
     folder, study = (path, path / "study.json") if path.is_dir() else (path.parent, path)
@@ -55,6 +57,20 @@ def find_run(path: Path) -> RunFolder:
     if not output.exists():
         raise ConfigError(f"{study} was not run yet: there is no {output}")
     return RunFolder(output)
+
+
+def named(path: Path) -> Path:
+    """The same place as a path that a user has typed, by no link of somebody else: that one is followed now for good.
+
+    Within a run, such links are not followed.
+    """
+    try:
+        os.close(open_by_own_links(path, os.O_PATH))
+    except PermissionError:
+        return path.resolve()
+    except OSError:
+        pass
+    return path
 
 
 def read_records(run: RunFolder) -> list[Line]:
@@ -117,7 +133,7 @@ def lines_of(path: Path, is_sound: Callable[[Line], bool] | None = None) -> Iter
         ConfigError: a line is no JSON object, or not sound; by itself it is if all its values are numbers or null.
     """
     try:
-        file = open(path, "rb", opener=ordinary)  # noqa: SIM115 (closed below)
+        file = open(path, "rb", opener=by_own_links)  # noqa: SIM115 (closed below)
     except FileNotFoundError:
         return
     with file:

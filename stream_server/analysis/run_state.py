@@ -4,17 +4,18 @@ import csv
 import json
 import os
 import re
-import stat
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, fields
+from itertools import islice
 from pathlib import Path
 from sys import intern
 from typing import Annotated, Any, TypeVar
 
 from stream_server.analysis.attempts import ENDED, INTERRUPTED, span_of
 from stream_server.analysis.growing import MAX_FOLLOWED_BYTES, PIECE_BYTES
-from stream_server.analysis.reading import RunFolder, find_run
+from stream_server.analysis.reading import RunFolder, find_run, named
 from stream_server.config.parameters import ID_COLUMN, ORIGIN_COLUMNS
 from stream_server.errors import EXIT_SAVED, ConfigError, DamagedCheckpoint, NotRunning, StreamServerError
 from stream_server.launcher.journal import records
@@ -24,7 +25,7 @@ from stream_server.machine.run_folder import was_set_aside
 from stream_server.machine.study_lock import RUN_LOCK, SERVER_LOCK, holder_of
 from stream_server.messages.simulation_phase import SimulationPhase
 from stream_server.storage.checksums import parse_checksummed_json
-from stream_server.storage.disk import MAX_TABLE_BYTES, MAX_TEXT_BYTES, names_in, ordinary, read_file, read_text
+from stream_server.storage.disk import MAX_TABLE_BYTES, MAX_TEXT_BYTES, by_own_links, names_in, read_file, read_text
 from stream_server.storage.lines import whole_lines
 from stream_server.storage.ownership import is_ours
 from stream_server.storage.plain_state import read_state
@@ -47,8 +48,11 @@ OUTPUT_LOG = "output.log"
 # What a run has, beside its study.json, from its first moments on.
 MARKS = (RUN_LOCK, "report.json", "checkpoints", "metrics")
 MAX_DEPTH = 6
+# To look at each takes some 50 µs on a disk, and more on a network file system.
+MAX_FOLDERS = 100_000
 MAX_CHARACTERS = 2000
 MAX_SIMULATIONS = 1_000_000
+MAX_MANIFESTS = 100
 Count = Annotated[int, Range(0, 1 << 62)]
 
 T = TypeVar("T")
@@ -138,6 +142,7 @@ def the_run(path: Path) -> RunFolder:
     Raises:
         NotRunning: there is none.
     """
+    path = named(path)
     # One that begins has a lock before it has a study.json.
     if is_run(path) or (path.is_dir() and holder_of(path / RUN_LOCK) is not None):
         return RunFolder(path)
@@ -152,34 +157,57 @@ def is_run(path: Path) -> bool:
     return (path / "study.json").is_file() and any((path / mark).exists() for mark in MARKS)
 
 
-def runs_below(folder: Path) -> list[RunFolder]:
+def runs_below(folder: Path, tell: Callable[[str], None]) -> list[RunFolder]:
     """The runs in a folder and the folders below it, by name; none in those that may not be read.
 
-    Each folder is looked at once, however many links lead to it, and a link of somebody else's is not followed.
+    Each folder is looked at once, however many links lead to it, and a link of somebody else's is not followed. No more
+    than MAX_FOLDERS are, the nearest first and of these the user's own; if there are more, `tell` is called with words.
     """
-    return [RunFolder(path) for path in _runs_below(folder, MAX_DEPTH, set())]
+    found: list[Path] = []
+    seen = set[tuple[int, int]]()
+    level: Iterable[Path] = [named(folder)]
+    for _ in range(MAX_DEPTH + 1):
+        below: list[Path] = []
+        for path, place in _own_first(level):
+            if place in seen:
+                continue
+            if len(seen) == MAX_FOLDERS:
+                tell(
+                    f"{folder} has more than {MAX_FOLDERS:,} folders below it, and no run was looked for in those that "
+                    "are furthest down: name a folder nearer to yours"
+                )
+                return [RunFolder(path) for path in sorted(found)]
+            seen.add(place)
+            with suppress(OSError):
+                if is_run(path):
+                    found.append(path)
+                else:
+                    below += islice(_folders_in(path), MAX_FOLDERS + 1 - len(below))
+        level = below
+    return [RunFolder(path) for path in sorted(found)]
 
 
-def _runs_below(folder: Path, depth: int, seen: set[tuple[int, int]]) -> Iterator[Path]:
-    try:
-        status = folder.stat()
-        if (status.st_dev, status.st_ino) in seen:
-            return
-        seen.add((status.st_dev, status.st_ino))
-        if is_run(folder):
-            yield folder
-            return
-        below = sorted(it for it in folder.iterdir() if not it.name.startswith(".") and _may_have_runs(it))
-    except OSError:
-        return
-    if depth:
-        for each in below:
-            yield from _runs_below(each, depth - 1, seen)
+def _own_first(folders: Iterable[Path]) -> list[tuple[Path, tuple[int, int]]]:
+    """The folders that are there, each with what tells it from all others, whatever leads to it."""
+    known: list[tuple[bool, Path, tuple[int, int]]] = []
+    for path in folders:
+        with suppress(OSError):
+            status = path.stat()
+            known.append((not is_ours(status), path, (status.st_dev, status.st_ino)))
+    return [(path, place) for _, path, place in sorted(known)]
 
 
-def _may_have_runs(path: Path) -> bool:
-    status = path.lstat()
-    return stat.S_ISDIR(status.st_mode) or (stat.S_ISLNK(status.st_mode) and is_ours(status) and path.is_dir())
+def _folders_in(folder: Path) -> Iterator[Path]:
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if not entry.name.startswith(".") and _may_have_runs(entry):
+                yield folder / entry.name
+
+
+def _may_have_runs(entry: "os.DirEntry[str]") -> bool:
+    if entry.is_symlink():
+        return is_ours(entry.stat(follow_symlinks=False)) and entry.is_dir()
+    return entry.is_dir()
 
 
 def state_of(run: RunFolder) -> RunState:
@@ -240,13 +268,13 @@ def damages_of(run: RunFolder) -> list[str]:
 
 
 def newest_checkpoint(run: RunFolder) -> SavedCheckpoint | None:
-    """The newest committed checkpoint whose manifest can be read."""
+    """The newest committed checkpoint, of the newest MAX_MANIFESTS, whose manifest can be read."""
     folder = checkpoints(run)
     names = [it.name for it in folder.iterdir() if _CHECKPOINT.fullmatch(it.name)] if folder.is_dir() else []
-    for name in sorted(names, key=int, reverse=True):
+    for name in sorted(names, key=int, reverse=True)[:MAX_MANIFESTS]:
         manifest = folder / name / "manifest.json"
         try:
-            plain = parse_checksummed_json(read_file(manifest, max_bytes=MAX_TEXT_BYTES))
+            plain = parse_checksummed_json(read_file(manifest, max_bytes=MAX_TEXT_BYTES, opener=by_own_links))
             saved = _known(_Manifest, plain)
             return SavedCheckpoint(
                 number=saved.checkpoint,
@@ -367,7 +395,7 @@ def _saved_roster(checkpoint: SavedCheckpoint | None) -> tuple[dict[int, dict[st
     if checkpoint is None:
         return {}, False
     try:
-        roster = read_state(checkpoint.path / "study.state").get("roster")
+        roster = read_state(checkpoint.path / "study.state", opener=by_own_links).get("roster")
         return {} if roster is None else _simulations(roster["simulations"]), roster is None
     except (OSError, DamagedCheckpoint, LookupError, TypeError, ValueError, AttributeError):
         # The checkpoint of a run that goes on may have just been removed.
@@ -388,7 +416,8 @@ def _simulations(saved: dict[str, Any]) -> dict[int, dict[str, Any]]:
 
 def _history(run: RunFolder) -> History:
     try:
-        return History.of(records.decode(whole_lines(read_file(run.path / JOURNAL_FILE, max_bytes=MAX_FOLLOWED_BYTES))))
+        content = read_file(run.path / JOURNAL_FILE, max_bytes=MAX_FOLLOWED_BYTES, opener=by_own_links)
+        return History.of(records.decode(whole_lines(content)))
     except (OSError, StreamServerError):
         return History()
 
@@ -396,7 +425,7 @@ def _history(run: RunFolder) -> History:
 def _parameters(run: RunFolder) -> dict[int, dict[str, float]]:
     found: dict[int, dict[str, float]] = {}
     try:
-        with open(run.path / "parameters.csv", newline="", encoding="utf-8", opener=ordinary) as file:
+        with open(run.path / "parameters.csv", newline="", encoding="utf-8", opener=by_own_links) as file:
             if os.fstat(file.fileno()).st_size > MAX_TABLE_BYTES:
                 return {}
             rows = csv.reader(iter(lambda: file.readline(PIECE_BYTES), ""))
@@ -434,7 +463,7 @@ def _known(cls: type[T], plain: Any) -> T:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        plain = json.loads(read_text(path))
+        plain = json.loads(read_text(path, opener=by_own_links))
     except (OSError, ValueError, RecursionError):
         return {}
     return plain if isinstance(plain, dict) else {}

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from stream_server.analysis.reading import RunFolder
 from stream_server.errors import ConfigError
-from stream_server.storage.disk import read_file
+from stream_server.storage.disk import by_own_links, read_file
 from stream_server.storage.typed import quoted, shortened
 
 FOLDER = "validations"
@@ -208,7 +208,7 @@ def _content(path: Path) -> tuple[dict[str, Any], Mapping[str, Array]] | None:
     """Facts and arrays; None if the file was removed meanwhile."""
     try:
         # Of a damaged file that it has opened itself, NumPy would keep the descriptor.
-        content = io.BytesIO(read_file(path))
+        content = io.BytesIO(read_file(path, opener=by_own_links))
         _refuse_more_than_is_there(content)
         with np.load(content, allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files}

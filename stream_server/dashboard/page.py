@@ -216,7 +216,8 @@ class Page:
         )
 
     def _update_runs(self, runs: Mapping[Path, RunState] | None) -> None:
-        say(self._title, texts.title(self._watch.folder.resolve(), f"{_num_runs(runs)}, {datetime.now():%H:%M:%S}"))
+        below = "; ".join(filter(None, (f"{_num_runs(runs)}, {datetime.now():%H:%M:%S}", self._watch.left_out())))
+        say(self._title, texts.title(self._watch.folder.resolve(), below))
         runs = runs or {}
         self._names = {_name(path, self._watch.folder): path for path in runs}
         options = [(name, f"{name}: {runs[path].state}") for name, path in self._names.items()]

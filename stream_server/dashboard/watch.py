@@ -48,6 +48,7 @@ class Watch:
         self._is_over = False
         self._runs: Mapping[Path, RunState] = {}
         self._has_listed = False
+        self._left_out = ""
         self._facts: dict[Path, RunFacts] = {}
         self._choices: dict[object, frozenset[Path]] = {}
         self._orders: list[tuple[Path, bool]] = []
@@ -70,6 +71,11 @@ class Watch:
         """The runs below the folder and their states; None until it was looked at."""
         with self._changed:
             return self._runs if self._has_listed else None
+
+    def left_out(self) -> str:
+        """Which folders no run was looked for in, in words; "" if there are none."""
+        with self._changed:
+            return self._left_out
 
     def facts(self, path: Path) -> RunFacts | None:
         """The newest facts of a run; None until it was read for the first time."""
@@ -95,10 +101,11 @@ class Watch:
         while True:
             began = time.monotonic()
             if began - listed_at >= LIST_S:
-                runs = {run.path: state_of(run) for run in runs_below(self.folder)}
+                left_out: list[str] = []
+                runs = {run.path: state_of(run) for run in runs_below(self.folder, left_out.append)}
                 listed_at = began
                 with self._changed:
-                    self._runs, self._has_listed = runs, True
+                    self._runs, self._has_listed, self._left_out = runs, True, " ".join(left_out)
             with self._changed:
                 chosen = frozenset[Path]().union(*self._choices.values())
                 orders, self._orders = self._orders, []

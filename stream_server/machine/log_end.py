@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from stream_server.machine.screen import escaped
-from stream_server.storage.disk import ordinary
+from stream_server.storage.disk import by_own_links
 
 MAX_BYTES = 2000
 # A program in C whose output goes into a file writes its error first, and its progress bar when it ends.
@@ -49,7 +49,7 @@ def _states(line: str) -> Iterator[tuple[str, bool]]:
 
 def _last_lines(log: Path) -> list[str]:
     try:
-        with open(log, "rb", opener=ordinary) as file:
+        with open(log, "rb", opener=by_own_links) as file:
             size = file.seek(0, os.SEEK_END)
             file.seek(max(0, size - READ_BYTES))
             text = file.read().decode(errors="replace")

@@ -60,7 +60,7 @@ class Holder:
     def read(cls, path: Path) -> "Holder | None":
         """The last one that wrote itself down; None if nothing sound is there."""
         try:
-            return typed(cls, json.loads(disk.read_text(path, max_bytes=MAX_BYTES)))
+            return typed(cls, json.loads(disk.read_text(path, max_bytes=MAX_BYTES, opener=disk.by_own_links)))
         except (OSError, ValueError, TypeError, RecursionError):
             return None
 
@@ -88,7 +88,7 @@ class Holder:
 def holder_of(path: Path) -> Holder | None:
     """The process that has this lock now, whose name may be an older one's for a moment; None if nobody has it."""
     try:
-        descriptor = disk.ordinary(path)
+        descriptor = disk.by_own_links(path)
     except (FileNotFoundError, disk.UnusableFile):
         return None
     try:

@@ -53,14 +53,14 @@ class ConnectionFile:
         disk.swap_private_file(Path(path), json.dumps(asdict(self), indent=1).encode())
 
     @classmethod
-    def read(cls, path: str | os.PathLike[str]) -> "ConnectionFile":
+    def read(cls, path: str | os.PathLike[str], *, opener: disk.Opener = disk.ordinary) -> "ConnectionFile":
         """Read back what `write` wrote.
 
         Raises:
             ConfigError: there is no such file, it is none of a study, or others can have written it or read its key.
         """
         try:
-            with open(path, "rb", opener=disk.ordinary) as opened:
+            with open(path, "rb", opener=opener) as opened:
                 status, text = os.fstat(opened.fileno()), disk.read_open(opened, os.fspath(path), max_bytes=MAX_BYTES)
             file = typed(cls, codec.parse(text))
         except OSError as error:

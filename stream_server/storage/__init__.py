@@ -1,4 +1,4 @@
 """Durable files and folders, checksums, and arrays and state as bytes, for all that must survive a crash.
 
-Offers: checksums, disk, folders, library_file, lines, ownership, plain_state, sample_file, tensor_file, typed.
+Offers: checksums, disk, folders, library_file, lines, links, ownership, plain_state, sample_file, tensor_file, typed.
 """

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stream_server.errors import DamagedCheckpoint
-from stream_server.storage.disk import MAX_TABLE_BYTES, ordinary, read_into
+from stream_server.storage.disk import MAX_TABLE_BYTES, Opener, ordinary, read_into
 
 MAGIC = b"PLAIN\x00\x01\n"
 
@@ -110,14 +110,14 @@ def write_state(file: Writable, state: Any) -> None:
     encode(state).write(file)
 
 
-def read_state(path: Path) -> Any:
+def read_state(path: Path, *, opener: Opener = ordinary) -> Any:
     """Read back what `write_state` wrote.
 
     Raises:
         DamagedCheckpoint: the file is something else, or cannot be read.
     """
     try:
-        with open(path, "rb", opener=ordinary) as file:
+        with open(path, "rb", opener=opener) as file:
             return _read(file, os.fstat(file.fileno()).st_size)
     except (OSError, DamagedCheckpoint) as error:
         raise DamagedCheckpoint(f"{path} cannot be read: {error}") from error

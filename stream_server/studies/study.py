@@ -18,7 +18,7 @@ from stream_server.machine import run_folder
 from stream_server.machine.interpreter import python_command, python_environment
 from stream_server.machine.study_lock import RUN_LOCK, holder_of
 from stream_server.server.run.output import OutputFolder
-from stream_server.storage.disk import for_result, make_folder, read_text
+from stream_server.storage.disk import by_own_links, for_result, make_folder, read_text
 from stream_server.storage.ownership import private_files
 from stream_server.studies.facts import Facts
 from stream_server.studies.run import Run, console_of
@@ -174,7 +174,7 @@ class Study:
         """Put a study that is a dict where the launcher, and each server that it starts again, reads it."""
         if self._plain is None:
             return
-        if self.file.exists() and not read_text(self.file, errors="replace").startswith(MARK):
+        if self.file.exists() and not read_text(self.file, errors="replace", opener=by_own_links).startswith(MARK):
             raise ConfigError(f"{self.file} was not written by Study.start(): move it, or write another study.name")
         plain = self._plain | {"study_dir": str(self.config.study_dir)}
         with _for_result(self.file) as file:
@@ -210,7 +210,7 @@ class Study:
             except subprocess.TimeoutExpired:
                 continue
             if exit_code == ConfigError.exit_code:
-                raise ConfigError(read_text(console_of(self.output_dir), errors="replace").strip())
+                raise ConfigError(read_text(console_of(self.output_dir), errors="replace", opener=by_own_links).strip())
             return
 
 

@@ -185,7 +185,7 @@ def test_runs_are_found_at_any_depth_and_nothing_within_them(run: RunFolder, tmp
     (run.path / "model" / "study.json").write_text("{}")
     (tmp_path / "study.json").write_text("{}")
     assert not is_run(tmp_path)
-    assert [it.path for it in runs_below(tmp_path)] == [run.path]
+    assert [it.path for it in runs_below(tmp_path, print)] == [run.path]
     assert the_run(run.path) == run
     with pytest.raises(NotRunning, match="there is no"):
         the_run(tmp_path / "nowhere")

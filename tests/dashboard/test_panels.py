@@ -35,6 +35,9 @@ class Known:
     def runs(self) -> Mapping[Path, RunState]:
         return {self._facts.run.path: STATE}
 
+    def left_out(self) -> str:
+        return ""
+
     def facts(self, path: Path) -> RunFacts:
         return self._facts
 

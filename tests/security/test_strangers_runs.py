@@ -3,13 +3,17 @@
 import ast
 import json
 import os
+import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 from bokeh.document import Document
 
+from stream_server.analysis import live, run_state
+from stream_server.analysis.follow import server_logs
 from stream_server.analysis.operating import status_facts, status_rows
 from stream_server.analysis.reading import RunFolder
 from stream_server.analysis.run_state import runs_below, simulations_of, state_of
@@ -17,12 +21,21 @@ from stream_server.commands.cli import main
 from stream_server.dashboard.columns import account_rows
 from stream_server.dashboard.facts import RunFacts
 from stream_server.dashboard.page import Page
-from stream_server.dashboard.watch import Watch
+from stream_server.dashboard.watch import Watch, _WatchedRun
+from stream_server.errors import NotRunning
+from stream_server.launcher.schedule.actions import Fail
+from stream_server.machine.log_end import log_end
 from stream_server.machine.study_lock import RUN_LOCK
+from stream_server.messages.connection import ConnectionFile
+from stream_server.messages.operator import AskStop, StopAccepted
 from stream_server.storage.checksums import checksummed_json
-from tests.dashboard.made_runs import make_run
+from stream_server.studies.run import Run
+from tests.analysis.conftest import fonts
+from tests.dashboard.made_runs import add_to_journal, make_run
 from tests.security.stranger import Stranger
 from tests.support.timing import until
+
+__all__ = ["fonts"]
 
 HUGE = 10**400
 
@@ -119,23 +132,197 @@ def test_links_are_not_followed_again_and_again(tmp_path: Path) -> None:
     run = make_run(tmp_path / "runs" / "heat")
     for number in range(12):
         (tmp_path / "runs" / f"loop-{number}").symlink_to(".")
-    found = runs_below(tmp_path)
+    found = runs_below(tmp_path, print)
     assert [it.path.resolve() for it in found] == [run]
     # But one's own links are.
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "linked").symlink_to(tmp_path / "runs")
-    assert [it.path for it in runs_below(tmp_path / "mine")] == [tmp_path / "mine" / "linked" / "heat"]
+    assert [it.path for it in runs_below(tmp_path / "mine", print)] == [tmp_path / "mine" / "linked" / "heat"]
 
 
 LINK = "os.symlink(sys.argv[1], sys.argv[2])"
-LIST = "print({run.path.name: state_of(run).state for run in runs_below(Path(sys.argv[1]))})"
+LIST = "print({run.path.name: state_of(run).state for run in runs_below(Path(sys.argv[1]), print)})"
 
 
 def test_links_of_a_stranger_lead_nowhere(shared: Path, tmp_path: Path, stranger: Stranger) -> None:
     make_run(tmp_path / "secret")
     shared.chmod(0o777)
     stranger.run(LINK, tmp_path, shared / "link")
-    assert runs_below(shared) == []
+    assert runs_below(shared, print) == []
+
+
+MARK = "the-secret"
+
+
+def private_run(folder: Path) -> Path:
+    """A run of ours, each file of which would be shown, with a word in it that nobody else is to see."""
+    run = make_run(folder, num_simulations=1)
+    write(run / "study.json", {"study": {"name": MARK}})
+    write(run / "report.json", {"exit_code": 3, "message": MARK, "versions": {MARK: "1"}})
+    write(run / "exit.json", {"exit_code": 3, "message": MARK})
+    metrics(run, **{MARK: 1.0})
+    for name in ("rank-0", "histograms"):
+        write(run / "metrics" / f"{name}.jsonl", (run / "metrics" / "metrics.jsonl").read_text())
+    write(run / "parameters.csv", f"simulation,{MARK}\n0,1\n")
+    add_to_journal(run, [Fail(simulation=0, attempt=0, reason=MARK)])
+    manifest(run, batches=987_654_321)
+    for log in ("logs/server-0.log", "simulations/0/attempt-0/output.log"):
+        write(run / log, f"{MARK}\n")
+    return run
+
+
+COMMANDS = [
+    ["status"],
+    ["status", "--json"],
+    ["simulations"],
+    ["logs"],
+    ["logs", "0"],
+    ["list"],
+    ["plot", "--html", "{to}.html"],
+    ["export", "--to", "{to}.csv"],
+    ["export", "--per-rank", "--to", "{to}.csv"],
+]
+
+
+def said_of(run: Path, to: Path, capsys: pytest.CaptureFixture[str]) -> str:
+    """All that is shown of a run, and what is written of it."""
+    for command, *options in COMMANDS:
+        main([command, str(run), *(option.format(to=to) for option in options)])
+    said = [*capsys.readouterr(), repr(_WatchedRun(RunFolder(run)).look())]
+    said += [log_end(log) for log in server_logs(RunFolder(run))]
+    for simulation in (None, 0):
+        with suppress(NotRunning, OSError):
+            said.append(Run.open(run).log(simulation))
+    return "\n".join([*said, *(file.read_text() for file in to.parent.glob(f"{to.name}.*"))])
+
+
+@pytest.mark.parametrize("linked", ["files", "folders"])
+def test_links_in_a_run_of_a_stranger_show_nothing_of_ours(
+    shared: Path, tmp_path: Path, stranger: Stranger, linked: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What is made of his run may be sent to him."""
+    ours, theirs = private_run(tmp_path / "ours"), shared / "theirs"
+    theirs.mkdir()
+    assert said_of(ours, tmp_path / "of-ours", capsys).count(MARK) > 20
+    for path in sorted(ours.rglob("*") if linked == "files" else ours.iterdir()):
+        place = theirs / path.relative_to(ours)
+        if linked == "files" and path.is_dir():
+            place.mkdir()
+        else:
+            place.symlink_to(path)
+            stranger.owns(place)
+    said = said_of(theirs, tmp_path / "of-theirs", capsys)
+    assert MARK not in said
+    assert "987,654,321" not in said
+
+
+ROOMS = ("analysis", "dashboard", "studies")
+READERS = {"open", "read_text", "read_bytes", "read_file", "read_state", "ordinary"}
+
+
+def opened_otherwise(source: str) -> list[str]:
+    """The calls in a source that open a file by the links of others, too."""
+    calls = (node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call))
+    return [
+        ast.unparse(call)
+        for call in calls
+        if ast.unparse(call.func).rpartition(".")[2] in READERS
+        and not any(
+            word.arg == "opener" and ast.unparse(word.value) in ("by_own_links", "for_result") for word in call.keywords
+        )
+    ]
+
+
+def test_whatever_looks_at_runs_opens_their_files_by_own_links() -> None:
+    package = Path(sys.modules["stream_server"].__file__ or "").parent
+    files = [file for room in ROOMS for file in (package / room).glob("*.py")]
+    assert len(files) > 30
+    found = {file.name: calls for file in files if (calls := opened_otherwise(file.read_text()))}
+    # A page is no file.
+    assert found == {"serving.py": ["Page(document, watch).open()"]}
+
+
+def test_a_stop_does_not_go_to_the_study_whose_address_a_stranger_has_linked(
+    shared: Path, tmp_path: Path, stranger: Stranger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An order for his run would end one of ours."""
+    file = ConnectionFile(study="heat", incarnation=1, host="node", control=("tcp://127.0.0.1:1",))
+    file.write(tmp_path / live.OPERATOR_FILE)
+    link = shared / live.OPERATOR_FILE
+    link.symlink_to(tmp_path / live.OPERATOR_FILE)
+    stranger.owns(link)
+    asked: list[ConnectionFile] = []
+    monkeypatch.setattr(live, "_ask_once", lambda file, question, timeout_s: asked.append(file))
+    with pytest.raises(NotRunning, match="has ended meanwhile"):
+        live.ask(shared, AskStop(finish=False), StopAccepted, timeout_s=5.0, runs=lambda: False)
+    assert asked == []
+
+
+def test_a_run_that_a_user_names_by_the_link_of_somebody_else_is_read(
+    shared: Path, stranger: Stranger, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make_run(shared / "runs" / "heat")
+    link = shared / "latest"
+    link.symlink_to(shared / "runs")
+    stranger.owns(link)
+    assert main(["logs", str(link / "heat")]) == 0
+    assert main(["list", str(link)]) == 0
+    shown = capsys.readouterr().out
+    assert "rank 0 <b>begins</b>" in shown
+    assert f"{shared / 'runs' / 'heat'}  killed" in shown
+
+
+def test_folders_of_a_stranger_without_number_keep_nobody_from_his_own_runs(
+    shared: Path, stranger: Stranger, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make_run(shared / "ours" / "runs" / "heat")
+    shared.chmod(0o777)
+    folders = """
+for number in range(300):
+    os.makedirs(f"{sys.argv[1]}/{number // 20}/{number}/below")
+"""
+    for name in ("a-first", "z-last"):
+        stranger.run(folders, shared / name)
+    told: list[str] = []
+    monkeypatch.setattr(run_state, "MAX_FOLDERS", 50)
+    assert [it.path.name for it in runs_below(shared, told.append)] == ["heat"]
+    assert told == [
+        f"{shared} has more than 50 folders below it, and no run was looked for in those that are furthest down: name "
+        "a folder nearer to yours"
+    ]
+    assert main(["list", "--json", str(shared)]) == 0
+    listed, said = capsys.readouterr()
+    assert [Path(it["run"]).name for it in json.loads(listed)] == ["heat"]
+    assert said == f"{told[0]}\n"
+    with Watch(shared, look_s=0.2) as watch:
+        until(lambda: watch.runs() is not None)
+        page = Page(Document(), watch)
+        page.open()
+        assert "1 run, " in page._title.text
+        assert "has more than 50 folders below it" in page._title.text
+
+
+def test_a_folder_is_not_read_further_than_its_folders_may_be_looked_at(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(30):
+        (tmp_path / str(number)).mkdir()
+    monkeypatch.setattr(run_state, "MAX_FOLDERS", 10)
+    read: list[Path] = []
+    monkeypatch.setattr(run_state, "_may_have_runs", lambda entry: read.append(entry) or True)
+    told: list[str] = []
+    assert runs_below(tmp_path, told.append) == []
+    assert (len(read), len(told)) == (11, 1)
+
+
+def test_of_damaged_checkpoints_without_number_the_newest_are_looked_at(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    manifest(run)
+    for number in range(2, 2 + run_state.MAX_MANIFESTS):
+        write(run / "checkpoints" / f"{number:06}" / "manifest.json", "")
+    assert run_state.newest_checkpoint(RunFolder(run)) is None
+    (run / "checkpoints" / "000002").rename(run / "checkpoints" / "aside")
+    assert run_state.newest_checkpoint(RunFolder(run)) is not None
 
 
 def test_what_one_may_not_read_keeps_nobody_from_the_rest(shared: Path, stranger: Stranger) -> None:
