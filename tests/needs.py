@@ -18,6 +18,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.access_lists import open_to
 from tests.support.small_disk import PAGE, mounted
 
 # Debian does not have them on the PATH of an ordinary user, who may well run what is there.
@@ -54,6 +55,8 @@ PACKAGES: dict[str, tuple[str, ...]] = {
 COMPILERS = ("build-essential", "cmake", "gfortran", "libzmq3-dev", "pkg-config")
 MPIS = ("libmpich-dev", "libopenmpi-dev", "mpich", "openmpi-bin")
 CHECKERS = ("clang", "libclang-rt-dev", "locales", "valgrind")
+# No command brings another file system.
+ACCESS_LISTS = "a file system with access lists below /tmp"
 # A command that has an identity beside the caller's, and may mount and make networks, without any rights outside.
 AS_ROOT_OF_A_NAMESPACE = ("unshare", "--user", "--map-root-user", "--map-auto")
 
@@ -81,6 +84,16 @@ def _no_mount() -> str:
         return "" if _runs(mounted(Path(folder), PAGE, ["true"])) else "the right to mount a tmpfs"
 
 
+def _no_access_lists() -> str:
+    # Where folders are made that a second user can reach.
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        try:
+            open_to(Path(folder), os.geteuid())
+        except OSError:
+            return ACCESS_LISTS
+    return ""
+
+
 def _runs(command: Sequence[str]) -> bool:
     try:
         return subprocess.run(command, capture_output=True).returncode == 0
@@ -97,6 +110,7 @@ NEEDS: dict[str, Need] = {
     "a second user": Need(packages=("util-linux",), forbids=_no_second_user),
     "root": Need(forbids=_no_root),
     "a small disk": Need(packages=("util-linux",), forbids=_no_mount),
+    "access lists": Need(forbids=_no_access_lists),
     "strace": Need(packages=("strace",)),
     "a browser": Need(packages=("chromium", "chromium-driver")),
     "patch": Need(packages=("git", "patch")),
@@ -146,7 +160,7 @@ def what_brings(reasons: Iterable[str]) -> str:
     lacks = [reason.removeprefix("needs ") for reason in reasons if reason.startswith("needs ")]
     words = {word for each in lacks for word in each.split(", ")}
     packages = sorted(words & PACKAGES.keys())
-    if words - PACKAGES.keys():
+    if words - PACKAGES.keys() - {ACCESS_LISTS}:
         return "sudo make test"
     return f"sudo apt-get install {' '.join(packages)}" if packages else ""
 

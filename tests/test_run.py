@@ -1,6 +1,8 @@
 """Several pytest processes share one run: nothing is run twice, and nothing that goes wrong is overlooked."""
 
+import errno
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -8,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.needs import what_brings
+from tests.needs import ACCESS_LISTS, NEEDS, what_brings
 from tests.sharing import FIRST, IMPORTS_TORCH_LATER
 
 pytestmark = pytest.mark.slow
@@ -160,11 +162,26 @@ def test_in_ci_nothing_may_be_left_out(tmp_path: Path, monkeypatch: pytest.Monke
         ([], ""),
         (["needs cmake, gfortran", "needs strace"], "sudo apt-get install cmake gfortran strace"),
         (["needs cmake", "needs root's rights"], "sudo make test"),
+        (["needs a file system with access lists below /tmp"], ""),
         (["there is a GPU"], ""),
     ],
 )
 def test_one_command_brings_what_tests_were_left_out_for(reasons: list[str], command: str) -> None:
     assert what_brings(reasons) == command
+
+
+def test_a_test_is_left_out_by_need_alone() -> None:
+    leaving_out = re.compile(r"pytest\.skip\(")
+    files = [path for path in (ROOT / "tests").rglob("*.py") if leaving_out.search(path.read_text())]
+    assert [path.name for path in files] == ["needs.py"]
+
+
+def test_a_file_system_without_access_lists_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: object) -> None:
+        raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
+
+    monkeypatch.setattr(os, "setxattr", refused)
+    assert NEEDS["access lists"].forbids() == ACCESS_LISTS
 
 
 def test_a_user_who_may_not_install_tools_is_told_what_tests_lack(tmp_path: Path) -> None:

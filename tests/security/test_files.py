@@ -3,7 +3,6 @@
 import grp
 import os
 import stat
-import struct
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +14,7 @@ from stream_server.machine import run_folder
 from stream_server.storage.ownership import private_files
 from tests.needs import need
 from tests.security.stranger import Stranger
+from tests.support.access_lists import open_to
 from tests.support.runs import NUMPY_STUDY, assert_complete, run_study
 
 SETTINGS = {
@@ -197,9 +197,6 @@ def test_a_run_of_somebody_else_is_looked_at_with_one_plain_sentence(shared: Pat
     assert said.endswith("1")
 
 
-# An access list: owner and others as by their bits, and all for a user who is named.
-OWNER, NAMED, GROUP, MASK, OTHER = 1, 2, 4, 0x10, 0x20
-NOBODY = 0xFFFFFFFF
 LIST_IT = """
 try:
     print(os.listdir(sys.argv[1]))
@@ -212,12 +209,8 @@ except PermissionError:
 def test_a_default_acl_above_opens_no_run_also_where_it_is_shared_with_a_group(
     shared: Path, stranger: Stranger, is_there: bool
 ) -> None:
-    entries = [(OWNER, 7, NOBODY), (NAMED, 7, stranger.uid), (GROUP, 5, NOBODY), (MASK, 7, NOBODY), (OTHER, 5, NOBODY)]
-    packed = struct.pack("<I", 2) + b"".join(struct.pack("<HHI", *it) for it in entries)
-    try:
-        os.setxattr(shared, "system.posix_acl_default", packed)
-    except OSError:
-        pytest.skip("needs a file system with access lists")
+    need("access lists")
+    open_to(shared, stranger.uid)
     for group in (None, grp.getgrgid(os.getegid()).gr_name):
         folder = shared / f"run-{group}"
         if is_there:
