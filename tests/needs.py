@@ -8,6 +8,7 @@ its last lines. With CI set nothing may be left out.
 
 import os
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
@@ -94,6 +95,14 @@ def _no_access_lists() -> str:
     return ""
 
 
+def _no_ipv6() -> str:
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        return "a loopback address of IPv6"
+    return ""
+
+
 def _runs(command: Sequence[str]) -> bool:
     try:
         return subprocess.run(command, capture_output=True).returncode == 0
@@ -109,6 +118,7 @@ NEEDS: dict[str, Need] = {
     "another node": Need(packages=("iproute2", "util-linux"), forbids=_no_root),
     "a second user": Need(packages=("util-linux",), forbids=_no_second_user),
     "root": Need(forbids=_no_root),
+    "IPv6": Need(forbids=_no_ipv6),
     "a small disk": Need(packages=("util-linux",), forbids=_no_mount),
     "access lists": Need(forbids=_no_access_lists),
     "strace": Need(packages=("strace",)),

@@ -1,4 +1,4 @@
-"""Access to the page: by a token, which the link brings once and a cookie from then on, below a path of its own."""
+"""Access to the page: by a token, which the link brings once and a cookie from then on, at a place of its own."""
 
 import hmac
 import secrets
@@ -25,17 +25,20 @@ class Access:
 
     The link with the token leads to the page without it, so that it stays out of bookmarks and screenshots. A browser
     sends the cookies of 127.0.0.1 to all its ports, also to the server of another user: so the cookie is for a path
-    that nobody can guess, which no other server can have asked for.
+    that nobody can guess, which no other server can have asked for. What a server has left in the browser, such as a
+    service worker, lives on for its host and port, and would run in the page of the next one there: so the link has a
+    host that no page has ever had. Names below localhost are addresses of the browser's own machine (RFC 6761).
     """
 
     def __init__(self) -> None:
+        self.host = f"{secrets.token_hex(8)}.localhost"
         self.place = f"/{secrets.token_urlsafe(12)}"
         self.cookie = f"stream-study-{secrets.token_urlsafe(12)}"
         self._token = secrets.token_urlsafe(24)
 
-    def link(self, server: str) -> str:
-        """The link to the page of a server."""
-        return f"{server}{self.place}/?{TOKEN}={self._token}"
+    def link(self, port: int) -> str:
+        """The link to the page of a server at a port."""
+        return f"http://{self.host}:{port}{self.place}/?{TOKEN}={self._token}"
 
     def answer(self, request: RequestStartLine, headers: HTTPHeaders) -> Answer | None:
         """The answer to a request that is not admitted, or that brings the token; None for one that is admitted.

@@ -1,11 +1,12 @@
 """The server of the page: on the loopback interface, with all that a browser needs, behind a token."""
 
 import asyncio
+import errno
 import logging
 import secrets
 import signal
 import socket
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,6 @@ from tornado.httpserver import HTTPServer
 from tornado.httputil import HTTPHeaders, HTTPMessageDelegate, RequestStartLine, ResponseStartLine
 from tornado.ioloop import IOLoop
 from tornado.iostream import IOStream
-from tornado.netutil import bind_sockets
 from tornado.web import OutputTransform
 
 from stream_server.dashboard.access import Access, Answer
@@ -32,8 +32,12 @@ from stream_server.dashboard.texts import TEMPLATE
 from stream_server.dashboard.watch import Watch
 from stream_server.errors import ConfigError
 
-HOST = "127.0.0.1"
+# A browser asks either of them for a name below localhost.
+LOOPBACK = {socket.AF_INET: "127.0.0.1", socket.AF_INET6: "::1"}
+_WITHOUT_IPV6 = frozenset({errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL, errno.EPROTONOSUPPORT})
 PORT = 8787
+# Of any port that is free at one address, another user may have that of the other.
+ANY_PORT = [0] * 20
 # A browser has a few connections for each page. Who says nothing for a while is let go.
 MAX_CONNECTIONS = 256
 SILENCE_S = 10.0
@@ -151,13 +155,13 @@ async def _serve(folder: Path, port: int | None, announce: Callable[[str], None]
     over = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, over.set)
-    with Watch(folder) as watch, _running(watch, _free_port(port)) as link:
+    with Watch(folder) as watch, _running(watch, listening(port)) as link:
         announce(link)
         await over.wait()
 
 
 @contextmanager
-def _running(watch: Watch, port: int) -> Iterator[str]:
+def _running(watch: Watch, sockets: Sequence[socket.socket]) -> Iterator[str]:
     """A server in the loop of this thread; gives the link to its page."""
     # Whatever the environment of the user says: the browser may have no other way than to this server.
     settings.resources = "server"
@@ -177,11 +181,11 @@ def _running(watch: Watch, port: int) -> Iterator[str]:
         exclude_cookies=[access.cookie],
     )
     http = GuardedServer(tornado, access=access, idle_connection_timeout=SILENCE_S)
-    http.add_sockets(bind_sockets(port, HOST))
+    http.add_sockets(sockets)
     server = BaseServer(IOLoop.current(), tornado, http)
     server.start()
     try:
-        yield access.link(f"http://{HOST}:{port}")
+        yield access.link(sockets[0].getsockname()[1])
     finally:
         server.unlisten()
         server.stop()
@@ -194,19 +198,24 @@ def _open(document: Document, watch: Watch, nonce: str) -> None:
     Page(document, watch).open()
 
 
-def _free_port(port: int | None) -> int:
-    """The port if it is free; without one the usual one if that is free, otherwise any.
+def listening(port: int | None) -> list[socket.socket]:
+    """Sockets at one port of both loopback addresses; without a `port` at the usual one if it is free, or at any.
 
     Raises:
         ConfigError: it is in use, or cannot be used.
     """
-    for wanted in [PORT, 0] if port is None else [port]:
-        with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind((HOST, wanted))
-            except (OSError, OverflowError) as error:
+    for wanted in [PORT, *ANY_PORT] if port is None else [port] if port else ANY_PORT:
+        opened: list[socket.socket] = []
+        try:
+            for family, host in LOOPBACK.items():
+                place = (host, opened[0].getsockname()[1] if opened else wanted)
+                opened.append(socket.create_server(place, family=family))
+                opened[-1].setblocking(False)
+        except (OSError, OverflowError) as error:
+            if not (opened and isinstance(error, OSError) and error.errno in _WITHOUT_IPV6):
                 reason = error
+                for it in opened:
+                    it.close()
                 continue
-            return int(probe.getsockname()[1])
+        return opened
     raise ConfigError(f"port {port} cannot be used: {reason}; without --port a free one is taken")

@@ -1,6 +1,7 @@
 """`stream-study serve` as a browser shows it: one server and one Chromium for all of these tests."""
 
 import http.client
+import http.server
 import json
 import re
 import shutil
@@ -12,6 +13,7 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from threading import Thread
 from urllib.parse import urlsplit
 
 import pytest
@@ -44,10 +46,35 @@ script.remove();
 """
 
 
+# A service worker: the browser asks it, as long as it knows it, for all that is at the host and port of its server.
+WORKER = b"""
+self.addEventListener("fetch", it => it.respondWith(new Response("<title>taken</title>" + it.request.url,
+                                                                 {headers: {"Content-Type": "text/html"}})));
+"""
+REGISTERS = b"""<script>
+navigator.serviceWorker.register("/worker.js").then(() => navigator.serviceWorker.ready)
+  .then(() => { document.title = "left" });
+</script>"""
+
+
+class Leaves(http.server.BaseHTTPRequestHandler):
+    """Leaves a service worker in the browser of whoever comes."""
+
+    def do_GET(self) -> None:
+        is_worker = self.path == "/worker.js"
+        self.send_response(200)
+        self.send_header("Content-Type", "text/javascript" if is_worker else "text/html")
+        self.end_headers()
+        self.wfile.write(WORKER if is_worker else REGISTERS)
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Log nothing."""
+
+
 @contextmanager
-def served(folder: Path) -> Iterator[str]:
-    """`stream-study serve FOLDER`, on a free port; gives the link that it prints."""
-    command = [sys.executable, "-m", "stream_server.commands.cli", "serve", str(folder), "--port", "0"]
+def served(folder: Path, port: int = 0) -> Iterator[str]:
+    """`stream-study serve FOLDER`, on a free port or a given one; gives the link that it prints."""
+    command = [sys.executable, "-m", "stream_server.commands.cli", "serve", str(folder), "--port", str(port)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         try:
@@ -85,9 +112,14 @@ def browser(opened: Browser, folder: Path) -> Iterator[Browser]:
     opened.wait_for(lambda: opened.is_visible("hint"))
 
 
+def by_address(link: str) -> str:
+    """The link for a program that does not know of names below localhost, as browsers do."""
+    return re.sub("//[^:]+", "//127.0.0.1", link)
+
+
 def answer_to(link: str, path: str, headers: dict[str, str]) -> int:
     """The status of the answer to one request."""
-    connection = http.client.HTTPConnection(re.findall(r"//([^/]+)/", link)[0], timeout=LIMIT_S)
+    connection = http.client.HTTPConnection(urlsplit(by_address(link)).netloc, timeout=LIMIT_S)
     try:
         connection.request("GET", path, headers=headers)
         return connection.getresponse().status
@@ -127,7 +159,7 @@ def test_an_empty_folder_says_what_to_do_and_a_run_that_comes_is_shown(browser: 
 @pytest.mark.full
 def test_the_page_says_that_it_loads_until_it_has(browser: Browser, link: str) -> None:
     jar = urllib.request.HTTPCookieProcessor()
-    with urllib.request.build_opener(urllib.request.ProxyHandler({}), jar).open(link, timeout=120) as page:
+    with urllib.request.build_opener(urllib.request.ProxyHandler({}), jar).open(by_address(link), timeout=120) as page:
         assert "Stream Study is loading" in page.read().decode()
     assert browser.driver.find_elements("css selector", "[data-root-id]:empty") == []
 
@@ -135,7 +167,7 @@ def test_the_page_says_that_it_loads_until_it_has(browser: Browser, link: str) -
 def test_who_comes_without_the_token_reads_what_to_open(link: str) -> None:
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     with pytest.raises(urllib.error.HTTPError, match="Open the link that stream-study serve printed"):
-        opener.open(link.partition("?")[0], timeout=120)
+        opener.open(by_address(link).partition("?")[0], timeout=120)
 
 
 def test_nothing_is_fetched_from_anywhere_else_and_the_token_leaves_the_address(browser: Browser, link: str) -> None:
@@ -149,6 +181,26 @@ def test_the_cookie_is_for_this_page_alone(browser: Browser, link: str) -> None:
     (cookie,) = browser.driver.get_cookies()
     assert cookie["path"] == urlsplit(link).path != "/"
     assert cookie["httpOnly"]
+
+
+def test_what_another_server_has_left_in_the_browser_does_not_get_the_page(
+    browser: Browser, link: str, folder: Path
+) -> None:
+    """Before us, another user had the port that we have now, and the browser was there once."""
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Leaves) as stranger:
+        port = stranger.server_port
+        answers = Thread(target=stranger.serve_forever, args=(0.1,))
+        answers.start()
+        try:
+            browser.driver.get(f"http://127.0.0.1:{port}/")
+            until(lambda: browser.driver.title == "left")
+        finally:
+            stranger.shutdown()
+            answers.join()
+    with served(folder, port) as second:
+        browser.driver.get(second)
+        assert browser.driver.title.startswith("Stream Study")
+        browser.open(link)
 
 
 def test_no_script_runs_that_is_not_of_this_server_and_none_is_loaded_from_another(browser: Browser) -> None:
@@ -171,7 +223,7 @@ def test_without_the_token_there_is_nothing_but_403(link: str, path: str) -> Non
 
 
 def test_with_the_token_a_websocket_of_another_page_gets_403(browser: Browser, link: str) -> None:
-    own = urlsplit(link)
+    own = urlsplit(by_address(link))
     upgrade = {"Connection": "Upgrade", "Upgrade": "websocket", "Sec-WebSocket-Version": "13", "Sec-WebSocket-Key": "a"}
     (known,) = browser.driver.get_cookies()
     cookie = {"Cookie": f"{known['name']}={known['value']}"}

@@ -1,17 +1,20 @@
 """The page's server answers a bounded number of connections, and reads nothing of whoever does not have its token."""
 
 import asyncio
+import errno
+import socket
 from collections.abc import Awaitable, Callable
 from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
 from tornado.httputil import HTTPHeaders, RequestStartLine
-from tornado.netutil import bind_sockets
 from tornado.web import Application, RequestHandler
 
 from stream_server.dashboard import serving
 from stream_server.dashboard.access import Access
+from stream_server.errors import ConfigError
+from tests.needs import need
 
 MOST = 3
 WAIT_S = 20.0
@@ -44,13 +47,13 @@ def attacked(access: Access, attack: Callable[[Connect], Awaitable[Any]], silenc
     async def run() -> Any:
         application = Application([(f"{access.place}/", Words)])
         server = serving.GuardedServer(application, access=access, idle_connection_timeout=silence_s)
-        sockets = bind_sockets(0, serving.HOST)
+        sockets = serving.listening(0)
         server.add_sockets(sockets)
-        port = sockets[0].getsockname()[1]
+        place = sockets[0].getsockname()
         opened: list[asyncio.StreamWriter] = []
 
         async def connect() -> Connection:
-            reader, writer = await asyncio.open_connection(serving.HOST, port)
+            reader, writer = await asyncio.open_connection(*place)
             opened.append(writer)
             return reader, writer
 
@@ -65,10 +68,15 @@ def attacked(access: Access, attack: Callable[[Connect], Awaitable[Any]], silenc
     return asyncio.run(run())
 
 
+def path_of(access: Access) -> str:
+    """What a browser asks for that opens the link."""
+    link = urlsplit(access.link(1))
+    return f"{link.path}?{link.query}"
+
+
 def cookie_of(access: Access) -> str:
     """The cookie that the link brings."""
-    path = access.link("").removeprefix("/")
-    answer = access.answer(RequestStartLine("GET", f"/{path}", "HTTP/1.1"), HTTPHeaders())
+    answer = access.answer(RequestStartLine("GET", path_of(access), "HTTP/1.1"), HTTPHeaders())
     assert answer is not None
     assert answer.status == 302
     return answer.headers["Set-Cookie"].partition(";")[0]
@@ -129,10 +137,10 @@ def test_no_body_is_read_of_who_has_the_token(access: Access, method: str, body:
 
 
 def test_the_cookie_goes_to_a_path_that_nobody_else_knows(access: Access) -> None:
-    answer = access.answer(RequestStartLine("GET", access.link(""), "HTTP/1.1"), HTTPHeaders())
+    answer = access.answer(RequestStartLine("GET", path_of(access), "HTTP/1.1"), HTTPHeaders())
     assert answer is not None
     assert f"; HttpOnly; Path={access.place}/;" in answer.headers["Set-Cookie"]
-    assert answer.headers["Location"] == urlsplit(access.link("")).path == f"{access.place}/"
+    assert answer.headers["Location"] == f"{access.place}/"
     assert len(access.place) > 16
     assert access.place != Access().place
     # Nor can another server of this host put a cookie of its own in its place.
@@ -154,3 +162,38 @@ def test_a_page_of_another_origin_is_refused_whatever_it_says(access: Access, or
     answer = access.answer(RequestStartLine("GET", f"{access.place}/", "HTTP/1.1"), headers)
     assert answer is not None
     assert answer.status == 403
+
+
+def test_the_page_has_a_host_where_no_page_was_before(access: Access) -> None:
+    """What other servers have left in the browser for 127.0.0.1 and a port is asked for nothing of another host."""
+    name, _, top = (urlsplit(access.link(8787)).hostname or "").partition(".")
+    assert top == "localhost"
+    assert len(name) == 16
+    assert name not in Access().host
+
+
+def test_nobody_else_answers_for_its_host_by_the_other_version_of_the_protocol() -> None:
+    need("IPv6")
+    with socket.create_server(("::1", 0), family=socket.AF_INET6) as stranger:
+        port = stranger.getsockname()[1]
+        with pytest.raises(ConfigError, match=f"port {port} cannot be used"):
+            serving.listening(port)
+    opened = serving.listening(0)
+    assert [it.getsockname()[0] for it in opened] == ["127.0.0.1", "::1"]
+    assert len({it.getsockname()[1] for it in opened}) == 1
+    for it in opened:
+        it.close()
+
+
+@pytest.mark.parametrize("number", [errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL])
+def test_without_ipv6_one_address_is_enough(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    create = socket.create_server
+
+    def refused(place: tuple[str, int], *, family: int) -> socket.socket:
+        if family == socket.AF_INET6:
+            raise OSError(number, "no such thing here")
+        return create(place, family=family)
+
+    monkeypatch.setattr(socket, "create_server", refused)
+    (only,) = serving.listening(0)
+    only.close()
