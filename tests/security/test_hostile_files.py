@@ -9,6 +9,7 @@ import os
 import pickle
 import struct
 import zipfile
+import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -342,14 +343,51 @@ def test_values_of_a_file_of_samples_are_its_own(tmp_path: Path) -> None:
         with h5py.File(path, "a") as file:
             del file[name]
             file[name] = h5py.ExternalLink(str(secret), "values")
-        with pytest.raises(ConfigError, match=f"/{name} is a link to another file: copy the values"):
+        with pytest.raises(ConfigError, match=f"/{name} is a link to another place or file: copy the values"):
             SimulationFile(path)
-
+    for name in ("time_step", "parameters", "fields", "fields/u", "present"):
+        path = handwritten(tmp_path / "samples", 0)
+        with h5py.File(path, "a") as file:
+            del file[name]
+            file["elsewhere"] = h5py.ExternalLink(str(secret), "/")
+            file[name] = h5py.SoftLink("/elsewhere/values")
+        with pytest.raises(ConfigError, match=f"/{name} is a link to another place or file: copy the values"):
+            SimulationFile(path)
     path = handwritten(tmp_path / "samples", 0)
     with h5py.File(path, "a") as file:
         del file["fields/u"]
         file.create_dataset("fields/u", (12,), "<i8", external=[(str(tmp_path / "secret.raw"), 0, 96)])
     with pytest.raises(ConfigError, match="/fields/u has its values in another file: copy them"):
+        SimulationFile(path)
+
+
+def test_a_file_of_samples_that_was_replaced_is_looked_at_again(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "secret.h5", "w") as secret:
+        secret["values"] = np.arange(12)
+    path = handwritten(tmp_path / "samples", 0)
+    read = SimulationFile(path)
+    with h5py.File(path, "a") as file:
+        del file["fields/u"]
+        file["fields/u"] = h5py.ExternalLink(str(tmp_path / "secret.h5"), "values")
+    read.open()
+    with pytest.raises(ConfigError, match="/fields/u is a link to another place or file: copy the values"):
+        read.read(0)
+    read.close()
+
+
+def test_a_chunk_of_a_file_of_samples_has_hardly_more_than_is_read(tmp_path: Path) -> None:
+    """Packed twice, as here, 10 kB are a chunk of 2 GiB."""
+    path = handwritten(tmp_path, 0)
+    with h5py.File(path, "a") as file:
+        del file["fields/u"]
+        settings = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+        settings.set_chunk((2**26, 4))
+        settings.set_deflate(9)
+        settings.set_deflate(9)
+        space = h5py.h5s.create_simple((12, 4), (h5py.h5s.UNLIMITED, 4))
+        made = h5py.h5d.create(file["fields"].id, b"u", h5py.h5t.IEEE_F64LE, space, settings)
+        made.write_direct_chunk((0, 0), zlib.compress(zlib.compress(bytes(2**20))))
+    with pytest.raises(ConfigError, match=r"/fields/u has chunks of the shape \(67108864, 4\), which may have a row"):
         SimulationFile(path)
 
 

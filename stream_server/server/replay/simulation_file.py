@@ -40,6 +40,8 @@ VERSION = "v110"
 LARGEST_CHUNK_BYTES = 2**31
 # They are read at once, and may be compressed.
 MOST_ROWS = 2**27
+# A chunk is read as a whole, and a few compressed bytes may stand for it; one that is a row may be as large as that.
+MOST_CHUNK_BYTES = 2**26
 
 Arrays = Mapping[str, npt.NDArray[Any]]
 
@@ -198,6 +200,7 @@ class SimulationFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._file: Any = None
+        self._found: dict[str, Any] = {}
         try:
             self.open()
             self._read_head()
@@ -218,6 +221,7 @@ class SimulationFile:
     def close(self) -> None:
         """Close the file, until it is opened again."""
         if self._file is not None:
+            self._found.clear()
             self._file.close()
             self._file = None
 
@@ -229,7 +233,7 @@ class SimulationFile:
         """
         names = [name for name in self.fields if name not in self.present or self.present[name][row]]
         try:
-            return {name: np.asarray(self._file["fields"][name][self._place(name, row)]) for name in names}
+            return {name: np.asarray(self._dataset("fields", name)[self._place(name, row)]) for name in names}
         except (OSError, KeyError, ValueError) as error:
             raise DamagedRecord(f"{self.path}: time step {self.time_steps[row]} cannot be read: {error}") from error
 
@@ -240,7 +244,7 @@ class SimulationFile:
             DamagedRecord: the file is not as it was written.
         """
         try:
-            return {name: np.asarray(self._file["static"][name][()]) for name in self.statics}
+            return {name: np.asarray(self._dataset("static", name)[()]) for name in self.statics}
         except (OSError, KeyError, ValueError) as error:
             raise DamagedRecord(f"{self.path}: /static cannot be read: {error}") from error
 
@@ -277,7 +281,7 @@ class SimulationFile:
         self._ends = {name: np.cumsum(lengths) for name, lengths in self.lengths.items()}
         fields = self._in(file, "fields")
         for name in fields:
-            dataset = self._written(f"/fields/{name}", self._in(fields, name))
+            dataset = self._dataset("fields", name)
             num, what = len(self.time_steps), "one for each of /time_step"
             if name in self.lengths:
                 num, what = int(self.lengths[name].sum()), f"as many as /lengths/{name} adds up to"
@@ -287,7 +291,7 @@ class SimulationFile:
                 )
             self.fields[name] = (dataset.shape[1:], dataset.dtype)
         in_static = self._in(file, "static") if "static" in groups else {}
-        statics = {name: self._written(f"/static/{name}", self._in(in_static, name)) for name in in_static}
+        statics = {name: self._dataset("static", name) for name in in_static}
         self.statics = {name: (dataset.shape, dataset.dtype) for name, dataset in statics.items()}
         present = self._in(file, "present") if "present" in groups else {}
         self.present = {name: self._present(f"/present/{name}", self._in(present, name)) for name in present}
@@ -314,15 +318,27 @@ class SimulationFile:
             raise ConfigError(f"{self.path}: {name} must be numbers of rows, from 0 on")
         return lengths
 
+    def _dataset(self, group: str, name: str) -> Any:
+        """A dataset with values of time steps, or of all of the simulation; looked at anew since the file was opened.
+
+        Whoever made the file may have replaced it meanwhile.
+        """
+        path = f"/{group}/{name}"
+        if path not in self._found:
+            found = self._in(self._in(self._file, group), name)
+            self._found[path] = self._written(path, found, is_static=group == "static")
+        return self._found[path]
+
     def _in(self, group: Any, name: str) -> Any:
         """The object of this name in a group of the file.
 
         Raises:
-            ConfigError: it is in another file, which whoever made this one may have chosen.
+            ConfigError: it may be in another file, which whoever made this one may have chosen: the path in a soft link
+                may lead by one to there.
         """
-        if isinstance(group.get(name, getlink=True), load_h5py().ExternalLink):
+        if not isinstance(group.get(name, getlink=True), load_h5py().HardLink):
             raise ConfigError(
-                f"{self.path}: {group.name.rstrip('/')}/{name} is a link to another file: copy the values"
+                f"{self.path}: {group.name.rstrip('/')}/{name} is a link to another place or file: copy the values"
             )
         return group[name]
 
@@ -341,8 +357,10 @@ class SimulationFile:
             )
         return found.astype(dtype)
 
-    def _written(self, name: str, dataset: Any) -> Any:
+    def _written(self, name: str, dataset: Any, *, is_static: bool = False) -> Any:
         """A dataset of which all is there; HDF5 reads zeros where nothing was written, and where a source is missing.
+
+        It is read row by row, or as a whole if it `is_static`.
 
         Raises:
             ConfigError: it is another one.
@@ -353,9 +371,20 @@ class SimulationFile:
             problem = "has its values in another file: copy them"
         elif dataset.size and not _is_allocated(dataset):
             problem = "has rows that were never written: write them, or leave these time steps out"
+        elif dataset.chunks and _has_large_chunks(dataset, dataset.shape if is_static else dataset.shape[1:]):
+            problem = (
+                f"has chunks of the shape {dataset.chunks}, which may have a row, or {MOST_CHUNK_BYTES >> 20} MiB: "
+                "write it with smaller ones"
+            )
         else:
             return dataset
         raise ConfigError(f"{self.path}: {name} {problem}")
+
+
+def _has_large_chunks(dataset: Any, at_once: Sequence[int]) -> bool:
+    """Whether a chunk has much more than what is read `at_once`."""
+    most = max(MOST_CHUNK_BYTES // dataset.dtype.itemsize, math.prod(at_once))
+    return math.prod(dataset.chunks) > most
 
 
 def _is_allocated(dataset: Any) -> bool:

@@ -304,7 +304,7 @@ MISTAKES = {
     "half": (_half_written, "/fields/u has rows that were never written"),
     "unwritten": (_unwritten, "/fields/u has rows that were never written"),
     "virtual": (_virtual, "/fields/u is a virtual dataset"),
-    "nowhere": (_nowhere, "run4.h5: /fields/u is a link to another file: copy the values"),
+    "nowhere": (_nowhere, "run4.h5: /fields/u is a link to another place or file: copy the values"),
     "group": (_group, "run4.h5 is no file of samples, or is damaged"),
     "nothing": (_another_u(h5py.Empty("f4")), "run4.h5 is no file of samples, or is damaged"),
     "structured": (_another_u(np.zeros((12, 2, 3), "i4,f4")), "which is not converted to float32"),

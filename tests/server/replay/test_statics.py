@@ -496,7 +496,7 @@ def test_the_files_of_somebody_else_are_trained_from(folder: StudyFolder) -> Non
                 file.__delitem__("static/mesh"),
                 file.__setitem__("static/mesh", h5py.ExternalLink("other.h5", "mesh")),
             ],
-            r"/static/mesh is a link to another file",
+            r"/static/mesh is a link to another place or file",
         ),
     ],
 )
