@@ -4,13 +4,13 @@ torch keeps it in /tmp/torchinductor_USER, which another user may have made befo
 """
 
 import os
-import stat
 import tempfile
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
 from stream_server.machine import private_folder
-from stream_server.storage.ownership import is_ours, others_may_write
+from stream_server.storage.ownership import is_ours, others_may_rename_in, others_may_write
 
 # Those of which the usual place is a folder that is open to all; Triton's is below inductor's.
 VARIABLES = {"TORCHINDUCTOR_CACHE_DIR": "torchinductor", "QUACK_CACHE_DIR": "quack"}
@@ -22,19 +22,21 @@ def keep_private() -> None:
     Before they are imported; children of this process inherit that. In a folder for temporary files into which nobody
     else writes, such as that of a launcher, they may keep it where they like.
     """
-    status = os.stat(tempfile.gettempdir())
+    temporary = Path(tempfile.gettempdir())
+    status, is_swappable = os.stat(temporary), others_may_rename_in(temporary) is not None
     wanted = {name: place for name, place in VARIABLES.items() if name not in os.environ}
-    if wanted and (others_may_write(status) or not is_ours(status)):
-        # Others may rename what is in a folder that they can write, unless it is sticky.
-        folder = _folder(is_sticky=bool(status.st_mode & stat.S_ISVTX) and is_ours(status))
+    if wanted and (others_may_write(status) or not is_ours(status) or is_swappable):
+        folder = _folder([temporary] if is_ours(status) and not is_swappable else [])
         os.environ.update({name: str(folder / place) for name, place in wanted.items()})
 
 
-def _folder(*, is_sticky: bool) -> Path:
-    """The first folder that is private or can be made so; a new one for this process alone if there is none."""
+def _folder(places: Sequence[Path]) -> Path:
+    """The first folder in one of these places, or at home, that is private or can be made so.
+
+    A new one for this process alone if there is none.
+    """
     name = f"stream-caches-{os.geteuid()}"
-    places = [Path(tempfile.gettempdir(), name)] if is_sticky else []
-    for folder in (*places, Path(os.path.expanduser("~"), f".{name}")):
+    for folder in (*(place / name for place in places), Path(os.path.expanduser("~"), f".{name}")):
         with suppress(OSError):
             private_folder.make(folder, again=True)
             return folder

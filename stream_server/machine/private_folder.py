@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from stream_server.storage.ownership import OTHERS, is_ours
+from stream_server.storage.ownership import OTHERS, is_ours, others_may_rename_in
 
 PREFIX = "stream-launcher-"
 # A path of a socket has at most 107 bytes, and some 40 come after the folder.
@@ -16,13 +16,25 @@ MAX_BYTES = 60
 
 
 def new_name() -> Path:
-    """A short path that nobody has ever used, in a temporary folder in which this user may write, if there is one."""
+    """A short path in `place` that nobody has ever used."""
+    return place() / f"{PREFIX}{secrets.token_hex(8)}"
+
+
+def place() -> Path:
+    """The folder for temporary files, with a short path, in which this user may write; /tmp if there is none.
+
+    Nobody else may rename what is there, and give its name to something of his: sockets in our folders ask for no keys,
+    and what has a name of ours is removed.
+    """
     wanted = (os.path.abspath(it) for it in map(os.environ.get, ("TMPDIR", "TEMP", "TMP")) if it)
-    places = [*wanted, "/tmp", f"/run/user/{os.geteuid()}", "/var/tmp"]  # noqa: S108 (the name is random)
+    places = [*wanted, "/tmp", f"/run/user/{os.geteuid()}", "/var/tmp"]  # noqa: S108 (names in it are random)
     # A simulation may run in a locale that has other bytes for other letters.
     short = (it for it in places if len(it) < MAX_BYTES and it.isascii())
-    place = next((it for it in short if os.access(it, os.W_OK | os.X_OK)), "/tmp")  # noqa: S108
-    return Path(place) / f"{PREFIX}{secrets.token_hex(8)}"
+    return Path(next((it for it in short if _is_usable(it)), "/tmp"))  # noqa: S108
+
+
+def _is_usable(place: str) -> bool:
+    return os.access(place, os.W_OK | os.X_OK) and others_may_rename_in(Path(place)) is None
 
 
 @contextmanager

@@ -3,7 +3,6 @@
 import errno
 import grp
 import os
-import pwd
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,7 +11,7 @@ from pathlib import Path
 from stream_server.errors import ConfigError
 from stream_server.machine.study_lock import LOCKS
 from stream_server.storage import disk
-from stream_server.storage.ownership import OTHERS, first_untrusted, is_ours, name_of, others_may_write
+from stream_server.storage.ownership import OTHERS, first_untrusted, is_ours, name_of, others_may_rename_in
 
 STUDY_FILE = "study.json"
 JOURNAL = "journal.jsonl"
@@ -108,29 +107,9 @@ def claim(folder: Path, group: str | None) -> str:
         )
     was = stat.S_IMODE(before.st_mode)
     told = [f"{folder} was open to others (mode {was:04o}), and is closed now"] if was & OTHERS & ~wanted else []
-    if (parent := _open_parent(folder)) is not None:
+    if (parent := others_may_rename_in(folder.resolve().parent)) is not None:
         told.append(f"others may write into {parent}, so that they can rename {folder}, and give its name to another")
     return ". ".join(told)
-
-
-def _open_parent(folder: Path) -> Path | None:
-    """The first folder above whose entries others than its owner may rename, if there is one."""
-    for parent in folder.resolve().parents:
-        status = os.stat(parent)
-        if others_may_write(status) and not status.st_mode & stat.S_ISVTX and not _is_of_one_user(status):
-            return parent
-    return None
-
-
-def _is_of_one_user(status: os.stat_result) -> bool:
-    """Whether its group alone may write, and has no other member than its owner, as users of Debian have one."""
-    if status.st_mode & stat.S_IWOTH:
-        return False
-    try:
-        owner, group = pwd.getpwuid(status.st_uid), grp.getgrgid(status.st_gid)
-    except KeyError:
-        return False
-    return owner.pw_gid == group.gr_gid and owner.pw_name == group.gr_name and not set(group.gr_mem) - {owner.pw_name}
 
 
 @contextmanager

@@ -1,6 +1,7 @@
 """The owner of files: what others made, or could have changed, is not trusted; and who may read what we write."""
 
 import errno
+import grp
 import os
 import pwd
 import stat
@@ -33,6 +34,30 @@ def is_ours(status: os.stat_result) -> bool:
 def others_may_write(status: os.stat_result) -> bool:
     """Whether its mode lets others change a file, or the entries of a folder."""
     return bool(status.st_mode & OTHERS_WRITE)
+
+
+def others_may_rename_in(folder: Path) -> Path | None:
+    """The first folder, from this one upwards, whose entries others than its owner may rename, None if there is none.
+
+    They can give the name of what is below it to something of theirs.
+    """
+    folder = folder.resolve()
+    for each in (folder, *folder.parents):
+        status = os.stat(each)
+        if others_may_write(status) and not status.st_mode & stat.S_ISVTX and not _is_of_one_user(status):
+            return each
+    return None
+
+
+def _is_of_one_user(status: os.stat_result) -> bool:
+    """Whether its group alone may write, and has no other member than its owner, as users of Debian have one."""
+    if status.st_mode & stat.S_IWOTH:
+        return False
+    try:
+        owner, group = pwd.getpwuid(status.st_uid), grp.getgrgid(status.st_gid)
+    except KeyError:
+        return False
+    return owner.pw_gid == group.gr_gid and owner.pw_name == group.gr_name and not set(group.gr_mem) - {owner.pw_name}
 
 
 def require_ours(status: os.stat_result, path: Path | str) -> None:

@@ -66,8 +66,13 @@ def test_nor_where_our_own_folder_is_not_ours_alone(
     assert Path(os.environ["TORCHINDUCTOR_CACHE_DIR"]).parent == Path.home() / f".stream-caches-{os.geteuid()}"
 
 
-def test_nor_where_others_can_rename_it(temporary: Path) -> None:
-    temporary.chmod(0o777)
+@pytest.mark.parametrize("is_above", [True, False])
+def test_nor_where_others_can_rename_it(temporary: Path, *, is_above: bool) -> None:
+    if is_above:
+        temporary.chmod(0o700)
+        temporary.parent.chmod(0o777)
+    else:
+        temporary.chmod(0o777)
     caches.keep_private()
     assert Path(os.environ["TORCHINDUCTOR_CACHE_DIR"]).parent == Path.home() / f".stream-caches-{os.geteuid()}"
 

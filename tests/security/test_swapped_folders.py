@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from stream_server.machine import run_folder
+from stream_server.machine import private_folder, run_folder
 from stream_server.storage import disk
 from tests.security.stranger import Stranger
 from tests.support.runs import NUMPY_STUDY, assert_complete, run_study, start_study
@@ -75,6 +75,22 @@ def test_a_folder_above_that_a_group_may_write_is_told(shared: Path, stranger: S
     stranger.is_in_the_group_of(project)
     project.chmod(0o2775)
     assert f"others may write into {project}" in run_folder.claim(project / "heat", None)
+
+
+@pytest.mark.parametrize(("mode", "is_safe"), [(0o777, False), (0o2775, False), (0o1777, True), (0o755, True)])
+@pytest.mark.parametrize("is_above", [True, False])
+def test_private_folders_are_where_nobody_else_can_rename_them(
+    shared: Path, stranger: Stranger, monkeypatch: pytest.MonkeyPatch, mode: int, *, is_safe: bool, is_above: bool
+) -> None:
+    """Sockets in them ask for no keys: in another folder of that name a stranger would have them, too."""
+    project = shared / "project"
+    temporary = project / "tmp" if is_above else project
+    temporary.mkdir(parents=True)
+    stranger.is_in_the_group_of(project)
+    project.chmod(mode)
+    monkeypatch.setenv("TMPDIR", str(temporary))
+    with private_folder.temporary() as folder:
+        assert (folder.parent == temporary) == is_safe
 
 
 def test_a_folder_is_held_through_no_link_of_a_stranger(shared: Path, stranger: Stranger) -> None:

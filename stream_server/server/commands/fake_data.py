@@ -2,7 +2,6 @@
 
 import json
 import os
-import tempfile
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from stream_server.config import StudyConfig
+from stream_server.machine import private_folder
 from stream_server.server.commands.rank_job import leave_because_of, ranks_of_this_job
 from stream_server.server.commands.synthetic_samples import SyntheticSource
 from stream_server.server.metrics.metrics import Metrics
@@ -42,7 +42,7 @@ def fake_data(config: StudyConfig, seconds: float) -> int:
         The exit code: 0, or that of the first error, which is printed.
     """
     with ranks_of_this_job(config) as ranks, ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="stream-")))
+        folder = stack.enter_context(private_folder.temporary())
         try:
             speed = measure(config, ranks, seconds, folder, stack)
         except Exception as error:

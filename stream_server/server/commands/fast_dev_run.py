@@ -1,7 +1,6 @@
 """`stream-server --fast-dev-run`: try a server class in seconds, without simulations, sockets or MPI."""
 
 import sys
-import tempfile
 import traceback
 from contextlib import ExitStack
 from math import isfinite
@@ -10,6 +9,7 @@ from typing import Any
 
 from stream_server.config import StudyConfig
 from stream_server.errors import StreamServerError, UserCodeError
+from stream_server.machine import private_folder
 from stream_server.server.checkpoint.user_state import learned_files, load_learned
 from stream_server.server.commands.call_record import CallRecord
 from stream_server.server.commands.synthetic_samples import SyntheticSource
@@ -59,8 +59,8 @@ def fast_dev_run(server_class: type[StreamServer], config: StudyConfig) -> int:
         nothing.
     """
     print(f"Trying {server_class.__name__} on synthetic samples: one rank, no simulation, nothing is kept.")
-    with tempfile.TemporaryDirectory(prefix="stream-") as folder:
-        trial = Trial(server_class, _shortened(config, Path(folder)))
+    with private_folder.temporary() as folder:
+        trial = Trial(server_class, _shortened(config, folder))
         try:
             logged = trial.run()
         except Exception as raised:

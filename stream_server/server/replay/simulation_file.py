@@ -384,7 +384,7 @@ class SimulationFile:
 def _has_large_chunks(dataset: Any, at_once: Sequence[int]) -> bool:
     """Whether a chunk has much more than what is read `at_once`."""
     most = max(MOST_CHUNK_BYTES // dataset.dtype.itemsize, math.prod(at_once))
-    return math.prod(dataset.chunks) > most
+    return bool(math.prod(dataset.chunks) > most)
 
 
 def _is_allocated(dataset: Any) -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from stream_server.machine import network
+from stream_server.machine import network, private_folder
 from stream_server.server.ranks.communicator import Ranks
 from stream_server.server.training.torch.lightning import ClusterEnvironment
 
@@ -110,9 +110,8 @@ class TorchGroup:
 
     def _open_store(self) -> Any:
         if self._ranks.rank == 0:
-            where = None if self._ranks.num_nodes == 1 else self._shared
-            if where is not None:
-                where.mkdir(mode=0o700, parents=True, exist_ok=True)
+            where = private_folder.place() if self._ranks.num_nodes == 1 else self._shared
+            where.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._folder = tempfile.TemporaryDirectory(prefix="stream-group-", dir=where)
         folder = self._ranks.broadcast(None if self._folder is None else self._folder.name)
         return dist.FileStore(f"{folder}/store", self._ranks.size)  # type: ignore[attr-defined]
