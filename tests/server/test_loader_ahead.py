@@ -288,6 +288,22 @@ def test_a_loader_that_makes_batches_without_the_stream_is_not_further_ahead_tha
         assert sum(batch.num_first for batch in batches) == 8
 
 
+def test_arrays_that_a_collate_fn_fills_anew_change_no_batch_that_is_ahead() -> None:
+    steps, fields = torch.zeros(4), np.zeros((4, 2), np.float32)
+
+    def collate(samples: list[Any]) -> Any:
+        for row, (step, field) in enumerate(samples):
+            steps[row], fields[row] = float(step), field
+        return steps, fields
+
+    with loading(closed(12), lambda it: DataLoader(it, batch_size=4, collate_fn=collate), prefetch=2) as stream:
+        for first in range(0, 12, 4):
+            batch = stream.draw(0)
+            assert batch is not None
+            stream.quiesce()
+            assert steps_of(batch) == batch.data[1][:, 0].tolist() == [*range(first, first + 4)]
+
+
 def test_a_loader_that_holds_too_much_is_told_what_it_may_hold() -> None:
     with (
         loading(closed(32), lambda it: DataLoader(it, batch_size=20), prefetch=1) as stream,

@@ -175,6 +175,61 @@ def test_an_array_that_is_filled_anew_for_each_sample_is_refused(prefetch: int) 
         all_of(stream)
 
 
+class Writing(Loading):
+    """Its samples have a place for what a dataset makes of the field."""
+
+    grid = np.arange(3.0)
+
+    def process_simulation_data(self, data: SimulationData, config: Any) -> Any:
+        return [np.float32(data.time_step), data.fields["u"], self.grid]
+
+
+class Derived(IterableDataset[Any]):
+    """Puts the square of the field into each sample, in a new array or always in the same one."""
+
+    def __init__(self, dataset: Any, *, refills: bool) -> None:
+        self.dataset = dataset
+        self.square = np.zeros(2)
+        self.refills = refills
+
+    def __iter__(self) -> Iterator[Any]:
+        for sample in self.dataset:
+            if not self.refills:
+                self.square = np.zeros(2)
+            np.square(sample[1], out=self.square)
+            sample[1] = self.square[:]
+            yield sample
+
+
+@pytest.mark.parametrize("prefetch", [0, 2])
+def test_an_array_that_a_dataset_fills_anew_for_each_sample_is_refused(prefetch: int) -> None:
+    def refilling(dataset: Any) -> Any:
+        return DataLoader(Derived(dataset, refills=True), batch_size=3)
+
+    with (
+        loading(closed(9), refilling, server=Writing, prefetch=prefetch) as stream,
+        pytest.raises(UserCodeError, match="hold one array, which is filled anew"),
+    ):
+        all_of(stream)
+
+
+def test_a_dataset_that_shuffles_before_it_refills_one_array_is_refused() -> None:
+    def shuffling(dataset: Any) -> Any:
+        return DataLoader(Derived(Shuffled(dataset), refills=True), batch_size=3)
+
+    with (
+        loading(closed(9), shuffling, server=Writing) as stream,
+        pytest.raises(UserCodeError, match="hold one array, which is filled anew"),
+    ):
+        all_of(stream)
+
+
+def test_samples_may_share_an_array_that_stays_as_it_is() -> None:
+    with loading(closed(9), lambda it: DataLoader(Derived(it, refills=False), batch_size=3), server=Writing) as stream:
+        batches = all_of(stream)
+    assert [batch.data[1][:, 0].tolist() for batch in batches] == [[0, 1, 4], [9, 16, 25], [36, 49, 64]]
+
+
 class Scaled(IterableDataset[Any]):
     """Writes into the samples of another dataset."""
 
@@ -597,6 +652,17 @@ def test_a_loader_takes_nothing_from_the_global_generator() -> None:
     with loading(closed(8), plain) as stream:
         all_of(stream)
     assert torch.equal(torch.get_rng_state(), before)
+
+
+class Sparse(TorchServer):
+    def process_simulation_data(self, data: SimulationData, config: Any) -> Any:
+        return torch.from_numpy(data.fields["u"].copy()).to_sparse()
+
+
+def test_samples_may_be_sparse_tensors() -> None:
+    stream = BatchStream(closed(3), Sparse(), parameters_of=lambda _: np.zeros(2), batch_size=3, phases=Phases())
+    (batch,) = [batch for batch in stream if batch is not None]
+    assert batch.data.to_dense().tolist() == [[step, step] for step in range(3)]
 
 
 def test_batches_of_a_plain_loader_are_those_of_the_stream_itself() -> None:

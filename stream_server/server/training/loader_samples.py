@@ -10,6 +10,7 @@ from typing import Any, Self
 
 from stream_server.buffers.pins import Draw
 from stream_server.errors import UserCodeError
+from stream_server.server.user.collate import SharedArrays
 from stream_server.server.user.simulation_data import SimulationData
 from stream_server.user_code import call_user
 
@@ -190,8 +191,8 @@ class LoaderThread:
     It waits before each batch until that is allowed, and for samples where it has none, so that a loader may block and
     the main thread still takes part in the rounds. What it does depends only on the blocks that it is given and on
     their order, and not on the time: so its events are the same however far it is ahead. As a context manager it starts
-    and ends the thread; all other methods are the main thread's. `convert` is applied to each batch, `name` is what
-    errors call the loader, `seconds` is how long it has run so far.
+    and ends the thread; all other methods are the main thread's. `convert` is applied to each batch, `shared` looks at
+    its samples, `name` is what errors call the loader, `seconds` is how long it has run so far.
     """
 
     def __init__(
@@ -200,6 +201,7 @@ class LoaderThread:
         samples: LoaderSamples,
         process: Callable[[SimulationData], Any],
         convert: Callable[[Any], Any],
+        shared: SharedArrays,
         *,
         name: str,
     ) -> None:
@@ -208,6 +210,7 @@ class LoaderThread:
         self._samples = samples
         self._process = process
         self._convert = convert
+        self._shared = shared
         self._name = name
         self._listed: list[list[Any]] = []
         self._changed = Condition()
@@ -312,6 +315,7 @@ class LoaderThread:
 
     def _note(self, samples: list[Any]) -> list[Any]:
         self._listed.append(list(samples))
+        self._shared.check(samples, self._name)
         return samples
 
     def _ask(self) -> Block:

@@ -24,6 +24,7 @@ from stream_server.server.training.loader_samples import (
     Raised,
 )
 from stream_server.server.training.stream import WAIT_S, SampleStream
+from stream_server.server.user.collate import SharedArrays
 from stream_server.server.user.stream_server import StreamServer
 
 # As many batches have slots beside a full buffer, the one that is drawn among them, and one for each that is formed
@@ -75,8 +76,15 @@ class LoaderStream(SampleStream):
         self._loader = loader
         self._samples = samples
         self._num_ahead = prefetch
-        self._stage = stage if prefetch else as_it_is
-        self._forming = BatchForming(buffer, server, parameters=self._parameters, batch_size=batch_size, phases=phases)
+        self._forming = BatchForming(
+            buffer,
+            server,
+            parameters=self._parameters,
+            batch_size=batch_size,
+            phases=phases,
+            num_ahead=prefetch,
+            stage=stage,
+        )
         self._thread = self._new_thread()
         self._num_taken = 0
         self._num_given = 0
@@ -280,10 +288,17 @@ class LoaderStream(SampleStream):
         raise Closed("The loader has ended.")
 
     def _new_thread(self) -> LoaderThread:
-        return LoaderThread(self._loader, self._samples, self._forming.process, self._convert, name=self._name)
+        return LoaderThread(
+            self._loader,
+            self._samples,
+            self._forming.process,
+            self._convert,
+            SharedArrays(self._server.collate),
+            name=self._name,
+        )
 
     def _convert(self, data: Any) -> Any:
-        return self._stage(self._server.collate.convert(data))
+        return self._forming.set_apart(self._server.collate.convert(data))
 
 
 def check_train_loader(loader: Any, name: str) -> None:

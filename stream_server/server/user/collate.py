@@ -86,6 +86,9 @@ class NumpyCollate:
     def bytes_of(self, array: Any) -> bytes:
         return bytes(array.tobytes())
 
+    def address_of(self, array: Any) -> int:
+        return int(array.__array_interface__["data"][0])
+
     def _mapped(self, function: Callable[[Any], Any], data: Any) -> Any:
         if is_ragged(data):
             return [self._mapped(function, element) for element in data]
@@ -148,6 +151,37 @@ class KeptSample:
             raise UserCodeError(
                 "process_simulation_data fills an array anew that it has returned for another sample of the batch, so "
                 "that both hold the last one: return a new array each time, such as array.copy()"
+            )
+
+
+class SharedArrays:
+    """Notices an array that samples of one batch share and that is filled anew: they would all hold its last content.
+
+    It keeps such arrays, and no samples. One that the samples share and that stays as it is, such as a grid, is right.
+    """
+
+    def __init__(self, collate: NumpyCollate) -> None:
+        self._collate = collate
+        self._shared: dict[int, tuple[Any, bytes]] = {}
+
+    def check(self, samples: Sequence[Any], name: str) -> None:
+        """The loader `name` is about to make a batch of these samples.
+
+        Raises:
+            UserCodeError: an array that they share was shared in the batch before, with another content.
+        """
+        found: dict[int, Any] = {}
+        shared: dict[int, Any] = {}
+        for sample in {id(sample): sample for sample in samples}.values():
+            own = {self._collate.address_of(array): array for array in self._collate.arrays_in(sample)}
+            shared |= {key: array for key, array in own.items() if key in found}
+            found |= own
+        before = self._shared
+        self._shared = {key: (array, self._collate.bytes_of(array)) for key, array in shared.items()}
+        if any(key in before and before[key][1] != content for key, (_, content) in self._shared.items()):
+            raise UserCodeError(
+                f"samples of a batch that {name} makes hold one array, which is filled anew for each of them, so that "
+                "all hold the last content: put a new array into each sample, such as array.copy()"
             )
 
 

@@ -71,8 +71,13 @@ def test_a_batch_is_pinned_and_copied_where_it_is_formed_and_waited_for_where_it
 def test_what_has_no_memory_to_pin_is_moved_as_it_is() -> None:
     device = FakeDevice()
     sparse, array = torch.eye(2).to_sparse(), np.zeros(2)
-    made = DeviceCopies(device, device.move).begin((sparse, torch.empty(2, device="meta"), array, None))
+    made = DeviceCopies(device, device.move).begin((sparse, array, None))
     assert isinstance(made, OnItsWay)
     assert device.pinned == []
     assert made.data[0] is sparse
-    assert made.data[2] is array
+    assert made.data[1] is array
+
+
+def test_what_is_on_the_device_may_change_while_its_batch_waits() -> None:
+    device, there = FakeDevice(), torch.empty(2, device="meta")
+    assert DeviceCopies(device, device.move).begin(there).data is not there

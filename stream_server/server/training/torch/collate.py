@@ -46,17 +46,21 @@ class TorchCollate(NumpyCollate):
         return array.clone()
 
     def is_writable(self, value: Any) -> bool:
-        return isinstance(value, np.ndarray | torch.Tensor)
+        # Sparse ones have no memory of their own that could be read as one piece.
+        return isinstance(value, np.ndarray) or (isinstance(value, torch.Tensor) and value.layout is torch.strided)
 
     def bytes_of(self, array: Any) -> bytes:
         if not isinstance(array, torch.Tensor):
             return super().bytes_of(array)
         return super().bytes_of(array.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
 
+    def address_of(self, array: Any) -> int:
+        return array.data_ptr() if isinstance(array, torch.Tensor) else super().address_of(array)
+
     def _as_precision(self, tensor: torch.Tensor) -> torch.Tensor:
         if tensor.dtype == self._torch_dtype or not (tensor.is_floating_point() or tensor.is_complex()):
             return tensor
         converted = tensor.to(self._torch_complex if tensor.is_complex() else self._torch_dtype)
-        if np.geterr()["over"] == "raise" and bool((torch.isinf(converted) & ~torch.isinf(tensor)).any()):
+        if np.geterr()["over"] == "raise" and bool(torch.isinf(converted).sum() > torch.isinf(tensor).sum()):
             raise FloatingPointError("overflow encountered in a conversion")
         return converted

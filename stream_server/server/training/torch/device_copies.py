@@ -48,7 +48,7 @@ class CudaDevice:
         self._copies: Any = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
     def pin(self, tensor: torch.Tensor) -> torch.Tensor:
-        return tensor.pin_memory()
+        return torch.empty_like(tensor, pin_memory=True).copy_(tensor)
 
     def beside(self) -> AbstractContextManager[Any]:
         return torch.cuda.stream(self._copies)
@@ -76,10 +76,10 @@ class DeviceCopies:
         self._move = move
 
     def begin(self, data: Any) -> OnItsWay:
-        """Start to copy a batch's data."""
+        """Start to copy a batch's data, which may change afterwards."""
+        own = apply_to_collection(data, torch.Tensor, self._copied)
         with self._device.beside():
-            moved = self._move(apply_to_collection(data, torch.Tensor, self._pinned))
-            return OnItsWay(moved, self._device.mark())
+            return OnItsWay(self._move(own), self._device.mark())
 
     def finish(self, on_its_way: OnItsWay) -> Any:
         """The data on the device, for what the calling thread computes from now on."""
@@ -87,5 +87,8 @@ class DeviceCopies:
         apply_to_collection(on_its_way.data, torch.Tensor, self._device.use)
         return on_its_way.data
 
-    def _pinned(self, tensor: torch.Tensor) -> torch.Tensor:
-        return self._device.pin(tensor) if tensor.device.type == "cpu" and tensor.layout is torch.strided else tensor
+    def _copied(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A copy of what moving does not copy, or does not wait for."""
+        if tensor.device.type != "cpu":
+            return tensor.clone()
+        return self._device.pin(tensor) if tensor.layout is torch.strided else tensor
