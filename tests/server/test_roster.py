@@ -337,6 +337,54 @@ def test_all_ranks_of_an_attaching_simulation_come_in_with_one_request(roster: R
     assert len(replies(roster.ready(1, 0))) == 2
 
 
+def attaching(simulation: int | None, **others: object) -> Hello:
+    return hello(simulation, attempt=ATTACHING, **others)
+
+
+def given(roster: Roster, simulation: int, attempt: int = 0, *, token: int = 0) -> None:
+    """The launcher gives a client that came by itself this simulation, and all ranks know of it."""
+    roster.attached(token, simulation, attempt)
+    roster.ready(simulation, attempt)
+
+
+@pytest.mark.parametrize("asked_for", [1, None])
+@pytest.mark.parametrize("is_given", [True, False])
+def test_a_second_process_that_attaches_for_one_rank_is_refused_and_the_first_goes_on(
+    roster: Roster, asked_for: int | None, is_given: bool
+) -> None:
+    roster.hello(b"p", attaching(asked_for))
+    if is_given or asked_for is None:
+        given(roster, 1)
+    actions = roster.hello(b"q", attaching(1))
+    [refusal] = replies(actions)
+    assert isinstance(refusal, Refusal)
+    assert refusal.reason is Reason.STALE_ATTEMPT
+    assert "another process has attached for simulation 1 as rank 0 of 1" in refusal.text
+    assert actions == [Reply(peer=b"q", message=refusal)]
+    roster.hello(b"r", attaching(1, rank=1))
+    given(roster, 1)
+    assert [type(message) for message in replies(roster.hello(b"s", attaching(1, rank=1)))] == [Refusal]
+    assert [type(message) for message in replies(roster.hello(b"p", attaching(1)))] == [Welcome]
+    assert roster.table.counts()["running"] == 1
+
+
+def test_another_process_may_attach_once_the_first_was_given_up_or_let_go(roster: Roster) -> None:
+    wrong = attaching(1, parameters={"y": 1.0})
+    assert [type(message) for message in replies(roster.hello(b"wrong", wrong))] == [Refusal]
+    roster.hello(b"p", attaching(1))
+    roster.handshake.none_left(launcher_link.NoneLeft(token=0, text="too many are attached", busy=True))
+    roster.hello(b"q", attaching(1))
+    given(roster, 1, token=1)
+    roster.failed(1, 0, reason="sent no new time step for 600 s")
+    roster.hello(b"r", attaching(1))
+    roster.attached(2, 1, 1)
+    assert [type(message) for message in replies(roster.ready(1, 1))] == [Welcome]
+    finish(roster, 1, 1)
+    [refusal] = replies(roster.hello(b"s", attaching(1)))
+    assert isinstance(refusal, Refusal)
+    assert "simulation 1 is finished already" in refusal.text
+
+
 def test_a_client_for_which_nothing_is_left_is_told(roster: Roster) -> None:
     roster.handshake.hello(b"p", hello(None, attempt=ATTACHING))
     (refusal,) = replies(roster.handshake.none_left(launcher_link.NoneLeft(token=0, text="none is left", busy=False)))

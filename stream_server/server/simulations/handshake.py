@@ -115,6 +115,7 @@ class Handshake:
             return [refuse(peer, Reason.STALE_ATTEMPT, problem)]
         entry.waits_for = None
         actions = self.take_up(hello.simulation, hello) if hello.attempt == ATTACHING else []
+        self._claim(hello.simulation, peer, hello)
         self._waiting[hello.simulation][peer] = hello
         return actions + self.welcome(hello.simulation)
 
@@ -122,24 +123,37 @@ class Handshake:
         """Say that another process has said Hello for the same rank of the same attempt; "" if none has.
 
         A client keeps its name while it asks one server, also over another connection. Those that ZeroMQ names have
-        none, who attaches by hand may start anew what has died, and where nothing is wanted any more all are let go.
+        none, and where nothing is wanted any more all are let go.
         """
-        if hello.attempt == ATTACHING or peer.startswith(b"\0") or hello.study != self.facts.study:
+        if hello.study != self.facts.study or hello.simulation is None:
             return ""
-        if hello.simulation is None or (entry := self.entries.get(hello.simulation)) is None:
+        entry = self.entries.get(hello.simulation)
+        if entry is None or entry.phase in (SimulationPhase.STOPPED, SimulationPhase.STOPPED_EARLY):
             return ""
-        if hello.attempt < entry.attempt or entry.phase in (SimulationPhase.STOPPED, SimulationPhase.STOPPED_EARLY):
-            return ""
-        claims = self._claims.get(hello.simulation)
-        if claims is None or claims.attempt != hello.attempt:
-            claims = self._claims[hello.simulation] = RankClaims(attempt=hello.attempt, peers={})
-        if claims.peers.setdefault(hello.rank, peer) == peer:
+        if hello.attempt == ATTACHING:
+            claims = self._claims.get(hello.simulation)
+            if entry.phase.terminal or claims is None or claims.attempt != ATTACHING:
+                return ""
+            if peer.startswith(b"\0") or claims.peers.get(hello.rank, peer) == peer:
+                return ""
+            return (
+                f"another process has attached for simulation {hello.simulation} as rank {hello.rank} of "
+                f"{hello.num_ranks}: name another simulation_id, or none; in each process of a parallel simulation "
+                "pass rank and num_ranks to connect, in C stream_connect(&simulation, rank, num_ranks). If that "
+                "process has died, attach once it has sent nothing for simulation.timeout_s"
+            )
+        if hello.attempt < entry.attempt or self._claim(hello.simulation, peer, hello) == peer:
             return ""
         return (
             f"two processes of simulation {hello.simulation} connect as rank {hello.rank} of {hello.num_ranks}: "
             "pass rank and num_ranks to connect, in C stream_connect(&simulation, rank, num_ranks), in each process of "
             "a parallel simulation, or connect in one of them only; and let simulation.command start the solver once"
         )
+
+    def release(self, simulation: int) -> None:
+        """Forget who has attached for a simulation: others may."""
+        if (claims := self._claims.get(simulation)) is not None and claims.attempt == ATTACHING:
+            del self._claims[simulation]
 
     def take_up(self, simulation: int, hello: Hello) -> list[Action]:
         """The client of an attempt that is older than this server, and unknown to it, says what it simulates."""
@@ -163,6 +177,7 @@ class Handshake:
     def seat(self, peer: bytes, hello: Hello, simulation: int) -> list[Action]:
         """A client that came by itself gets a simulation."""
         self._guests[peer] = simulation
+        self._claim(simulation, peer, hello)
         self._waiting[simulation][peer] = hello
         return self.welcome(simulation)
 
@@ -180,6 +195,7 @@ class Handshake:
         reason = Reason.BUSY if message.busy or more_come else Reason.NO_SIMULATION_LEFT
         actions: list[Action] = [refuse(peer, reason, message.text)]
         if hello.simulation is not None:
+            self.release(hello.simulation)
             # The other ranks of the same parallel simulation wait for this answer too.
             actions += self.turn_away(hello.simulation, reason, message.text)
         return actions
@@ -245,7 +261,17 @@ class Handshake:
             return self.seat(peer, hello, self._guests[peer])
         return self._request(peer, hello)
 
+    def _claim(self, simulation: int, peer: bytes, hello: Hello) -> bytes:
+        """Note who has said Hello first for a rank, and return it; one without a name claims nothing."""
+        if peer.startswith(b"\0"):
+            return peer
+        claims = self._claims.get(simulation)
+        if claims is None or claims.attempt != hello.attempt:
+            claims = self._claims[simulation] = RankClaims(attempt=hello.attempt, peers={})
+        return claims.peers.setdefault(hello.rank, peer)
+
     def _ask_for(self, simulation: int, peer: bytes, hello: Hello) -> list[Action]:
+        self._claim(simulation, peer, hello)
         if any(other.simulation == simulation for _, other in self._requests.values()):
             self._waiting[simulation][peer] = hello
             return []

@@ -9,7 +9,7 @@ from typing import Any
 
 from stream_server.machine.screen import in_one_line
 from stream_server.messages import launcher_link, notices
-from stream_server.messages.client import Hello, Invalidate, Invalidated, Reason, Stop
+from stream_server.messages.client import ATTACHING, Hello, Invalidate, Invalidated, Reason, Stop
 from stream_server.messages.simulation_phase import SimulationPhase
 from stream_server.server.intake.account import SimulationEnd
 from stream_server.server.intake.attempts import why_stale
@@ -253,6 +253,7 @@ class Roster:
         if entry.phase.terminal:
             return [refuse(peer, Reason.BUSY, f"simulation {simulation} has ended meanwhile")]
         if hello.parameters is not None and entry.begun and hello.parameters != entry.parameters:
+            self.handshake.release(simulation)
             text = "every simulation was begun with other parameters already"
             return [refuse(peer, Reason.NO_SIMULATION_LEFT, text)]
         if entry.phase is SimulationPhase.RUNNING and entry.attempt == attempt:
@@ -309,11 +310,14 @@ class Roster:
     def hello(self, peer: bytes, message: Hello) -> list[Action]:
         """A client rank says who it is.
 
-        A second process for one client rank withdraws the simulation, since nobody knows whose steps are which.
+        A second process for one client rank of a job withdraws the simulation, since nobody knows whose steps are
+        which. One that attaches is let in no further than this.
         """
         simulation, conflict = message.simulation, self.handshake.conflict(peer, message)
         if simulation is None or not conflict:
             return self.handshake.hello(peer, message)
+        if message.attempt == ATTACHING:
+            return [refuse(peer, Reason.STALE_ATTEMPT, conflict)]
         kept = self.entries[simulation].phase in KEPT
         told = self._warn_kept(simulation, conflict)[1] if kept else self._withdraw(simulation, conflict)
         return [refuse(peer, Reason.STALE_ATTEMPT, conflict), *told]
@@ -352,6 +356,7 @@ class Roster:
             return []
         self.table.enter(simulation, SimulationPhase.WAITING)
         entry.ready = False
+        self.handshake.release(simulation)
         self._failed_attempts.add(simulation, attempt, reason, log)
         return [notices.Over(simulation=simulation, attempt=attempt)]
 
