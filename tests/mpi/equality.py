@@ -19,7 +19,7 @@ from torch import nn
 from torch._dynamo.utils import counters
 
 from stream_server.server.metrics.union_mean import UnionMean
-from stream_server.server.progress.batches import UnionBatch
+from stream_server.server.progress.batches import StepOutcome, UnionBatch
 from stream_server.server.progress.progress import Progress
 from stream_server.server.ranks.communicator import ranks_from_environment
 from stream_server.server.training.torch.learning_rates import LearningRates
@@ -28,16 +28,12 @@ from stream_server.server.user.torch_server import TorchServer
 from stream_server.storage.plain_state import to_bytes
 from tests.support.settings import settings
 from tests.support.streams import batch_of
-from tests.support.torch_servers import ExactScaling
+from tests.support.torch_servers import ExactScaling, norms
 
 RANKS = ranks_from_environment()
 
 
 class Net(TorchServer):
-    def __init__(self, config: Any) -> None:
-        super().__init__(config)
-        self.norms: list[float] = []
-
     def prepare_training_attributes(self) -> Any:
         model = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 2))
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
@@ -48,10 +44,6 @@ class Net(TorchServer):
         loss = nn.functional.mse_loss(self.model(x), y)
         self.mean_loss = self.all_reduce(loss)
         return loss
-
-    def log(self, name: str, value: Any) -> None:
-        if name == "grad/norm":
-            self.norms.append(value)
 
     def buffers(self) -> list[float]:
         return state(self.model.buffers())
@@ -156,14 +148,16 @@ def train(job: dict[str, Any]) -> list[dict[str, Any]] | None:
         counted_reductions() as reductions,
         TorchStep(server, RANKS, server.config, precision=precision) as step,
     ):
+        outcomes: list[StepOutcome | None] = []
         for index, (union_batch, data) in enumerate(union_batches(job["steps"])):
             outcome = step.run(union_batch, data, index)
+            outcomes.append(outcome)
             server.progress.count_batch(union_batch)
             if outcome.updated:
                 server.progress.count_update(outcome)
             rates.on_step_end(server)
         own = server.buffers()
-        step.finish()
+        outcomes.append(step.finish())
         shared = server.buffers()
         step.compare_saved()
         weights = state(server.model.parameters())
@@ -172,7 +166,7 @@ def train(job: dict[str, Any]) -> list[dict[str, Any]] | None:
         is_same = to_bytes(step.state_dict()) == to_bytes(saved)
     found = {
         "weights": weights,
-        "norms": server.norms,
+        "norms": norms(outcomes),
         "num_reductions": len(reductions),
         "own": own,
         "shared": shared,

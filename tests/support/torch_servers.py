@@ -16,14 +16,7 @@ from tests.support.streams import batch_of
 
 
 class Scale(TorchServer):
-    """One weight, which is 1 at first; the loss is weight × mean of the batch, so its gradient is that mean.
-
-    `logged` are the values that were logged, by name.
-    """
-
-    def __init__(self, config: Any = None) -> None:
-        super().__init__(config)
-        self.logged: dict[str, list[float]] = {}
+    """One weight, which is 1 at first; the loss is weight × mean of the batch, so its gradient is that mean."""
 
     def prepare_training_attributes(self) -> Any:
         model = nn.Linear(1, 1, bias=False)
@@ -32,9 +25,6 @@ class Scale(TorchServer):
 
     def training_step(self, batch: Any, batch_idx: int) -> Any:
         return self.model(batch).mean()
-
-    def log(self, name: str, value: Any) -> None:
-        self.logged.setdefault(name, []).append(value)
 
 
 class ExactScaling(LossScaling):
@@ -70,6 +60,11 @@ def train(server: TorchServer, batches: Sequence[Sequence[float]], **options: An
             for index, (union_batch, data) in enumerate(map(union_batch_of, batches))
         ]
         return [*outcomes, step.finish()]
+
+
+def norms(outcomes: Sequence[StepOutcome | None]) -> list[float]:
+    """The norm of the gradient of each update that was made."""
+    return [it.gradient_norm for it in outcomes if it is not None and it.gradient_norm is not None]
 
 
 def weight(server: TorchServer) -> float:

@@ -130,11 +130,7 @@ class Metrics:
                 self._apart.setdefault(name, []).append(number)
             else:
                 numbers, placed = self._values if step is None else self._of_batch(step).numbers, self._placed(name)
-                if self._is_of_user.setdefault(placed, by_user) != by_user:
-                    raise UserCodeError(
-                        f'self.log("{name}", …) would be mixed with {placed}, which the study logs by itself '
-                        f'(docs/reference/metrics.md lists such names). Write another name, such as "my/{name}"'
-                    )
+                self._tell_apart(name, placed, by_user=by_user)
                 note(numbers, placed, number, reduce)
 
     @contextmanager
@@ -150,13 +146,20 @@ class Metrics:
         finally:
             self._apart = None
 
-    def log_histogram(self, name: str, values: Any) -> None:
-        """Note the distribution of an array of any shape."""
+    def log_histogram(self, name: str, values: Any, *, by_user: bool = False) -> None:
+        """Note the distribution of an array of any shape.
+
+        Raises:
+            UserCodeError: the user's code and the study log it, or one of the numbers that are written beside it.
+        """
         if hasattr(values, "detach"):
             values = values.detach().cpu()
         histogram = Histogram.of(values)
         with self._lock:
-            self._histograms.setdefault(self._placed(name), Histogram()).add(histogram)
+            placed = self._placed(name)
+            for key in histogram.statistics if histogram.num else ():
+                self._tell_apart(name, f"{placed}/{key}", by_user=by_user)
+            self._histograms.setdefault(placed, Histogram()).add(histogram)
 
     def log_figure(self, name: str, figure: Any) -> None:
         """Keep a picture of a Matplotlib figure, which the caller may then change or close; rank 0 only.
@@ -199,7 +202,13 @@ class Metrics:
         failpoint("metrics.written")
 
     def write_reduced(self, batch: int, wall_s: float, values: Mapping[str, float]) -> None:
-        """Write numbers that are the same on all ranks already, such as those of a validation; collective."""
+        """Write numbers that are the same on all ranks already, such as those of a validation; collective.
+
+        Raises:
+            UserCodeError: the user's code logs one of these names elsewhere.
+        """
+        for name in values:
+            self._tell_apart(name, name, by_user=False)
         self._gather({})
         self._written_at = batch
         if self._ranks.rank == 0:
@@ -218,6 +227,13 @@ class Metrics:
 
     def _placed(self, name: str) -> str:
         return name if self._apart is None or name.startswith(VALIDATED) else f"{VALIDATED}{name}"
+
+    def _tell_apart(self, name: str, placed: str, *, by_user: bool) -> None:
+        if self._is_of_user.setdefault(placed, by_user) != by_user:
+            raise UserCodeError(
+                f'self.log("{name}", …) would be mixed with {placed}, which the study logs by itself '
+                f'(docs/reference/metrics.md lists such names). Write another name, such as "my/{name}"'
+            )
 
     def _check(self, name: str, step: int) -> None:
         if not isinstance(step, int):

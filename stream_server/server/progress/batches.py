@@ -74,10 +74,12 @@ class StepOutcome:
     `skipped`: the gradient was not finite, or no batch gave a loss, so that the model was left as it was.
     `sample_losses`: the loss of each sample, an array of the user's framework, if `training_step` returned that.
     `num_left_out`: samples first drawn in batches of any rank for which `training_step` returned None.
+    `gradient_norm`: the norm of the gradient before it was clipped, if that is known and finite.
     """
 
     loss: float | None = None
     updated: bool = True
     skipped: bool = False
     num_left_out: int = 0
+    gradient_norm: float | None = field(default=None, compare=False)
     sample_losses: Any = field(default=None, compare=False)

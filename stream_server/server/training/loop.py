@@ -118,6 +118,7 @@ class Training:
         self.step.compare_saved()
         if last_update is not None:
             self.progress.count_update(last_update)
+            self._log(last_update)
         if self.stops.agreed is None or self.stops.agreed.is_regular:
             self.progress.end()
         if self.stops.agreed is StopReason.SAVED:
@@ -164,5 +165,10 @@ class Training:
         self.progress.count_batch(union_batch)
         if outcome.updated:
             self.progress.count_update(outcome)
+        self._log(outcome)
+
+    def _log(self, outcome: StepOutcome) -> None:
         if outcome.loss is not None:
             self.metrics.log("train/loss", outcome.loss)
+        if outcome.gradient_norm is not None:
+            self.metrics.log("grad/norm", outcome.gradient_norm)

@@ -355,8 +355,12 @@ class StreamServer:
         self._metrics.log(name, value, step=step, reduce=reduce, by_user=True)
 
     def log_histogram(self, name: str, values: Any) -> None:
-        """Log the distribution of an array."""
-        self._metrics.log_histogram(name, values)
+        """Log the distribution of an array.
+
+        Raises:
+            UserCodeError: the study logs the same name, such as "buffer/age".
+        """
+        self._metrics.log_histogram(name, values, by_user=True)
 
     def log_figure(self, name: str, figure: Any) -> None:
         """Log a Matplotlib figure of rank 0."""

@@ -67,10 +67,10 @@ class Accumulating(PlainStep):
 
     def run(self, union_batch: UnionBatch, data: Any, batch_idx: int) -> StepOutcome:
         self.num += 1
-        return StepOutcome(loss=float(data), updated=self.at_boundary)
+        return StepOutcome(loss=float(data), updated=self.at_boundary, gradient_norm=1.0 if self.at_boundary else None)
 
     def finish(self) -> StepOutcome | None:
-        return None if self.at_boundary else StepOutcome()
+        return None if self.at_boundary else StepOutcome(gradient_norm=3.0)
 
 
 class Drifted(PlainStep):
@@ -205,6 +205,15 @@ def test_metrics_hold_the_loss_of_training() -> None:
         return dict(run.metrics.latest)
 
     assert on_ranks(2, train) == [{"train/loss": 2.5}, {}]
+
+
+def test_the_norm_of_the_gradient_is_one_that_the_study_logs() -> None:
+    [run] = on_ranks(1, lambda ranks: training(ranks, [1, 2, 3], step=Accumulating))
+    for name in ("train/loss", "grad/norm"):
+        with pytest.raises(UserCodeError, match=f"would be mixed with {name}, which the study logs by itself"):
+            run.metrics.log(name, 100.0, by_user=True)
+    run.metrics.write(3, 1.0)
+    assert run.metrics.latest == {"train/loss": 2.0, "grad/norm": 2.0}
 
 
 def test_ranks_with_different_weights_end_before_the_model_is_validated_and_exported() -> None:

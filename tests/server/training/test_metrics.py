@@ -12,6 +12,7 @@ from stream_server.server.metrics.log_record import Record
 from stream_server.server.metrics.logged_numbers import Reduce
 from stream_server.server.metrics.metrics import Metrics
 from stream_server.server.progress.progress import Progress
+from stream_server.server.user.stream_server import StreamServer
 from tests.server.training.logged import Figure, Kept, OneOf, png
 
 
@@ -304,6 +305,27 @@ def test_in_a_validation_what_is_no_mean_is_written_under_its_names() -> None:
     assert {name: it.max for name, it in record.histograms.items()} == {"seen": 1.0, "val/seen": 5.0}
     assert [*record.figures] == ["val/field"]
     assert (record.values["worst"], record.values["val/worst"]) == (1.0, 9.0)
+
+
+@pytest.mark.parametrize("users_first", [True, False])
+@pytest.mark.parametrize("name", ["buffer/age", "val/loss"])
+def test_a_histogram_or_a_value_of_a_validation_is_none_for_the_user(name: str, *, users_first: bool) -> None:
+    server = StreamServer()
+    server.hold_attributes(_metrics=Metrics(OneOf(0, [])))
+    of_user: list[Callable[[], None]] = [lambda: server.log_histogram("buffer/age", [9.0])]
+    of_study: list[Callable[[], None]] = [lambda: server._metrics.log_histogram("buffer/age", [1.0])]
+    if name == "buffer/age":
+        of_user.append(lambda: server.log("buffer/age/mean", 9.0))
+    else:
+        of_user = [lambda: server.log("val/loss", 9.0)]
+        of_study = [lambda: server._metrics.write_reduced(1, 0.5, {"val/loss": 2.0})]
+    for theirs in of_user:
+        server.hold_attributes(_metrics=Metrics(OneOf(0, [])))
+        first, second = (theirs, of_study[0]) if users_first else (of_study[0], theirs)
+        first()
+        first()
+        with pytest.raises(UserCodeError, match=f"would be mixed with {name}.*, which the study logs by itself"):
+            second()
 
 
 @pytest.mark.parametrize("users_first", [True, False])

@@ -20,8 +20,7 @@ if TYPE_CHECKING:
 class Gradients:
     """Makes the gradients ready for the optimizer: mean over the samples, loss scale taken out, clipped.
 
-    They are those of the union batch, so that all ranks find the same norm. The norm is logged as `grad/norm` as it
-    was before clipping.
+    They are those of the union batch, so that all ranks find the same norm.
     """
 
     def __init__(self, server: TorchServer, settings: "TrainingSettings", precision: Precision) -> None:

@@ -457,9 +457,12 @@ class TorchStep:
             clear(named.values())
         fault = "is that of a loss that is not finite" if num_not_finite else "is not finite"
         self._skipped.judge(server.progress.batches, "" if isfinite(norm) else fault, is_excused=is_excused)
-        if isfinite(norm):
-            server.log("grad/norm", norm)
-        return StepOutcome(loss=loss, skipped=not isfinite(norm), num_left_out=num_left_out)
+        return StepOutcome(
+            loss=loss,
+            skipped=not isfinite(norm),
+            num_left_out=num_left_out,
+            gradient_norm=norm if isfinite(norm) else None,
+        )
 
     def _loss_of(self, returned: Any, num: int, batch_idx: int) -> Tensor | None:
         """The mean loss in what `training_step` returned for `num` samples, None if it skips the batch."""
