@@ -392,9 +392,39 @@ class OwnZeroGrad(Scale):
         return super().training_step(batch, batch_idx)
 
 
+class Clipping(Scale):
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        loss = super().training_step(batch, batch_idx)
+        nn.utils.clip_grad_norm_(self.model.parameters(), 0.1)
+        return loss
+
+
+class ClippingValues(Scale):
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        nn.utils.clip_grad_value_(self.model.parameters(), 0.1)
+        return super().training_step(batch, batch_idx)
+
+
+class ClippingOwnLoop(Scale):
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        loss = super().training_step(batch, batch_idx)
+        loss.backward()
+        nn.utils.clip_grad_norm_(self.model.parameters(), 0.1)
+        return loss
+
+
+class OwnScaler(Scale):
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        return torch.amp.GradScaler("cpu").scale(super().training_step(batch, batch_idx))
+
+
 @pytest.mark.parametrize(
     ("server", "said"),
     [
+        (Clipping, r"Clipping\.training_step clips gradients, but the study makes .* set training\.clip_norm"),
+        (ClippingValues, r"ClippingValues\.training_step clips gradients, .* or training\.clip_value"),
+        (ClippingOwnLoop, r"ClippingOwnLoop\.training_step backpropagates itself"),
+        (OwnScaler, r"OwnScaler\.training_step scales its loss by a GradScaler, .* training\.precision 16-mixed"),
         (
             Forgetful,
             r"Forgetful\.training_step must return the mean loss .* but returned None for batch 0: .*skip_batch",
@@ -410,6 +440,44 @@ def test_a_step_that_does_not_leave_the_optimisation_to_the_study_is_named_at_th
 ) -> None:
     with pytest.raises(UserCodeError, match=said):
         train(server(settings()), [[0.5, 0.5]])
+
+
+class ReadsGradients(Scale):
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        self.seen = [it.grad for it in self.model.parameters()]
+        return super().training_step(batch, batch_idx)
+
+
+class OfItsOwn(Scale):
+    """Trains a further module by itself, and clips what that has; the optimizer of the study it only clears."""
+
+    def prepare_training_attributes(self) -> Any:
+        self.critic = nn.Linear(1, 1, bias=False, dtype=torch.float64)
+        self.of_critic = torch.optim.SGD(self.critic.parameters(), lr=1.0)
+        return super().prepare_training_attributes()
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        self.of_critic.zero_grad()
+        self.critic(batch).mean().backward()
+        nn.utils.clip_grad_norm_(self.critic.parameters(), 0.1)
+        self.of_critic.step()
+        self.optimizer.zero_grad()
+        return super().training_step(batch, batch_idx)
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [(ReadsGradients, ["ReadsGradients.training_step reads the gradient"]), (OfItsOwn, []), (Scale, [])],
+)
+def test_a_step_that_reads_gradients_that_are_yet_to_be_made_is_told(kind: type[TorchServer], said: list[str]) -> None:
+    server = kind(settings())
+    with TorchStep(server, SoloRanks(), server.config) as step:
+        for index in range(2):
+            union_batch, data = union_batch_of([0.25])
+            step.run(union_batch, data, index)
+    assert [text[: len(start)] for text, start in zip(step.warnings, said, strict=True)] == said
+    assert weight(server) == 0.5
+    assert "grad" not in vars(nn.Parameter)
 
 
 def test_gradients_that_accumulate_are_not_cleared_by_the_user() -> None:

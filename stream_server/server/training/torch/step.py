@@ -27,6 +27,7 @@ from stream_server.server.training.torch.device_copies import CudaDevice, Device
 from stream_server.server.training.torch.devices import backend_of, device_of, keep_freed_memory, limit_threads
 from stream_server.server.training.torch.fabric import launch
 from stream_server.server.training.torch.fingerprint import of_model, of_tensors
+from stream_server.server.training.torch.gradient_reads import Reader, watching_reads
 from stream_server.server.training.torch.gradients import Gradients
 from stream_server.server.training.torch.group import TorchGroup
 from stream_server.server.training.torch.learning_rates import LearningRates, as_list, before_each_step
@@ -89,6 +90,7 @@ class TorchStep:
         self._union: UnionGradients | None = None
         self._manual: ManualOptimization | None = None
         self._is_in_training_step = False
+        self._has_watched_reads = False
         self._made: dict[str, str] = {}
         self._ignored: list[str] = []
         self._num_accumulated = 0
@@ -410,11 +412,38 @@ class TorchStep:
         with self._measure("forward" if own else "all_reduce"), server.union_mean.step(union_batch.sizes, joins):
             if own is None:
                 return None
-            with self._precision.forward_context():
+            with self._precision.forward_context(), self._watching_reads():
                 self._is_in_training_step = True
                 returned = call_user(self._name, server.training_step, data, batch_idx)
                 self._is_in_training_step = False
                 return self._loss_of(returned, own.size, batch_idx)
+
+    def _watching_reads(self) -> AbstractContextManager[None]:
+        """In the first batch, notice what a `training_step` does with gradients that are yet to be made."""
+        if self._manual or self._has_watched_reads:
+            return nullcontext()
+        self._has_watched_reads = True
+        assert self._union is not None
+        return watching_reads(self._union.named().values(), self._judge_read)
+
+    def _judge_read(self, reader: Reader) -> None:
+        if self._num_accumulated == 1 and self._has_gradient:
+            raise self._optimizes_itself("backpropagates")
+        too_early = (
+            f"{self._name} {reader.value}, but the study makes the gradients of its loss, once that is returned: "
+        )
+        by_hand = "or set automatic_optimization = False in the class, and do it after self.manual_backward(loss)"
+        match reader:
+            case Reader.CLIPPING:
+                advice = "leave it out and set training.clip_norm or training.clip_value in study.json, "
+                raise UserCodeError(f"{too_early}{advice}{by_hand}")
+            case Reader.SCALER:
+                advice = "return the loss itself, and leave the scaling to training.precision 16-mixed in study.json"
+                raise UserCodeError(f"{too_early}{advice}")
+            case Reader.USER:
+                advice = "it is None, or that of earlier batches. The norm of all is logged as grad/norm, and "
+                advice += "torch.autograd.grad gives a gradient within the loss; "
+                self._warn(f"{too_early}{advice}{by_hand}")
 
     def _backward(self, loss: Tensor, union_batch: UnionBatch) -> None:
         assert union_batch.own is not None
