@@ -5,7 +5,7 @@ import pytest
 
 from stream_server.buffers import Slots
 from stream_server.server.intake.attempts import AttemptState, StepRun
-from stream_server.server.intake.comparison import EqualSimulations
+from stream_server.server.intake.comparison import EqualSimulations, MissingFields
 from stream_server.server.intake.ledger import LedgerEntry
 
 
@@ -76,3 +76,26 @@ def test_a_step_that_a_simulation_repeats_is_compared_with_no_other(equal: Equal
         sent(equal, simulation, 1.0, first=simulation)
         sent(equal, simulation, 1.0, first=simulation)
         assert equal.finish(simulation, [float(simulation)]) == []
+
+
+def test_an_optional_field_that_no_simulation_sends_is_told_of_once_and_at_the_end() -> None:
+    missing = MissingFields(["label", "mask"])
+    told = []
+    for simulation in range(5):
+        attempt = AttemptState.restored(simulation, LedgerEntry())
+        missing.note(StepRun(attempt, 0, range(1), [0], ("label",) if simulation == 4 else ("label", "mask"), []))
+        told += missing.finish(simulation, [])
+    assert [text.split(", which")[0] for text in (*told, *missing.warnings)] == [
+        "no time step that was received has label, mask",
+        "no time step that was received has label",
+    ]
+    assert missing.is_open
+
+
+def test_nothing_is_told_of_optional_fields_that_came_or_where_nothing_came() -> None:
+    missing = MissingFields(["label"])
+    assert [missing.finish(simulation, []) for simulation in range(4)] == [[]] * 4
+    assert missing.warnings == []
+    missing.note(StepRun(AttemptState.restored(0, LedgerEntry()), 0, range(1), [0], (), []))
+    assert missing.warnings == []
+    assert not missing.is_open

@@ -1,4 +1,4 @@
-"""Compares what the attempts of a simulation send, and what different simulations send. Receiver thread."""
+"""Compares what the attempts of a simulation send, and watches what all simulations send. Receiver thread."""
 
 import zlib
 from collections.abc import Iterable
@@ -10,6 +10,7 @@ from stream_server.server.intake.attempts import AttemptState, StepRun
 from stream_server.server.intake.filling import Array
 from stream_server.server.intake.settlement import Settlement
 from stream_server.server.intake.state import IntakeState
+from stream_server.wording import listed
 
 ENOUGH = 3
 Step = dict[str, Array]
@@ -125,6 +126,46 @@ class EqualSimulations:
         warnings = [] if self._is_told else self.warnings
         self._is_told |= bool(warnings)
         return warnings
+
+
+class MissingFields:
+    """Watches for optional fields that no simulation sends, as those whose names a program misspells.
+
+    A batch has zeros in their place, which a network would learn. `is_open`: one of them came in no time step so far.
+    """
+
+    def __init__(self, names: Iterable[str]) -> None:
+        self._names = set(names)
+        self._sent: set[int] = set()
+        self._finished: set[int] = set()
+        self._is_told = False
+
+    @property
+    def is_open(self) -> bool:
+        return bool(self._names)
+
+    @property
+    def warnings(self) -> list[str]:
+        """What people should know of the time steps that were accepted so far."""
+        if not self._names or not self._sent:
+            return []
+        return [
+            f"no time step that was received has {listed(sorted(self._names))}, which study.fields says is optional: "
+            "process_batch has zeros there, and process_simulation_data nothing. Does the program send it, by this "
+            "name? In C and Fortran stream_put returns an error for a name that the study does not have"
+        ]
+
+    def note(self, run: StepRun) -> None:
+        self._sent.add(run.attempt.simulation)
+        self._names.intersection_update(run.absent)
+
+    def finish(self, simulation: int, parameters: Iterable[float]) -> list[str]:
+        """Note that a simulation has finished; gives what is to be told now, once."""
+        self._finished.add(simulation)
+        if self._is_told or len(self._finished & self._sent) < ENOUGH:
+            return []
+        self._is_told = True
+        return self.warnings
 
 
 def _difference(earlier: Step, sent: Step) -> str:

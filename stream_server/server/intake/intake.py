@@ -32,7 +32,7 @@ from stream_server.server.intake.attempts import (
     PartialStep,
     StepRun,
 )
-from stream_server.server.intake.comparison import AttemptComparison, EqualSimulations
+from stream_server.server.intake.comparison import AttemptComparison, EqualSimulations, MissingFields
 from stream_server.server.intake.credit import CreditPool
 from stream_server.server.intake.filling import (
     Array,
@@ -86,8 +86,12 @@ class Intake:
             max_unsaved=max_unsaved,
         )
         # One rank is enough: it has some of the steps, or of the simulations. Fields that are sent once may differ.
-        self.equal = EqualSimulations(buffer.slots, is_open=state.rank == 0 and not state.static_fields)
-        self.settlement.observer = self.equal
+        is_told = state.rank == 0
+        equal = EqualSimulations(buffer.slots, is_open=is_told and not state.static_fields)
+        # What came before a restart is not known here.
+        is_whole = is_told and state.incarnation == 1
+        missing = MissingFields(it.name for it in state.fields.values() if it.optional and is_whole)
+        self.observers = self.settlement.observers = (equal, missing)
         self.assembly = Assembly(state, self.settlement)
         self.series = SeriesIntake(state, self.assembly, self.settlement)
         self.comparison = AttemptComparison(state, self.settlement)

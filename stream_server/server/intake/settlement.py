@@ -40,19 +40,28 @@ class SampleRecorder(Protocol):
 
 
 class StepObserver(Protocol):
-    """Looks at accepted steps as long as it `is_open`."""
+    """Looks at accepted steps as long as it `is_open`, and says in `warnings` what people should know of them.
 
-    is_open: bool
+    `finish` is called when a simulation has finished; it gives what is to be told now.
+    """
+
+    @property
+    def is_open(self) -> bool: ...
+
+    @property
+    def warnings(self) -> list[str]: ...
 
     def note(self, run: StepRun) -> None: ...
+
+    def finish(self, simulation: int, parameters: Iterable[float]) -> list[str]: ...
 
 
 class Settlement:
     """Settles whole steps: they are accepted into the stream, held out, or rejected.
 
     Accepted steps are handed to the buffer once a turn, and wait in their order until it has room for them.
-    `nonfinite` says what happens to samples with NaN or infinity: "reject", "keep" or "stop". `recorder` and
-    `observer`, if there are any, are given what was accepted. Slots that are needed no more gather in `freed`,
+    `nonfinite` says what happens to samples with NaN or infinity: "reject", "keep" or "stop". `recorder`, if
+    there is one, and `observers` are given what was accepted. Slots that are needed no more gather in `freed`,
     connections that may be owed an acknowledgement in `touched`, by peer. `changed` are the attempts, by simulation,
     about which there is news for `changes`; `has_complete_share`: the next of these have news that others wait for.
     `has_pressure`: some client rank has sent more than `max_unsaved` steps since the last checkpoint, and might soon
@@ -76,7 +85,7 @@ class Settlement:
         self.nonfinite = nonfinite
         self.max_unsaved = max_unsaved
         self.recorder: SampleRecorder | None = None
-        self.observer: StepObserver | None = None
+        self.observers: Sequence[StepObserver] = ()
         self.has_pressure = False
         self.has_complete_share = False
         self.num_withdrawn = 0
@@ -150,8 +159,9 @@ class Settlement:
     def accept(self, run: StepRun) -> None:
         """Let steps wait for room in the buffer, or hold them out if they are of a validation simulation."""
         run.attempt.entry.accept(run.indices)
-        if self.observer is not None and self.observer.is_open:
-            self.observer.note(run)
+        for observer in self.observers:
+            if observer.is_open:
+                observer.note(run)
         if run.attempt.simulation in self.validation:
             self._hold_out(run)
         else:

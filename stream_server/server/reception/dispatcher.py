@@ -197,8 +197,9 @@ class Dispatcher:
         if notice.state == SimulationPhase.FINISHED:
             self.tell_main(mailbox.SimulationFinished(simulation=notice.simulation))
             if notice.simulation in self.parameters:
-                for text in self.intake.equal.finish(notice.simulation, self.parameters[notice.simulation]):
-                    self.tell_main(mailbox.SimulationWarning(text=text))
+                for observer in self.intake.observers:
+                    for text in observer.finish(notice.simulation, self.parameters[notice.simulation]):
+                        self.tell_main(mailbox.SimulationWarning(text=text))
         elif notice.state == SimulationPhase.STOPPED_EARLY:
             attempt = self.intake.attempt(notice.simulation)
             for connection in () if attempt is None else attempt.connections.values():

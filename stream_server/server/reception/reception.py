@@ -198,11 +198,12 @@ class Reception:
         """Problems that did not stop the study."""
         if self.suggester is not None and self.roster is not None:
             self._note_design(self.roster)
+        observers = () if self._receiver is None else self._receiver.intake.observers
         told = [
             *self._design_warnings.texts,
             *([] if self.suggester is None else self.suggester.warnings),
             *([] if self.roster is None else self.roster.warnings.texts),
-            *([] if self._receiver is None else self._receiver.intake.equal.warnings),
+            *(text for it in observers for text in it.warnings),
         ]
         error = None if self.recorder is None else self.recorder.error
         if error is None and (self.recorder is None or not self.recorder.is_over):
