@@ -94,8 +94,8 @@ def _write(folder: Path, files: dict[str, bytes]) -> None:
                 with open(place_of(folder / name), "xb") as file:
                     file.write(contents)
     except FileExistsError as error:
-        what = "is not empty" if folder.is_dir() else "is a file"
-        raise ConfigError(f"{folder} {what}: name a folder that is not there yet") from error
+        what = f"{folder} is not empty" if folder.is_dir() else f"{error.filename} is a file"
+        raise ConfigError(f"{what}: name a folder that is not there yet") from error
     except OSError as error:
         raise ConfigError(f"{folder} cannot be written: {error}") from error
 

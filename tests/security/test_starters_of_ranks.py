@@ -84,7 +84,8 @@ ranks = MpiRanks()
 ports = {it.laddr.port for it in psutil.Process().net_connections("inet") if it.status == "LISTEN"}
 # Ranks inherit the port of their mpirun.
 ports -= {it.laddr.port for it in psutil.Process(os.getppid()).net_connections("inet")}
-print("ports", sorted(ports), "of SysV", open("/proc/self/maps").read().count("SYSV"), flush=True)
+# At once, for mpirun puts together what ranks write as it comes.
+os.write(1, f"ports {sorted(ports)} of SysV {open('/proc/self/maps').read().count('SYSV')}\\n".encode())
 ranks.barrier()
 assert "UCX_TLS" not in os.environ
 """
