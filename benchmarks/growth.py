@@ -7,6 +7,7 @@ the peak of the process. Every study must end with an account that balances.
     python -m benchmarks.growth                      # 200, 2,000 and 20,000 simulations: about ten minutes
     python -m benchmarks.growth 200 2000
     python -m benchmarks.growth --tcp 2000           # with keys over TCP, as from other nodes
+    python -m benchmarks.growth --live 2000          # all live at once, with keys over TCP
 """
 
 import argparse
@@ -16,7 +17,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,6 +29,7 @@ SIZES = (200, 2_000, 20_000)
 CHECKPOINT_S = 10
 LAUNCHER = "stream_server.launcher.supervision.cli"
 LOOK_S = 0.1
+ANOTHER_NODE = "another node"
 TICKS = os.sysconf("SC_CLK_TCK")
 MB = 1e6
 
@@ -72,28 +75,10 @@ class Growth:
 def measure(num: int, folder: Path, *, over_tcp: bool) -> Growth:
     """Run a study of `num` simulations to its end."""
     run = folder / "run"
-    command = [str(Path(sys.executable).with_name("stream-server")), "--config", str(STUDY)]
-    settings: dict[str, object] = {
-        "study.output_dir": str(run),
-        "study.simulations": num,
-        "simulation.per_worker": "many",
-        "checkpoint.every_s": CHECKPOINT_S,
-    }
-    if over_tcp:
-        settings["simulation.command"] = ["python", "worker.py", "another node"]
-    for name, value in settings.items():
-        command += ["--set", f"{name}={json.dumps(value) if not isinstance(value, str) else value}"]
-    with (folder / "output").open("wb") as output:
-        server = subprocess.Popen(command, stdout=output, stderr=output)
-        try:
-            first, last, began_s = _watch(server, run)
-        finally:
-            server.kill()
-            server.wait()
-    report = json.loads((run / "report.json").read_text())
-    assert server.returncode == 0, (folder / "output").read_text()
-    assert report["balanced"]
-    assert report["simulations"]["finished"] == num
+    program = ["python", "worker.py", *([ANOTHER_NODE] if over_tcp else [])]
+    settings = {"simulation.command": program, "simulation.per_worker": "many", "checkpoint.every_s": CHECKPOINT_S}
+    with _study(num, folder, settings) as server:
+        first, last, began_s = _watch(server, run)
     rank, launcher = ((last[i].cpu_s - first[i].cpu_s) / num * 1e3 for i in range(2))
     return Growth(
         num=num,
@@ -103,6 +88,46 @@ def measure(num: int, folder: Path, *, over_tcp: bool) -> Growth:
         rank_bytes=last[0].peak_bytes,
         launcher_bytes=last[1].peak_bytes,
     )
+
+
+def live(num: int, folder: Path) -> tuple[float, float]:
+    """Attach `num` simulations that are all live at once; gives when all were open and when all had ended, in s."""
+    settings = {"simulation.command": None, "launcher": {}, "client.max_attached": num, "buffer.capacity": 2 * num}
+    with _study(num, folder, settings) as server:
+        connection = folder / "run" / "connection.json"
+        while not connection.exists():
+            assert server.poll() is None, (folder / "output").read_text()
+            time.sleep(LOOK_S)
+        told = subprocess.run(
+            [sys.executable, str(STUDY.with_name("live.py")), str(num), ANOTHER_NODE],
+            env={**os.environ, "STREAM_CONNECTION": str(connection)},
+            check=True,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+    opened_s, ended_s = map(float, told.stdout.split())
+    return opened_s, ended_s
+
+
+@contextmanager
+def _study(num: int, folder: Path, settings: dict[str, object]) -> Iterator["subprocess.Popen[bytes]"]:
+    """A study of `num` simulations, which must end well after the block."""
+    run = folder / "run"
+    command = [str(Path(sys.executable).with_name("stream-server")), "--config", str(STUDY)]
+    for name, value in {**settings, "study.output_dir": str(run), "study.simulations": num}.items():
+        command += ["--set", f"{name}={json.dumps(value)}"]
+    with (folder / "output").open("wb") as output:
+        server = subprocess.Popen(command, stdout=output, stderr=output)
+        try:
+            yield server
+            server.wait()
+        finally:
+            server.kill()
+            server.wait()
+    report = json.loads((run / "report.json").read_text())
+    assert server.returncode == 0, (folder / "output").read_text()
+    assert report["balanced"]
+    assert report["simulations"]["finished"] == num
 
 
 def _watch(server: "subprocess.Popen[bytes]", run: Path) -> tuple[list[Use], list[Use], float]:
@@ -134,7 +159,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.growth", allow_abbrev=False)
     parser.add_argument("sizes", type=int, nargs="*", default=SIZES, metavar="SIMULATIONS")
     parser.add_argument("--tcp", action="store_true", help="with keys over TCP, as from other nodes")
+    parser.add_argument("--live", action="store_true", help="all live at once, with keys over TCP")
     options = parser.parse_args()
+    if options.live:
+        for num in options.sizes:
+            with tempfile.TemporaryDirectory() as folder:
+                opened_s, ended_s = live(num, Path(folder))
+                print(f"{num:>6} live: all open after {opened_s:.1f} s, all ended after {ended_s:.1f} s", flush=True)
+        return
     print(f"{'':>6} {'1/s':>10} {'rank 0, ms':>12} {'launcher, ms':>12} {'MB':>10} {'MB':>10}", flush=True)
     for num in options.sizes:
         with tempfile.TemporaryDirectory() as folder:
