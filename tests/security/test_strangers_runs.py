@@ -28,11 +28,14 @@ from stream_server.machine.log_end import log_end
 from stream_server.machine.study_lock import RUN_LOCK
 from stream_server.messages.connection import ConnectionFile
 from stream_server.messages.operator import AskStop, StopAccepted
+from stream_server.server.replay.record_reader import Recording
 from stream_server.storage.checksums import checksummed_json
 from stream_server.studies.run import Run
 from tests.analysis.conftest import fonts
 from tests.dashboard.made_runs import add_to_journal, make_run
 from tests.security.stranger import Stranger
+from tests.support.recorded import record, small_study
+from tests.support.studies import StudyFolder
 from tests.support.timing import until
 
 __all__ = ["fonts"]
@@ -256,6 +259,21 @@ def test_a_stop_does_not_go_to_the_study_whose_address_a_stranger_has_linked(
     with pytest.raises(NotRunning, match="has ended meanwhile"):
         live.ask(shared, AskStop(finish=False), StopAccepted, timeout_s=5.0, runs=lambda: False)
     assert asked == []
+
+
+def test_the_record_of_a_stranger_puts_no_file_of_ours_into_a_log(shared: Path, stranger: Stranger) -> None:
+    folder = StudyFolder(shared)
+    recorded = record(small_study(folder), [(0, 1)])
+    marker = recorded / "rank-0.incomplete"
+    marker.write_text("No room. " * 100_000)
+    with Recording(recorded) as recording:
+        assert len(recording.warnings[0]) < 400
+    marker.unlink()
+    (shared / "secret").write_text(MARK)
+    marker.symlink_to(shared / "secret")
+    stranger.owns(marker)
+    with pytest.raises(PermissionError, match="It is a link of user"):
+        Recording(recorded)
 
 
 def test_a_run_that_a_user_names_by_the_link_of_somebody_else_is_read(

@@ -23,7 +23,8 @@ from stream_server.server.replay.record_format import (
     Segment,
     is_sound,
 )
-from stream_server.storage.disk import names_in, ordinary, read_text
+from stream_server.storage.disk import by_own_links, names_in, ordinary, read_text
+from stream_server.storage.typed import shortened
 
 SUBFOLDER = "record"
 BLOCK_BYTES = 2**20
@@ -147,11 +148,11 @@ class RankRecord:
         self._latest = 0
         try:
             self.is_closed = self._num > 0 and self.read(self._num - 1).kind is EntryKind.END
+            self._num -= self.is_closed
+            self.warnings = list(self._absences(folder))
         except BaseException:
             self.close()
             raise
-        self._num -= self.is_closed
-        self.warnings = list(self._absences(folder))
 
     def __len__(self) -> int:
         return self._num
@@ -263,7 +264,7 @@ class RankRecord:
     def _absences(self, folder: Path) -> Iterator[str]:
         marker = folder / f"rank-{self.rank}.incomplete"
         if marker.exists():
-            reason = read_text(marker, errors="replace").strip()
+            reason = shortened(read_text(marker, errors="replace", opener=by_own_links).strip())
             yield f"rank {self.rank} recorded only some of its samples: {reason}"
         elif not self.is_closed:
             yield (
