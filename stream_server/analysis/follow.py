@@ -8,12 +8,13 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 
 from stream_server.analysis.reading import RunFolder
 from stream_server.analysis.run_state import OUTPUT_LOG, attempt_folders
 from stream_server.errors import NotRunning
+from stream_server.machine import descriptors
 from stream_server.machine.log_end import shown_lines
 from stream_server.machine.screen import escaped, size_shown, tell
 from stream_server.storage.disk import MAX_TABLE_BYTES, by_own_links
@@ -26,6 +27,8 @@ PIECE_BYTES = 4 << 20
 # All that is read of a log that is shown as a whole, and what is read for each line where the last ones are.
 MAX_LOG_BYTES = MAX_TABLE_BYTES
 LINE_BYTES = 16 << 10
+# More than there are ranks.
+MAX_LOGS = 100_000
 OURS = "stream_server."
 RECORD = re.compile(r"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d),\d{3} ([A-Z]+) +(.*)")
 # Ranks also write which thread said it, and for which module.
@@ -33,8 +36,8 @@ ORIGIN = re.compile(r"(?:Thread-\d+ \(\S+\)|\S+) (\S+: )")
 
 
 def server_logs(run: RunFolder) -> list[Path]:
-    """The logs of the launcher and of all ranks that are there now."""
-    return sorted((run.path / "logs").glob("*.log"))
+    """The logs of the launcher and of all ranks that are there now; of those of a stranger MAX_LOGS at most."""
+    return sorted(islice((run.path / "logs").glob("*.log"), MAX_LOGS))
 
 
 def simulation_logs(run: RunFolder, simulation: int) -> list[Path]:
@@ -59,6 +62,7 @@ def show(
 
     Raises:
         NotRunning: there are none, and none will come.
+        ConfigError: there are more of launcher and ranks than this process may open.
     """
 
     def shown(line: Line) -> Shown:
@@ -78,7 +82,10 @@ def show(
             map(shown, tails.setdefault(it, Tail(it, num_bytes=num_bytes)).lines(is_last=not goes_on)) for it in found
         )
         if simulation is None:
-            lines: Iterable[Shown] = heapq.merge(*(deque(it, most) for it in new), key=lambda it: it[0])
+            # As long as lines are merged, all logs are open.
+            descriptors.require(len(found), "logs")
+            parts: Iterable[Iterable[Shown]] = new if most is None else (deque(it, most) for it in new)
+            lines: Iterable[Shown] = heapq.merge(*parts, key=lambda it: it[0])
         else:
             lines = chain.from_iterable(new)
         for _, text in lines if most is None else deque(lines, most):

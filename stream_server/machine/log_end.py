@@ -52,7 +52,7 @@ def _last_lines(log: Path) -> list[str]:
         with open(log, "rb", opener=by_own_links) as file:
             size = file.seek(0, os.SEEK_END)
             file.seek(max(0, size - READ_BYTES))
-            text = file.read().decode(errors="replace")
+            text = file.read(READ_BYTES).decode(errors="replace")
     except OSError:
         return []
     if size > READ_BYTES:

@@ -24,6 +24,11 @@ from stream_server.studies.run import Run
 MIB = 1 << 20
 
 
+def write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+
+
 def peak_of(action: Callable[[], object]) -> int:
     """The most memory that it takes, in bytes."""
     tracemalloc.start()
@@ -78,6 +83,24 @@ def test_of_a_log_without_end_the_end_is_read(
     assert said.out.endswith("line 99\n")
     assert said.out.count("\n") == 13
     assert said.err == f"the first 1.0 TiB of {log} were left out\n"
+
+
+def test_whole_logs_are_shown_in_the_memory_of_a_few_lines(tmp_path: Path) -> None:
+    for rank in range(3):
+        write(tmp_path / "logs" / f"server-{rank}.log", f"{'x' * 99}\n" * 20_000)
+
+    def show() -> None:
+        follow.show(RunFolder(tmp_path), None, num_lines=None, follows=False, runs=lambda: False)
+
+    with open(os.devnull, "w") as nothing, redirect_stdout(nothing):
+        assert peak_of(show) < 2 * MIB
+
+
+def test_of_logs_without_number_some_are_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(follow, "MAX_LOGS", 3)
+    for number in range(5):
+        write(tmp_path / "logs" / f"{number}.log", "")
+    assert len(follow.server_logs(RunFolder(tmp_path))) == 3
 
 
 def test_a_log_that_is_written_while_it_is_read_comes_to_an_end(tmp_path: Path) -> None:
