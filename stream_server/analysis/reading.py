@@ -56,7 +56,7 @@ def find_run(path: Path) -> RunFolder:
     output = load(study).study.output_dir
     if not output.exists():
         raise ConfigError(f"{study} was not run yet: there is no {output}")
-    return RunFolder(output)
+    return RunFolder(named(output))
 
 
 def named(path: Path) -> Path:
@@ -68,7 +68,8 @@ def named(path: Path) -> Path:
         os.close(open_by_own_links(path, os.O_PATH))
     except PermissionError:
         return path.resolve()
-    except OSError:
+    except (OSError, ValueError):
+        # There is nothing, and cannot be: a settings file may name anything.
         pass
     return path
 

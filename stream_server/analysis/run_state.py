@@ -292,7 +292,7 @@ def checkpoints(run: RunFolder) -> Path:
     """The folder of its checkpoints."""
     settings = _read(run.path / "study.json").get("checkpoint")
     elsewhere = settings.get("dir") if isinstance(settings, dict) else None
-    return Path(elsewhere) if isinstance(elsewhere, str) else run.path / "checkpoints"
+    return named(Path(elsewhere)) if isinstance(elsewhere, str) else run.path / "checkpoints"
 
 
 def simulations_of(run: RunFolder) -> list[SimulationFacts]:

@@ -1,6 +1,7 @@
 """The command `stream-study`."""
 
 import argparse
+import errno
 import shlex
 import stat
 import sys
@@ -137,7 +138,9 @@ def main(argv: list[str] | None = None) -> int:
         tell(f"stream-study: {error}", sys.stderr)
         return NotRunning.exit_code
     except PermissionError as error:
-        print(f"stream-study: {error}: a run is its owner's alone, unless study.share_with says more", file=sys.stderr)
+        is_closed = error.errno == errno.EACCES
+        why = ": a run is its owner's alone, unless study.share_with says more" if is_closed else ""
+        tell(f"stream-study: {error}{why}", sys.stderr)
         return NotRunning.exit_code
     except Exception as error:
         if not (words := refusal(error)):

@@ -12,7 +12,7 @@ from typing import Any, Self
 from stream_server.analysis import live
 from stream_server.analysis.attempts import AttemptHistory
 from stream_server.analysis.growing import GrowingFile
-from stream_server.analysis.reading import Line, RunFolder, parse_records, paths_of_ranks
+from stream_server.analysis.reading import Line, RunFolder, named, parse_records, paths_of_ranks
 from stream_server.analysis.run_state import (
     ORPHANED,
     RUNNING,
@@ -42,7 +42,7 @@ class Watch:
     """The newest facts of the runs that somebody looks at. Any thread may ask; the watch's own thread reads."""
 
     def __init__(self, folder: Path, look_s: float = LOOK_S) -> None:
-        self.folder = folder
+        self.folder = named(folder)
         self._look_s = look_s
         self._changed = threading.Condition()
         self._is_over = False

@@ -216,6 +216,8 @@ def test_links_in_a_run_of_a_stranger_show_nothing_of_ours(
             stranger.owns(place)
     said = said_of(theirs, tmp_path / "of-theirs", capsys)
     assert MARK not in said
+    assert "which is not followed: write what it leads to instead" in said
+    assert "unless study.share_with says more" not in said
     assert "987,654,321" not in said
 
 
@@ -288,6 +290,11 @@ def test_a_run_that_a_user_names_by_the_link_of_somebody_else_is_read(
     shown = capsys.readouterr().out
     assert "rank 0 <b>begins</b>" in shown
     assert f"{shared / 'runs' / 'heat'}  killed" in shown
+    with Watch(link, look_s=0.2) as watch:
+        until(lambda: watch.runs() is not None)
+        page = Page(Document(), watch)
+        page.open()
+        assert page._run.value == "heat"
 
 
 def test_folders_of_a_stranger_without_number_keep_nobody_from_his_own_runs(
