@@ -22,7 +22,7 @@ from stream_server.analysis.reading import RunFolder
 from stream_server.analysis.run_state import RunState, SimulationFacts, runs_below, simulations_of, state_of, the_run
 from stream_server.analysis.validations import errors_of_simulations
 from stream_server.errors import NotRunning
-from stream_server.machine.screen import escaped, tell
+from stream_server.machine.screen import in_one_line, tell
 from stream_server.wording import counted
 
 TIMEOUT_S = 10.0
@@ -346,8 +346,8 @@ def _table(*columns: str) -> Table:
 
 
 def _add_row(table: Table, *cells: str) -> None:
-    """Add a row of plain text, which neither the terminal nor rich takes for more than that."""
-    table.add_row(*(Text(escaped(cell)) for cell in cells))
+    """Add a row of plain text, which neither the terminal nor rich takes for more than that, nor a reader for two."""
+    table.add_row(*(Text(in_one_line(cell)) for cell in cells))
 
 
 def _print_json(value: Plain | Sequence[Plain]) -> None:

@@ -85,6 +85,18 @@ HOSTILE: dict[str, Callable[[Path], object]] = {
 }
 
 
+def test_what_a_run_is_named_and_says_makes_no_row_of_another_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "theirs\n/home/me/runs/heat  finished"
+    write(run / "study.json", {})
+    write(run / "report.json", {"exit_code": 3, "message": "no\n/home/me/runs/heat  finished"})
+    assert main(["list", str(tmp_path)]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 2
+    assert main(["status", str(run)]) == 0
+    assert "\n/home" not in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("what", HOSTILE)
 def test_list_and_status_show_all_runs_beside_a_hostile_one(
     what: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
