@@ -33,7 +33,10 @@ _CALLED_EXIT = (
     "exit in a library). That code must return, or raise an exception"
 )
 _WAS_KILLED = "was killed by {}{}"
-_OUT_OF_MEMORY = ", as the kernel does when memory is short"
+_REASONS = {
+    signal.SIGKILL: ", as the kernel does when memory is short",
+    signal.SIGBUS: ", as the kernel does when there is no room for memory that processes share (df /dev/shm)",
+}
 
 # Shared with the parent: whether this end is ours, the incarnation whose study is under way, and the exit code that
 # the end should have.
@@ -200,5 +203,5 @@ def _wait(child: int) -> int | None:
 def _told(code: int) -> str:
     if code >= 0:
         return _CALLED_EXIT.format(code)
-    name = signal.Signals(-code).name
-    return _WAS_KILLED.format(name, _OUT_OF_MEMORY if -code == signal.SIGKILL else "")
+    number = signal.Signals(-code)
+    return _WAS_KILLED.format(number.name, _REASONS.get(number, ""))

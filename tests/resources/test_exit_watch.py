@@ -21,6 +21,7 @@ COMMAND = [sys.executable, "-m", "tests.resources.watched_exit"]
         ("exit_1", 7, "ended with exit code 1 before the command was done"),
         ("sys.exit", 7, "ended with exit code 0 before the command was done"),
         ("killed", 7, "was killed by SIGKILL, as the kernel does when memory is short"),
+        ("no_room", 7, "was killed by SIGBUS, as the kernel does when there is no room for memory"),
         ("terminated", -signal.SIGTERM, ""),
     ],
 )

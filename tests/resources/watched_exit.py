@@ -22,6 +22,7 @@ WAYS = {
     "exit_1": lambda: C.exit(1),
     "sys.exit": lambda: sys.exit(0),
     "killed": lambda: os.kill(os.getpid(), signal.SIGKILL),
+    "no_room": lambda: os.kill(os.getpid(), signal.SIGBUS),
     "terminated": lambda: os.kill(os.getpid(), signal.SIGTERM),
     "hears": lambda: hear(),
     "thread": lambda: (threading.Thread(target=never.wait, name="plotter").start(), exit_watch.leave_soon(3)),
