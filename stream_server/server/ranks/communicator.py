@@ -155,7 +155,7 @@ class MpiRanks:
         self.mpi_version = mpi_library()
         _require(foreign_mpirun.mismatch(os.environ, self.mpi_version))
         with shared_memory.kept_private(self.mpi_version):
-            with self._collectives.call("MPI_Init"), _ended_by_signals(), _with_careful_ucx():
+            with self._collectives.call("MPI_Init"), _ended_by_signals(), _with_closed_ports():
                 mpi.Init_thread(mpi.THREAD_MULTIPLE)
             if problem := shared_memory.problem():
                 raise RankLost(problem)
@@ -305,16 +305,19 @@ def _loaded_mpi() -> Any:
 
 
 @contextmanager
-def _with_careful_ucx() -> Iterator[None]:
-    """Within, UCX, by which MPICH speaks to other nodes, is told to trust nobody, unless the user tells it otherwise.
+def _with_closed_ports() -> Iterator[None]:
+    """Within, MPI is told to listen to nobody where it can do without, unless the user tells it otherwise.
 
-    An empty message to its sockets, which no folder guards, ends a rank where it lets a transport sleep. Its port is
-    open to whoever reaches it, and writes what he sends to the address that he names: it needs none where the starter
-    of the ranks says that all are on one node.
+    An empty message to the sockets of UCX, which no folder guards, ends a rank where it lets a transport sleep. The
+    port by which UCX (MPICH) speaks to other nodes is open to whoever reaches it, and writes what he sends to the
+    address that he names; at that of Open MPI a rank stands still while a connection does not say who it is. Neither
+    is needed where the starter of the ranks says that all are on one node.
     """
     wanted = {"UCX_ADAPTIVE_PROGRESS": "n"}
-    if os.environ.get("MPI_LOCALNRANKS", "") == os.environ.get("PMI_SIZE"):
+    if _is_same("MPI_LOCALNRANKS", "PMI_SIZE"):
         wanted["UCX_TLS"] = "self,posix"
+    if _is_same("OMPI_COMM_WORLD_LOCAL_SIZE", "OMPI_COMM_WORLD_SIZE"):
+        wanted["OMPI_MCA_btl"] = "^tcp"
     wanted = {name: value for name, value in wanted.items() if name not in os.environ}
     os.environ.update(wanted)
     try:
@@ -323,6 +326,11 @@ def _with_careful_ucx() -> Iterator[None]:
         # Simulations may have other nodes.
         for name in wanted:
             del os.environ[name]
+
+
+def _is_same(one: str, other: str) -> bool:
+    """Whether two variables of the environment have the same value."""
+    return os.environ.get(one, "") == os.environ.get(other)
 
 
 @contextmanager
