@@ -84,6 +84,7 @@ class PlainStep:
 
     needs_every_rank = False
     at_boundary = True
+    rounding = ""
 
     def __init__(self, server: StreamServer, ranks: Ranks) -> None:
         self._server = server

@@ -46,6 +46,11 @@ class Step(Protocol):
     """What people should know of how the server trains, although all goes on."""
 
     @property
+    def rounding(self) -> str:
+        """What people should know of updates that are rounded away, "" as long as there are not many."""
+        ...
+
+    @property
     def at_boundary(self) -> bool:
         """Whether all that was trained is in the model: no accumulation is under way."""
         ...

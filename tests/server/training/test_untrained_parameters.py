@@ -12,6 +12,7 @@ from torch.optim.swa_utils import AveragedModel
 from stream_server.server.progress.batches import StepOutcome
 from stream_server.server.ranks.communicator import SoloRanks
 from stream_server.server.training.monitoring.untrained_parameters import UntrainedParameters
+from stream_server.server.training.torch.learning_rates import LearningRates
 from stream_server.server.training.torch.step import TorchStep
 from stream_server.server.user.torch_server import TorchServer
 from stream_server.storage.plain_state import from_bytes, to_bytes
@@ -113,16 +114,118 @@ class WithoutBackward(ClearedTooLate):
         pass
 
 
-def trained(kind: type[Encoder], *, is_restarted: bool = False) -> UntrainedParameters:
-    """The parameters of a server after two updates, with a restart between them."""
-    server = kind(settings())
+class InShortNumbers(Encoder):
+    """Its weights are 1, and its gradients too: in bfloat16 the next smaller number is 1 - 1/256.
+
+    So half of the weights, whose rate is less than half of that, cannot change.
+    """
+
+    rates = (0.001, 0.1)
+    per_update = 1.0
+
+    def prepare_training_attributes(self) -> Any:
+        model = nn.ParameterList([nn.Parameter(torch.ones(4, dtype=torch.bfloat16)) for _ in self.rates])
+        groups = [{"params": [it], "lr": lr} for it, lr in zip(model, self.rates, strict=True)]
+        optimizer = torch.optim.SGD(groups)
+        return model, optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, lambda num: self.per_update**num)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        return sum(it.sum() for it in self.model)
+
+
+class AllInShortNumbers(InShortNumbers):
+    rates = (0.001, 0.001)
+
+
+class ByHandInShortNumbers(InShortNumbers):
+    automatic_optimization = False
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        self.optimizer.zero_grad()
+        loss = super().training_step(batch, batch_idx)
+        self.manual_backward(loss)
+        self.optimizer.step()
+
+
+class LargeInShortNumbers(InShortNumbers):
+    rates = (0.01, 0.1)
+
+
+class WarmUp(InShortNumbers):
+    """Its rates grow from update to update, until all weights change."""
+
+    rates = (0.0015, 0.1)
+    per_update = 1.01
+
+
+class SometimesRounded(InShortNumbers):
+    """Adds up what is rounded away, and gives it to the weights once it is large enough."""
+
+    def prepare_training_attributes(self) -> Any:
+        model, optimizer, scheduler = super().prepare_training_attributes()
+        left = [torch.zeros(4) for _ in model]
+
+        def add(*_: Any) -> None:
+            for rest, it, group in zip(left, model, optimizer.param_groups, strict=True):
+                rest -= group["lr"]
+                if rest[0] <= -0.01:
+                    it.data += rest
+                    rest.zero_()
+
+        optimizer.register_step_post_hook(add)
+        return model, optimizer, scheduler
+
+
+STUCK = r"{} of the weights in bfloat16 that had a gradient did not change in 16 updates, .* \"bf16-mixed\"; or take a"
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        (InShortNumbers, [f"1 of 2 {IN_OPTIMIZERS[1:]}0. {STUCK.format('50%')}"]),
+        (AllInShortNumbers, [f"2 of 2 {IN_OPTIMIZERS[1:]}0, 1. {STUCK.format('100%')}"]),
+        (ByHandInShortNumbers, [f"1 of 2 {IN_OPTIMIZERS[1:]}0. {STUCK.format('50%')}"]),
+        (LargeInShortNumbers, []),
+        (WarmUp, []),
+        (SometimesRounded, []),
+    ],
+)
+def test_weights_that_are_too_short_for_their_updates_are_told_once_and_while_they_are_trained(
+    kind: type[Encoder], said: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    found = trained(kind, num=32, precision="32-true")
+    assert len(found.warnings) == len(said)
+    assert all(map(re.match, said, (it.replace("32 updates", "2 updates") for it in found.warnings)))
+    assert len(caplog.messages) == len(said)
+    assert found.are_all == (kind is AllInShortNumbers)
+
+
+def test_single_weights_that_are_too_short_for_their_updates_are_told() -> None:
+    class Partly(InShortNumbers):
+        def prepare_training_attributes(self) -> Any:
+            model, _, _ = super().prepare_training_attributes()
+            for it in model:
+                it.data[:2] = 1 / 64
+            return model, torch.optim.SGD(model.parameters(), lr=0.001)
+
+    [said] = trained(Partly, num=32, precision="bf16-true").warnings
+    assert re.match(STUCK.format("50%"), said)
+
+
+def trained(
+    kind: type[Encoder], *, num: int = 2, is_restarted: bool = False, precision: str = "64-true"
+) -> UntrainedParameters:
+    """The parameters of a server after some updates, with a restart between them."""
+    server = kind(settings(precision=precision))
     with TorchStep(server, SoloRanks(), server.config) as step:
         found = UntrainedParameters(step)
         found.on_train_start(server)
-        for index in range(2):
+        rates = LearningRates(server)
+        for index in range(num):
             union_batch, data = union_batch_of([0.5, 0.75])
             step.run(union_batch, data, index)
             server.progress.count_update(StepOutcome())
+            rates.on_step_end(server)
             if is_restarted:
                 state, found = from_bytes(to_bytes(found.state_dict())), UntrainedParameters(step)
                 found.load_state_dict(state)

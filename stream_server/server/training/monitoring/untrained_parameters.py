@@ -13,7 +13,7 @@ class UntrainedParameters(Callback):
     Checkpoints keep the fingerprints of the start. Main thread; rank 0 looks, for the others have the same parameters.
 
     Attributes:
-        warnings: name those that have not changed, not by one bit.
+        warnings: name those that have not changed, not by one bit, and tell of single weights that could not.
         are_all: whether no parameter has, although updates were made.
     """
 
@@ -37,12 +37,18 @@ class UntrainedParameters(Callback):
         num, num_same = len(optimized) + len(others), sum(map(len, same))
         self.are_all = 0 < num == num_same
         updates = counted(server.progress.updates, "update")
+        rounding = self._step.rounding
         if same[0]:
+            why = rounding or (
+                "No gradient reached them, or their learning rate was 0. Freeze what is not to be trained by "
+                "requires_grad_(False)"
+            )
             self.warnings.append(
                 f"{len(same[0])} of {len(optimized)} parameters in optimizers did not change in {updates}, not by one "
-                f"bit: {listed(same[0])}. No gradient reached them, or their learning rate was 0. Freeze what is not "
-                "to be trained by requires_grad_(False)"
+                f"bit: {listed(same[0])}. {why}"
             )
+        elif rounding:
+            self.warnings.append(rounding)
         if same[1]:
             self.warnings.append(
                 f"{len(same[1])} parameters require a gradient, but are in no optimizer, and did not change in "

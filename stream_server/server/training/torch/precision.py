@@ -1,20 +1,24 @@
 """The arithmetic of a model: number formats, loss scaling, and torch's trade-offs of precision for speed."""
 
+import logging
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from stream_server.errors import ConfigError
+from stream_server.server.training.torch.learning_rates import before_each_step
 from stream_server.server.training.torch.lightning import (
     DoublePrecision,
     HalfPrecision,
     MixedPrecision,
     Precision,
 )
+from stream_server.wording import counted
 
 if TYPE_CHECKING:
     from stream_server.config.training_sections import TrainingSettings
@@ -22,6 +26,14 @@ if TYPE_CHECKING:
 # What a CPU does about as fast and safely: Fabric would take it without a word.
 _INSTEAD_ON_CPU = {"16-mixed": "bf16-mixed", "16-true": "bf16-true"}
 _CUBLAS, _CUBLAS_REPEATABLE = "CUBLAS_WORKSPACE_CONFIG", ":4096:8"
+
+# In a network of three layers that learned in bfloat16 as in float32, less than 7 % of the weights were stuck, and 11 %
+# where the loss stayed twice as large.
+MANY_STUCK = 0.1
+FIRST_UPDATE = 16
+MOST_OF_PARAMETER = 256
+
+_log = logging.getLogger(__name__)
 
 
 class LossScaling(MixedPrecision):
@@ -63,6 +75,62 @@ class LossScaling(MixedPrecision):
         if self._has_stepped:
             self.loss_scaler.update()
             self._has_stepped = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Noted:
+    """Some weights of an optimizer before a step, which of them had a gradient, and the learning rates then."""
+
+    weights: list[Tensor]
+    had_gradient: list[Tensor]
+    rates: list[float]
+
+
+class StuckWeights:
+    """Compares some weights of each parameter of 16 bits before the updates 16, 32, 64, … of its optimizer.
+
+    A weight that had a gradient at one of these and is the same at the next, not different by one bit, is stuck. So an
+    optimizer that rounds at random, or adds up what it has rounded away, has none. Nothing is said while a rate grows.
+
+    Attributes:
+        warning: what people should know of them, once they are many.
+    """
+
+    def __init__(self) -> None:
+        self.warning = ""
+        self._num_steps: dict[int, int] = {}
+        self._noted: dict[int, _Noted] = {}
+
+    def watch(self, optimizer: Any) -> None:
+        """Compare the weights of an optimizer from now on."""
+        before_each_step(optimizer, self._before_step)
+
+    def _before_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        num = self._num_steps[id(optimizer)] = self._num_steps.get(id(optimizer), 0) + 1
+        if self.warning or num < FIRST_UPDATE or num & (num - 1):
+            return
+        now, before = _note(optimizer), self._noted.pop(id(optimizer), None)
+        self._noted[id(optimizer)] = now
+        if before is None or [it.shape for it in before.weights] != [it.shape for it in now.weights]:
+            return
+        if not now.weights or any(new > old for new, old in zip(now.rates, before.rates, strict=True)):
+            return
+        same = sum(
+            (had & (old == new)).sum()
+            for had, old, new in zip(before.had_gradient, before.weights, now.weights, strict=True)
+        )
+        num_with_gradient = int(sum(had.sum() for had in before.had_gradient))
+        if num_with_gradient and (share := int(same) / num_with_gradient) > MANY_STUCK:
+            self._warn(share, num // 2, now.weights[0].dtype)
+
+    def _warn(self, share: float, num_updates: int, dtype: torch.dtype) -> None:
+        self.warning = (
+            f"{share:.0%} of the weights in {str(dtype).removeprefix('torch.')} that had a gradient did not change in "
+            f"{counted(num_updates, 'update')}, since each was smaller than half a unit in their last place: keep the "
+            'weights in float32, and compute in 16 bits by training.precision "bf16-mixed"; or take a larger learning '
+            "rate, or an optimizer that rounds at random"
+        )
+        _log.warning("%s", self.warning)
 
 
 def check_precision(name: str, device: torch.device) -> None:
@@ -122,3 +190,16 @@ def numerics(settings: "TrainingSettings") -> Iterator[None]:
             torch.use_deterministic_algorithms(deterministic, warn_only=warn_only)
         if cublas is None:
             os.environ.pop(_CUBLAS, None)
+
+
+def _note(optimizer: torch.optim.Optimizer) -> _Noted:
+    weights, had_gradient, rates = [], [], []
+    for group in optimizer.param_groups:
+        rates.append(float(group.get("lr", 0.0)))
+        for it in group["params"]:
+            is_short = it.dtype in (torch.bfloat16, torch.float16)
+            if is_short and it.grad is not None and not it.grad.is_sparse and rates[-1]:
+                stride = 1 + it.numel() // MOST_OF_PARAMETER
+                weights.append(it.detach().reshape(-1)[::stride].clone())
+                had_gradient.append(it.grad.reshape(-1)[::stride] != 0)
+    return _Noted(weights, had_gradient, rates)

@@ -41,7 +41,7 @@ from stream_server.server.training.torch.model import (
     shared_out,
     state_of,
 )
-from stream_server.server.training.torch.precision import LossScaling, make_precision, numerics
+from stream_server.server.training.torch.precision import LossScaling, StuckWeights, make_precision, numerics
 from stream_server.server.training.torch.reduction import UnionGradients, clear, further_parameters
 from stream_server.server.training.torch.skipped_updates import SkippedUpdates
 from stream_server.server.training.torch.state import set_torch_random_states, torch_random_states
@@ -89,6 +89,7 @@ class TorchStep:
         self._weights = Weights(server, exclude=config.checkpoint.exclude)
         self._union: UnionGradients | None = None
         self._manual: ManualOptimization | None = None
+        self._stuck = StuckWeights()
         self._is_in_training_step = False
         self._has_watched_reads = False
         self._made: dict[str, str] = {}
@@ -357,6 +358,10 @@ class TorchStep:
         set_torch_random_states(state)
 
     @property
+    def rounding(self) -> str:
+        return self._stuck.warning
+
+    @property
     def _name(self) -> str:
         return f"{type(self._server).__name__}.training_step"
 
@@ -384,6 +389,8 @@ class TorchStep:
         else:
             for optimizer in as_list(server.optimizer):
                 before_each_step(optimizer, self._refuse_own_step)
+        for optimizer in as_list(server.optimizer):
+            self._stuck.watch(optimizer)
 
     def _run_manually(
         self, manual: ManualOptimization, union_batch: UnionBatch, data: Any, batch_idx: int
