@@ -646,6 +646,22 @@ def test_simulations_in_several_threads_know_nothing_of_each_other(library: Path
     assert {key: it["u"].tolist() for key, it in server.steps.items()} == expected
 
 
+@pytest.mark.parametrize(("kept", "small"), [("<f2", 3e-9), ("<f4", -1e-60), ("<c8", 1e-60)])
+def test_a_field_of_which_nothing_but_zeros_is_left_is_told_once(
+    kept: str, small: float, library: Path, tmp_path: Path
+) -> None:
+    vanishing = built(library, tmp_path, "vanishing.c")
+    with FakeServer((dataclasses.replace(SMALL[0], dtype=kept),)) as server:
+        done = subprocess.run(
+            [str(vanishing), str(server.path), str(small)], capture_output=True, text=True, timeout=120
+        )
+    assert done.returncode == 0
+    assert done.stderr == (
+        f"stream_client, rank 0: field 'u' is sent as {np.dtype(kept)}, in which all its values become 0 (the largest "
+        f"is {abs(small):g}): give the field a wider dtype in study.json, or send it in another unit\n"
+    )
+
+
 def test_a_process_that_forgets_to_finish_still_ends(library: Path, tmp_path: Path) -> None:
     forgetful = built(library, tmp_path, "forgetful.c")
     with FakeServer(SMALL, num_ranks=1) as server:

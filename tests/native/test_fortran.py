@@ -90,6 +90,17 @@ def test_any_array_can_be_put(library: Path) -> None:
     assert server.steps[17, 7]["mean"] == 2.5
 
 
+def test_a_field_of_which_nothing_but_zeros_is_left_is_told_once(library: Path) -> None:
+    program = build.fortran(library, "vanishing", PROGRAMS / "vanishing.f90")
+    with RecordingServer((FieldSpec(name="u", shape=(4,), dtype="<f4"),)) as server:
+        done = run(str(program), connection=server.path)
+    assert (done.returncode, done.stdout) == (0, "")
+    [told] = done.stderr.splitlines()
+    assert told.startswith(
+        "stream_client, rank 0: field 'u' is sent as float32, in which all its values become 0 (the "
+    )
+
+
 def test_an_error_that_nobody_looks_at_is_told_once_and_leaves_the_simulation_unfinished(library: Path) -> None:
     program = build.fortran(library, "unheeded", PROGRAMS / "unheeded.f90")
     with RecordingServer((SMALL,), num_ranks=1) as server:

@@ -2,6 +2,7 @@
  * again, uint64_t by its bits), uint64_t and double. */
 #include "convert.h"
 
+#include <fenv.h>
 #include <inttypes.h>
 #include <math.h>
 #include <stdint.h>
@@ -49,8 +50,13 @@ static uint16_t half_from_double(double value) {
         return (uint16_t)(sign | INFINITE | QUIET | (magnitude >> DROPPED_BITS & 0x3ffu));
     if (magnitude >= DOUBLE_BITS(16))
         return (uint16_t)(sign | INFINITE);
-    if (magnitude < DOUBLE_BITS(-14))
-        return (uint16_t)(sign | subnormal(magnitude));
+    if (magnitude < DOUBLE_BITS(-14)) {
+        uint64_t rounded = subnormal(magnitude);
+        /* As the processor does for the other types. */
+        if (rounded == 0 && magnitude != 0)
+            feraiseexcept(FE_UNDERFLOW);
+        return (uint16_t)(sign | rounded);
+    }
     uint64_t rebiased = magnitude - ((uint64_t)BIAS_DIFFERENCE << DOUBLE_MANTISSA_BITS);
     /* Rounding up carries into the exponent, and from 65520 on into infinity. */
     return (uint16_t)(sign | shifted_to_nearest_even(rebiased, DROPPED_BITS));

@@ -1,4 +1,5 @@
 #include <fenv.h>
+#include <math.h>
 #include <string.h>
 
 #include "convert.h"
@@ -90,8 +91,10 @@ static void find_rows(rows *it, int ndim) {
 }
 
 bool sc_copy_block(void *to, stream_dtype to_dtype, const void *from, stream_dtype from_dtype, int ndim,
-                   const int64_t count[], const int64_t strides[]) {
+                   const int64_t count[], const int64_t strides[], bool *underflows) {
     bool fits = true;
+    if (underflows != NULL)
+        *underflows = false;
     for (int d = 0; d < ndim; ++d)
         if (count[d] == 0)
             return true;
@@ -105,6 +108,9 @@ bool sc_copy_block(void *to, stream_dtype to_dtype, const void *from, stream_dty
     fenv_t environment;
     feholdexcept(&environment);
     copy_rows(&it, 0, to, from, &fits);
+    /* The flags of the processor cost no pass over the data. */
+    if (underflows != NULL)
+        *underflows = fetestexcept(FE_UNDERFLOW) != 0;
     fesetenv(&environment);
     return fits;
 }
@@ -119,18 +125,47 @@ static bool move_on(int ndim, const int64_t count[], int64_t index[]) {
     return false;
 }
 
+/* The element at `index`, which is the one with this number in C order. */
+static const char *element_at(const void *from, stream_dtype dtype, int ndim, const int64_t index[],
+                              const int64_t strides[], int64_t number) {
+    int64_t place = strides == NULL ? number : 0;
+    for (int d = 0; strides != NULL && d < ndim; ++d)
+        place += index[d] * strides[d];
+    return (const char *)from + place * (int64_t)sc_dtype_bytes(dtype);
+}
+
+bool sc_is_zero(const void *block, stream_dtype dtype, size_t num_bytes) {
+    size_t component = dtype == STREAM_FLOAT16 ? 2 : dtype == STREAM_FLOAT32 || dtype == STREAM_COMPLEX64 ? 4 : 8;
+    for (size_t i = 0; i < num_bytes; i += component) {
+        uint64_t bits = 0;
+        memcpy(&bits, (const char *)block + i, component);
+        /* Without the sign. */
+        if (bits << (65 - 8 * component) != 0)
+            return false;
+    }
+    return true;
+}
+
+double sc_largest(const void *from, stream_dtype dtype, int ndim, const int64_t count[], const int64_t strides[]) {
+    double largest = 0;
+    int64_t index[STREAM_MAX_DIMENSIONS] = {0}, number = 0;
+    do {
+        double parts[2];
+        const char *element = element_at(from, dtype, ndim, index, strides, number++);
+        sc_copy_block(parts, STREAM_COMPLEX128, element, dtype, 0, NULL, NULL, NULL);
+        largest = fmax(largest, hypot(parts[0], parts[1]));
+    } while (move_on(ndim, count, index));
+    return largest;
+}
+
 void sc_find_misfit(stream_dtype to_dtype, const void *from, stream_dtype from_dtype, int ndim, const int64_t count[],
                     const int64_t strides[], int64_t index[], char text[SC_NUMBER_BYTES]) {
     char converted[2 * sizeof(double)];
     const char *element = from;
-    int64_t contiguous = 0;
+    int64_t number = 0;
     memset(index, 0, (size_t)ndim * sizeof *index);
-    do {
-        int64_t place = 0;
-        for (int d = 0; strides != NULL && d < ndim; ++d)
-            place += index[d] * strides[d];
-        element = (const char *)from + (strides == NULL ? contiguous : place) * (int64_t)sc_dtype_bytes(from_dtype);
-        contiguous += 1;
-    } while (sc_copy_block(converted, to_dtype, element, from_dtype, 0, NULL, NULL) && move_on(ndim, count, index));
+    do
+        element = element_at(from, from_dtype, ndim, index, strides, number++);
+    while (sc_copy_block(converted, to_dtype, element, from_dtype, 0, NULL, NULL, NULL) && move_on(ndim, count, index));
     sc_number_text(text, from_dtype, element);
 }

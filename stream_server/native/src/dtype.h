@@ -22,9 +22,16 @@ bool sc_same_kind(stream_dtype from, stream_dtype to);
 bool sc_safe(stream_dtype from, stream_dtype to);
 
 /* Copy a block into contiguous memory, in C order, converting its elements. strides count elements; NULL: contiguous.
- * Returns whether all of them fit into the type: an integer that does not wraps, and a floating number becomes infinite. */
+ * Returns whether all of them fit into the type: an integer that does not wraps, and a floating number becomes infinite.
+ * *underflows, unless it is NULL: some number has lost digits because it is too small for the type. */
 bool sc_copy_block(void *to, stream_dtype to_dtype, const void *from, stream_dtype from_dtype, int ndim,
-                   const int64_t count[], const int64_t strides[]);
+                   const int64_t count[], const int64_t strides[], bool *underflows);
+
+/* Whether a floating or complex block is 0 everywhere. */
+bool sc_is_zero(const void *block, stream_dtype dtype, size_t num_bytes);
+
+/* The largest absolute value of a block. */
+double sc_largest(const void *from, stream_dtype dtype, int ndim, const int64_t count[], const int64_t strides[]);
 
 /* The index, and the text, of the first element of a block, in C order, that does not fit. There is one. */
 void sc_find_misfit(stream_dtype to_dtype, const void *from, stream_dtype from_dtype, int ndim, const int64_t count[],

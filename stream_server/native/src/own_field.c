@@ -1,5 +1,6 @@
 #include "own_field.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 
 #include "dtype.h"
@@ -68,6 +69,20 @@ static bool reserve(sc_own_field *own, size_t num_bytes) {
     return true;
 }
 
+/* Say, once, that nothing is left of a field. It may grow later, and is no error. */
+static void tell_of_underflow(sc_own_field *own, stream_dtype dtype, const int64_t count[], const int64_t strides[],
+                              const void *data) {
+    const sc_block *block = &own->block;
+    if (own->has_vanished || !sc_is_zero(own->memory, block->dtype, own->num_bytes))
+        return;
+    own->has_vanished = true;
+    fprintf(stderr,
+            "stream_client, rank %d: field '%s' is sent as %s, in which all its values become 0 (the largest is %.6g): "
+            "give the field a wider dtype in study.json, or send it in another unit\n",
+            own->rank, own->field->name, sc_dtype_name(block->dtype),
+            sc_largest(data, dtype, block->ndim, count, strides));
+}
+
 static int keep(sc_own_field *own, stream_dtype dtype, const int64_t count[], const int64_t strides[],
                 const void *data, sc_error *error) {
     sc_block block = own->block;
@@ -76,8 +91,13 @@ static int keep(sc_own_field *own, stream_dtype dtype, const int64_t count[], co
     own->is_put = reserve(own, own->num_bytes);
     if (!own->is_put)
         return sc_no_memory(error);
-    if (own->num_bytes == 0 || sc_copy_block(own->memory, block.dtype, data, dtype, block.ndim, count, strides))
+    bool underflows = false;
+    if (own->num_bytes == 0 ||
+        sc_copy_block(own->memory, block.dtype, data, dtype, block.ndim, count, strides, &underflows)) {
+        if (underflows)
+            tell_of_underflow(own, dtype, count, strides, data);
         return STREAM_OK;
+    }
     own->is_put = false;
     int64_t index[STREAM_MAX_DIMENSIONS];
     char number[SC_NUMBER_BYTES], index_text[SC_EXTENTS_BYTES];

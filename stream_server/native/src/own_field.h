@@ -13,6 +13,7 @@ typedef struct {
     int64_t count[STREAM_MAX_DIMENSIONS];
     bool is_fixed; /* by the first sample */
     bool has_block;  /* `block` is that of all samples or, before the first one, of what was put */
+    bool has_vanished; /* at some time nothing was left of it, which was told */
     bool is_put;     /* in the next sample, if only as an empty block */
     sc_block block;
     size_t num_bytes; /* of what was put */

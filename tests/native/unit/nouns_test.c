@@ -47,7 +47,7 @@ static void programs_that_trap_overflow_are_not_ended_by_a_conversion(void) {
     float to[3];
     feclearexcept(FE_ALL_EXCEPT);
     CHECK(feenableexcept(FE_OVERFLOW | FE_UNDERFLOW | FE_INVALID | FE_INEXACT) != -1);
-    CHECK(!sc_copy_block(to, STREAM_FLOAT32, values, STREAM_FLOAT64, 1, count, NULL));
+    CHECK(!sc_copy_block(to, STREAM_FLOAT32, values, STREAM_FLOAT64, 1, count, NULL, NULL));
     CHECK(fegetexcept() == (FE_OVERFLOW | FE_UNDERFLOW | FE_INVALID | FE_INEXACT));
     CHECK(fetestexcept(FE_ALL_EXCEPT) == 0);
     fedisableexcept(FE_ALL_EXCEPT);
@@ -58,7 +58,7 @@ static void copies_of_one_type_are_exact(void) {
     const unsigned char bits[8] = {1, 0, 0, 0, 0, 0, 0xf0, 0x7f};
     const int64_t count[] = {1};
     unsigned char to[8];
-    CHECK(sc_copy_block(to, STREAM_FLOAT64, bits, STREAM_FLOAT64, 1, count, NULL));
+    CHECK(sc_copy_block(to, STREAM_FLOAT64, bits, STREAM_FLOAT64, 1, count, NULL, NULL));
     CHECK(memcmp(to, bits, 8) == 0);
 }
 

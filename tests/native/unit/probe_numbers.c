@@ -18,7 +18,7 @@ static void copy(void) {
     char *to = malloc(num * sc_dtype_bytes(to_dtype));
     CHECK(to != NULL || num == 0);
     const char *begin = from + first * (int64_t)sc_dtype_bytes(from_dtype);
-    bool fits = sc_copy_block(to, to_dtype, begin, from_dtype, ndim, count, is_strided ? strides : NULL);
+    bool fits = sc_copy_block(to, to_dtype, begin, from_dtype, ndim, count, is_strided ? strides : NULL, NULL);
     say_bytes(to, num * sc_dtype_bytes(to_dtype));
     if (!fits) {
         char text[SC_NUMBER_BYTES];
