@@ -458,6 +458,19 @@ def test_a_child_process_can_only_leave(library: Path, tmp_path: Path) -> None:
     assert [(it.share, it.total) for it in messages(server, End)] == [(1, 2), (1, 2)]
 
 
+def test_two_threads_that_use_one_simulation_at_once_are_told_and_it_does_not_end_well(
+    library: Path, tmp_path: Path
+) -> None:
+    shared = built(library, tmp_path, "shared.c")
+    with FakeServer(SMALL, num_ranks=1) as server:
+        done = subprocess.run([str(shared), str(server.path)], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0
+    assert done.stderr.startswith(
+        "stream_client, rank 0, stream_finish: a simulation was used by two threads at once: "
+    )
+    assert messages(server, End) == []
+
+
 def test_a_simulation_whose_every_step_was_a_mistake_does_not_finish(client: NativeClient) -> None:
     with FakeServer(SMALL) as server:
         client.connect(server)

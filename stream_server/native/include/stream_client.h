@@ -15,9 +15,10 @@
  * With STREAM_CONNECTION=none in the environment every call succeeds and does nothing: the same program runs alone. Its
  * parameters are those that it gives itself, or else those of the JSON object in STREAM_PARAMETERS.
  *
- * Threads: a stream_simulation belongs to one thread at a time; different ones may be used by different threads at
- * once. The library starts only ZeroMQ's own threads. A simulation belongs to the process that connected it: a child
- * after fork() can only leave it, by stream_abandon.
+ * Threads: a stream_simulation belongs to one thread at a time, and one that two are found to use at once fails with
+ * STREAM_ERROR_ARGUMENT; different ones may be used by different threads at once. The library starts only ZeroMQ's own
+ * threads. A simulation belongs to the process that connected it: a child after fork() can only leave it, by
+ * stream_abandon.
  *
  * Arrays are in C order: the last dimension is contiguous. Sizes and offsets count elements, offsets from 0.
  */

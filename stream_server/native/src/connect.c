@@ -175,7 +175,7 @@ static int become_the_next(stream_simulation *simulation) {
     return code;
 }
 
-int stream_next(stream_simulation *simulation) {
+static int next(stream_simulation *simulation) {
     int code = sc_simulation_state(simulation);
     if (code < 0)
         return code;
@@ -197,6 +197,10 @@ int stream_next(stream_simulation *simulation) {
     return code == STREAM_OK ? become_the_next(simulation) : code;
 }
 
+int stream_next(stream_simulation *simulation) {
+    SC_IN_ONE_THREAD(simulation, next(simulation));
+}
+
 /* An inherited one is let go with all its memory: its sockets and threads are the other process's. */
 static int leave(stream_simulation **simulation, int code) {
     sc_error *error = sc_thread_error();
@@ -215,11 +219,19 @@ static int nothing_to_leave(void) {
     return STREAM_OK;
 }
 
+/* Another thread is in a call, so that all memory stays. */
+static int leave_to_others(stream_simulation **simulation) {
+    *simulation = NULL;
+    return sc_fail(sc_thread_error(), STREAM_ERROR_ARGUMENT, "%s", sc_shared_text);
+}
+
 int stream_finish(stream_simulation **simulation) {
     if (simulation == NULL)
         return sc_simulation_null(NULL, "the place of the simulation");
     if (*simulation == NULL)
         return nothing_to_leave();
+    if (sc_simulation_enter(*simulation) != STREAM_OK)
+        return leave_to_others(simulation);
     if (sc_simulation_is_inherited(*simulation))
         return leave(simulation, STREAM_ERROR_ARGUMENT);
     int code = sc_simulation_complete(*simulation);
@@ -235,6 +247,8 @@ int stream_abandon(stream_simulation **simulation) {
         return sc_simulation_null(NULL, "the place of the simulation");
     if (*simulation == NULL)
         return nothing_to_leave();
+    if (sc_simulation_enter(*simulation) != STREAM_OK)
+        return leave_to_others(simulation);
     if ((*simulation)->delivery != NULL && !sc_simulation_is_inherited(*simulation))
         sc_delivery_abandon((*simulation)->delivery);
     return leave(simulation, STREAM_OK);

@@ -23,7 +23,7 @@ static int done(stream_simulation *simulation, int code, const sc_error *error) 
     return note(simulation, code, error) < 0 ? sc_simulation_mistake(simulation, error) : code;
 }
 
-int stream_declare_field(stream_simulation *simulation, const char *name, stream_dtype dtype, int ndim,
+static int declare_field(stream_simulation *simulation, const char *name, stream_dtype dtype, int ndim,
                          const int64_t shape[], const int64_t offset[], const int64_t count[]) {
     int code;
     sc_error error;
@@ -33,7 +33,7 @@ int stream_declare_field(stream_simulation *simulation, const char *name, stream
     return done(simulation, code, &error);
 }
 
-int stream_put(stream_simulation *simulation, const char *name, const void *data) {
+static int put(stream_simulation *simulation, const char *name, const void *data) {
     int code;
     sc_error error;
     if (!is_wanted(simulation, &code))
@@ -41,7 +41,7 @@ int stream_put(stream_simulation *simulation, const char *name, const void *data
     return done(simulation, sc_fields_put(simulation->delivery->fields, name, data, NULL, &error), &error);
 }
 
-int stream_put_strided(stream_simulation *simulation, const char *name, const void *data, const int64_t strides[]) {
+static int put_strided(stream_simulation *simulation, const char *name, const void *data, const int64_t strides[]) {
     int code;
     sc_error error;
     if (!is_wanted(simulation, &code))
@@ -51,7 +51,7 @@ int stream_put_strided(stream_simulation *simulation, const char *name, const vo
     return done(simulation, sc_fields_put(simulation->delivery->fields, name, data, strides, &error), &error);
 }
 
-int stream_put_array(stream_simulation *simulation, const char *name, stream_dtype dtype, int ndim,
+static int put_array(stream_simulation *simulation, const char *name, stream_dtype dtype, int ndim,
                      const int64_t count[], const int64_t strides[], const void *data) {
     int code;
     sc_error error;
@@ -81,7 +81,7 @@ static int find_index(const sc_welcome *study, int64_t time_step, int64_t *index
     return STREAM_OK;
 }
 
-int stream_send(stream_simulation *simulation, int64_t time_step) {
+static int send_step(stream_simulation *simulation, int64_t time_step) {
     int code;
     int64_t index = 0;
     sc_error error;
@@ -104,7 +104,7 @@ int stream_send(stream_simulation *simulation, int64_t time_step) {
     return STREAM_STOP;
 }
 
-int stream_invalidate(stream_simulation *simulation, const char *reason) {
+static int invalidate(stream_simulation *simulation, const char *reason) {
     sc_error error;
     if (simulation != NULL && simulation->is_invalidated && !simulation->has_failed &&
         !sc_simulation_is_inherited(simulation))
@@ -119,4 +119,30 @@ int stream_invalidate(stream_simulation *simulation, const char *reason) {
         return sc_simulation_fail(simulation, &error);
     simulation->is_invalidated = true;
     return STREAM_OK;
+}
+
+int stream_declare_field(stream_simulation *simulation, const char *name, stream_dtype dtype, int ndim,
+                         const int64_t shape[], const int64_t offset[], const int64_t count[]) {
+    SC_IN_ONE_THREAD(simulation, declare_field(simulation, name, dtype, ndim, shape, offset, count));
+}
+
+int stream_put(stream_simulation *simulation, const char *name, const void *data) {
+    SC_IN_ONE_THREAD(simulation, put(simulation, name, data));
+}
+
+int stream_put_strided(stream_simulation *simulation, const char *name, const void *data, const int64_t strides[]) {
+    SC_IN_ONE_THREAD(simulation, put_strided(simulation, name, data, strides));
+}
+
+int stream_put_array(stream_simulation *simulation, const char *name, stream_dtype dtype, int ndim,
+                     const int64_t count[], const int64_t strides[], const void *data) {
+    SC_IN_ONE_THREAD(simulation, put_array(simulation, name, dtype, ndim, count, strides, data));
+}
+
+int stream_send(stream_simulation *simulation, int64_t time_step) {
+    SC_IN_ONE_THREAD(simulation, send_step(simulation, time_step));
+}
+
+int stream_invalidate(stream_simulation *simulation, const char *reason) {
+    SC_IN_ONE_THREAD(simulation, invalidate(simulation, reason));
 }

@@ -14,6 +14,32 @@ sc_error *sc_thread_error(void) {
     return &error;
 }
 
+const char *const sc_shared_text = "a simulation was used by two threads at once: call its functions in one thread, or "
+                                   "hold a lock of yours around them";
+
+int sc_simulation_enter(stream_simulation *simulation) {
+    if (simulation == NULL)
+        return STREAM_OK;
+    if (atomic_exchange(&simulation->is_in_call, true)) {
+        /* What is inherited was perhaps in a call of a thread that is not. */
+        if (simulation->process != getpid())
+            return STREAM_OK;
+        atomic_store(&simulation->is_shared, true);
+        return STREAM_ERROR_ARGUMENT;
+    }
+    if (atomic_load(&simulation->is_shared) && !simulation->has_failed) {
+        sc_fail(&simulation->error, STREAM_ERROR_ARGUMENT, "%s", sc_shared_text);
+        simulation->has_failed = true;
+        sc_delivery_close(simulation->delivery);
+    }
+    return STREAM_OK;
+}
+
+void sc_simulation_leave(stream_simulation *simulation) {
+    if (simulation != NULL)
+        atomic_store(&simulation->is_in_call, false);
+}
+
 bool sc_simulation_is_inherited(stream_simulation *simulation) {
     if (simulation->context == NULL || simulation->process == getpid())
         return false;

@@ -2,6 +2,7 @@
 #ifndef SC_SIMULATION_H
 #define SC_SIMULATION_H
 
+#include <stdatomic.h>
 #include <sys/types.h>
 
 #include "delivery.h"
@@ -19,6 +20,8 @@ struct stream_simulation {
     bool has_sent;       /* a step */
     bool has_refused;    /* a step, because of a mistake */
     sc_error mistake;    /* the first one in what was to be sent */
+    atomic_bool is_in_call; /* some thread is */
+    atomic_bool is_shared;  /* another one came meanwhile */
     pid_t process;       /* the one that took part; ZeroMQ does not survive a fork */
     int64_t id;
     uint32_t attempt; /* without a delivery */
@@ -32,6 +35,19 @@ struct stream_simulation {
     sc_pool *pool;
     sc_delivery *delivery; /* NULL: alone, or too late */
 };
+
+/* Begin a call, and end it: no other thread may be in one, or the simulation fails. Around all functions that change it,
+ * by `SC_IN_ONE_THREAD`, which returns what `call` does. */
+int sc_simulation_enter(stream_simulation *simulation);
+void sc_simulation_leave(stream_simulation *simulation);
+extern const char *const sc_shared_text;
+#define SC_IN_ONE_THREAD(simulation, call)                                              \
+    int result = sc_simulation_enter(simulation);                                       \
+    if (result == STREAM_OK) {                                                          \
+        result = (call);                                                                \
+        sc_simulation_leave(simulation);                                                \
+    }                                                                                   \
+    return result
 
 /* The result of the next call, before it does anything: STREAM_OK, or STREAM_STOP if nothing more is wanted, or the
  * failure; STREAM_ERROR_ARGUMENT without a simulation. */

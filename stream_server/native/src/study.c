@@ -113,7 +113,10 @@ const char *stream_stop_reason(const stream_simulation *simulation) {
 }
 
 const char *stream_error(const stream_simulation *simulation) {
-    return simulation == NULL ? sc_thread_error()->text : simulation->error.text;
+    if (simulation == NULL)
+        return sc_thread_error()->text;
+    /* The thread that was there first may be about to write its own. */
+    return atomic_load((atomic_bool *)&simulation->is_shared) ? sc_shared_text : simulation->error.text;
 }
 
 const char *stream_version(void) {
