@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from stream_server.errors import UserCodeError
 from stream_server.server.ranks.communicator import Ranks
@@ -85,6 +85,57 @@ def test_a_stream_of_samples_is_refused() -> None:
         validation(Watching(Endless())).run()
 
 
+def changed(place: int, rank: int) -> torch.Tensor:
+    values = VALUES.clone()
+    values[place] += rank
+    return values
+
+
+class Labelled(Dataset[Any]):
+    """The label of the last sample belongs to the rank."""
+
+    def __init__(self, rank: int) -> None:
+        self.labels = [0.0, 1.0, 2.0 + rank]
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, index: int) -> Any:
+        return np.zeros(2), self.labels[index]
+
+
+class ByName(Dataset[Any]):
+    """Its items are found by names."""
+
+    def __len__(self) -> int:
+        return 3
+
+    def __getitem__(self, name: str) -> Any:
+        return (VALUES["abc".index(name)],)
+
+
+@pytest.mark.parametrize(
+    "of_rank",
+    [
+        lambda: DataLoader(ByName(), sampler=list("abc")),
+        lambda: DataLoader(TensorDataset(VALUES), batch_size=2),
+        lambda: DataLoader(Generated(), batch_size=None),
+    ],
+)
+def test_a_set_that_is_the_same_on_all_ranks_is_shared_out(of_rank: Callable[[], Any]) -> None:
+    def run(ranks: Ranks) -> dict[str, float] | None:
+        return validation(Watching(of_rank()), ranks).run()
+
+    first, second = on_ranks(2, run)
+    assert first == second
+    assert first is not None
+
+
+class Generated(IterableDataset[Any]):
+    def __iter__(self) -> Iterator[Any]:
+        yield from ((part,) for part in VALUES.split(2))
+
+
 @pytest.mark.parametrize(
     "of_rank",
     [
@@ -97,6 +148,12 @@ def test_a_stream_of_samples_is_refused() -> None:
         lambda rank: [(VALUES,)] * (1 + rank),
         lambda rank: [(VALUES,)] if rank == 0 else None,
         lambda rank: {f"of rank {rank}": [(VALUES,)]},
+        lambda rank: TensorDataset(changed(-1, rank)),
+        lambda rank: TensorDataset(changed(3, rank)),
+        lambda rank: [(part,) for part in changed(-1, rank).split(2)],
+        lambda rank: DataLoader(TensorDataset(changed(-1, rank)), batch_size=2),
+        lambda rank: DataLoader(TensorDataset(VALUES), sampler=[0, 1 + rank, 2 - rank]),
+        lambda rank: Labelled(rank),
     ],
 )
 def test_a_set_that_differs_between_the_ranks_is_refused(of_rank: Callable[[int], Any]) -> None:

@@ -1,7 +1,7 @@
 """The validation sets: the sources of their batches, and how the ranks share them."""
 
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain, islice
@@ -23,6 +23,9 @@ Item = tuple[Any, int]
 
 Observe = Callable[[str, NDArray[np.int64], NDArray[Any]], None]
 """Takes a score of held-out samples: its name, their simulations, and a value for each."""
+
+# Items that are compared beside the first one.
+NUM_COMPARED = 4
 
 _END = object()
 
@@ -137,8 +140,8 @@ class ValidationSets:
 
     Of a loader, an iterable of batches, rank r of R takes the items r, r + R, …. Of a dataset, which has a length and
     items but no batches, it takes so the batches of `batch_size` samples, collated as those of the stream. The ranks
-    compare the names, the lengths and the first items of their sets. Held-out samples (`held_out` gives them) are where
-    they were received.
+    compare the names, the lengths and the first items of their sets, and some further ones that can be had by number.
+    Held-out samples (`held_out` gives them) are where they were received.
     """
 
     def __init__(self, server: Any, ranks: Ranks, *, held_out: Callable[[], HeldOut | None], batch_size: int) -> None:
@@ -170,34 +173,39 @@ class ValidationSets:
     def _set_of(self, name: str, loader: Any) -> ValidationSet:
         check_loader(name, loader, self._ranks.size)
         give = self._dataset_batches if is_dataset(loader) else self._loader_batches
-        num = len(loader) if hasattr(loader, "__len__") else None
         return ValidationSet(
-            name=name, signature=[name, self._ranks.size, num], batches=lambda start: give(loader, start)
+            name=name,
+            signature=[name, self._ranks.size, _length_of(loader)],
+            batches=lambda start: give(loader, start),
         )
 
     def _loader_batches(self, loader: Any, start: int) -> Iterator[Item]:
         ranks = self._ranks
         items = call_user(self._loader, iter, loader)
         first = call_user(self._loader, lambda: list(islice(items, 1)))
-        self._refuse_different(self._signature_of(loader, first))
+        self._refuse_different(call_user(self._loader, self._signature_of, loader, first))
         mine = islice(chain(first, items), ranks.rank + start * ranks.size, None, ranks.size)
         while (batch := call_user(self._loader, next, mine, _END)) is not _END:
             yield call_user(self._loader, self._server.collate.convert, batch), num_samples(batch)
 
     def _dataset_batches(self, dataset: Any, start: int) -> Iterator[Item]:
         ranks = self._ranks
-        first = call_user(self._loader, lambda: [dataset[number] for number in range(min(len(dataset), 1))])
-        self._refuse_different(self._signature_of(dataset, first))
+        self._refuse_different(call_user(self._loader, self._signature_of, dataset, []))
         for rows in slices(len(dataset), self._batch_size)[ranks.rank + start * ranks.size :: ranks.size]:
             numbers = range(*rows.indices(len(dataset)))
             samples = call_user(self._loader, lambda numbers=numbers: [dataset[number] for number in numbers])
             yield call_user(self._loader, self._server.collate, samples), len(samples)
 
     def _signature_of(self, loader: Any, first: list[Any]) -> list[int | None]:
-        """The length of a loader, if it has one, and a checksum of its first item, if it has that."""
-        collate = self._server.collate
-        parts = [collate.bytes_of(array) for array in collate.arrays_in(first)]
-        return [len(loader) if hasattr(loader, "__len__") else None, len(first), zlib.crc32(b"".join(parts))]
+        """The length of a loader, if it has one, and a checksum of its order, its first item and some others."""
+        source, order = _numbered(loader) if self._ranks.size > 1 else ((), ())
+        last = len(order) - 1
+        numbers = sorted({last * part // NUM_COMPARED for part in range(NUM_COMPARED + 1)}) if order else []
+        collate, checksum = self._server.collate, zlib.crc32(repr(order).encode())
+        for item in chain(first, (source[order[number]] for number in numbers)):
+            for array in collate.arrays_in(collate.convert(item)):
+                checksum = zlib.crc32(collate.bytes_of(array), checksum)
+        return [_length_of(loader), len(first), checksum]
 
     def _refuse_different(self, mine: list[Any]) -> None:
         """Compare a description of the sets with that of the other ranks. Collective.
@@ -267,6 +275,24 @@ def _first_length(batch: Any) -> int | None:
         return int(batch.shape[0]) if len(batch.shape) else None
     items = batch.values() if isinstance(batch, Mapping) else batch if isinstance(batch, tuple | list) else ()
     return next((length for item in items if (length := _first_length(item)) is not None), None)
+
+
+def _length_of(loader: Any) -> int | None:
+    """The number of items of a loader; None where it has none, as a DataLoader of an IterableDataset."""
+    try:
+        return len(loader)
+    except TypeError:
+        return None
+
+
+def _numbered(loader: Any) -> tuple[Any, Sequence[Any]]:
+    """What has the items of a set by number, and the numbers in their order; nothing of both where there are none."""
+    if isinstance(loader, Sequence) or is_dataset(loader):
+        return loader, range(len(loader))
+    if is_dataset(getattr(loader, "dataset", None)) and hasattr(loader, "sampler"):
+        batches = loader.batch_sampler
+        return loader.dataset, list(loader.sampler if batches is None else chain.from_iterable(batches))
+    return (), ()
 
 
 def is_dataset(loader: Any) -> bool:
