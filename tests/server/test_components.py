@@ -358,14 +358,16 @@ def test_a_misspelt_method_is_named_with_what_was_meant(tmp_path: Path, caplog: 
 POINTS = """
 class Points:
     def suggest(self, num):
-        raise AssertionError("nobody is to ask while a study is checked")
+        raise AssertionError("nobody is to ask a class that learns while a study is checked")
 
     def ingest(self, results): ...
 
 class Steady:
-    def __init__(self, bounds, seed, spread=1.0): ...
+    def __init__(self, bounds, seed, spread=1.0):
+        self.bounds = bounds
 
-    def suggest(self, num): ...
+    def suggest(self, num):
+        return [{name: low for name, (low, high) in self.bounds.items()}] * num
 
 class Mute: ...
 

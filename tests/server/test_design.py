@@ -224,8 +224,7 @@ def warnings_of(config: StudyConfig) -> list[str]:
     warnings = DesignWarnings(config, design.names)
     for simulation in range(config.validation.simulations + config.study.simulations):
         warnings.note([(simulation, design.parameters(simulation).values())])
-    if not design.is_suggested:
-        assert design.warnings == warnings.texts
+    assert design.warnings == warnings.texts
     return warnings.texts
 
 
@@ -237,19 +236,55 @@ def test_held_out_rows_of_a_file_that_are_trained_too_are_counted(tmp_path: Path
     assert "the first 3 rows of parameters.file are held out" in text
 
 
+SERVER = """
+from stream_server import StreamServer
+
+class Server(StreamServer):
+    process_simulation_data = training_step = validation_step = lambda self, *args: None
+"""
+UNSEEDED = GRID.replace("default_rng(seed)", "default_rng(0)")
+LEARNING = UNSEEDED + "    def ingest(self, results): ...\n"
+MADE = "\ndef make(bounds, seed):\n    return Grid(bounds, seed)\n"
+
+
 def test_check_warns_of_a_design(tmp_path: Path) -> None:
     (tmp_path / "p.csv").write_text("a\n1\n1\n2\n")
     config = study(tmp_path, num=2, validation=1, file="p.csv")
-    (tmp_path / "server.py").write_text(
-        "from stream_server import StreamServer\n\n\nclass Server(StreamServer):\n"
-        "    process_simulation_data = training_step = validation_step = lambda self, *args: None\n"
-    )
+    (tmp_path / "server.py").write_text(SERVER)
     assert "WARNING: 1 of 1 held-out simulation has the same parameters as simulations that" in describe(config)
+
+
+@pytest.mark.parametrize(
+    ("source", "name", "is_told"),
+    [
+        (UNSEEDED, "Grid", True),
+        (UNSEEDED + MADE, "make", True),
+        (GRID, "Grid", False),
+        (LEARNING, "Grid", False),
+        (LEARNING + MADE, "make", False),
+    ],
+)
+def test_check_asks_a_class_that_does_not_learn_for_the_design(
+    source: str, name: str, is_told: bool, tmp_path: Path
+) -> None:
+    (tmp_path / "points.py").write_text(source)
+    config = study(tmp_path, num=8, validation=3, bounds=BOUNDS, sampler={"class": f"points.py:{name}"})
+    (tmp_path / "server.py").write_text(SERVER)
+    said = "WARNING: 3 of 3 held-out simulations have the same parameters as simulations that"
+    assert (said in describe(config)) == is_told
+
+
+def test_check_refuses_a_class_that_suggests_what_is_no_point(tmp_path: Path) -> None:
+    config = study(tmp_path, bounds={"a": [0, 1]}, sampler="sampler.py:Grid")
+    (tmp_path / "server.py").write_text(SERVER)
+    (tmp_path / "sampler.py").write_text(GRID.replace("self.random.uniform(*limits)", "7.0"))
+    with pytest.raises(UserCodeError, match=r"suggest must return dicts with a in \[0, 1\]"):
+        describe(config)
 
 
 def test_a_class_that_ignores_its_seed_holds_out_what_is_trained(tmp_path: Path) -> None:
     config = study(tmp_path, num=8, validation=3, bounds=BOUNDS, sampler={"class": "sampler.py:Grid"})
-    (tmp_path / "sampler.py").write_text(GRID.replace("default_rng(seed)", "default_rng(0)"))
+    (tmp_path / "sampler.py").write_text(UNSEEDED)
     [text] = warnings_of(config)
     assert text.startswith("3 of 3 held-out simulations have the same parameters")
     assert "let sampler.py:Grid draw its points with the argument `seed`" in text

@@ -46,26 +46,28 @@ def facts_of(config: StudyConfig, replay: Path | None = None) -> list[tuple[str,
     Raises:
         ConfigError: what is to be replayed does not fit, h5py is missing, the server class lacks a method or cannot
             train in this precision here, or a class that study.json names is not there or does not take its arguments.
-        UserCodeError: the file of a class raised while it was imported.
+        UserCodeError: the file of a class raised while it was imported, or the class of the sampler when it was asked.
     """
-    _check_sampler(config)
+    warnings = _warnings_of_design(config)
     if config.buffer.has_own_policy:
         make_policy(config, 0)
     writer_makers(config.metrics.wanted, config.study_dir)
     if config.offline.write_files:
         load_h5py()
     framework_of(load_server_class(config)).check_precision(config.training.precision)
-    lines = [*_lines(config, make_plan(config)), *(("", f"WARNING: {it}") for it in ParameterDesign(config).warnings)]
+    lines = [*_lines(config, make_plan(config)), *(("", f"WARNING: {it}") for it in warnings)]
     return lines if replay is None else [*lines, *_lines_of_replay(config, replay)]
 
 
-def _check_sampler(config: StudyConfig) -> None:
-    sampler = config.parameters.sampler
+def _warnings_of_design(config: StudyConfig) -> list[str]:
+    """What a start would say of the parameters. A class of the user's is asked for them, unless it learns."""
+    sampler, design = config.parameters.sampler, ParameterDesign(config)
     if config.parameters.bounds is None or sampler.is_built_in:
-        return
+        return design.warnings
     learns = check_class(sampler.class_, sampler.args, config.study_dir)
-    if learns is not None:
-        check_learning(config, learns=learns)
+    learns = design.learns if learns is None else learns
+    check_learning(config, learns=learns)
+    return [] if learns else design.warnings
 
 
 def _lines_of_replay(config: StudyConfig, folder: Path) -> list[tuple[str, str]]:
