@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any
 from unittest.mock import patch
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -88,7 +89,10 @@ class TargetNet(Net):
     def prepare_training_attributes(self) -> Any:
         self.targets = nn.ModuleList([nn.Linear(3, 2).requires_grad_(False), nn.Linear(3, 2).requires_grad_(False)])
         self.mean = torch.zeros(2)
-        return super().prepare_training_attributes()
+        made = super().prepare_training_attributes()
+        made[0].order = np.random.default_rng().permutation(1000)
+        next(made[0].parameters()).register_hook(torch.clone)
+        return made
 
     def training_step(self, batch: Any, batch_idx: int) -> Any:
         x, y = batch

@@ -220,6 +220,36 @@ def test_settings_that_are_changed_and_not_taken_are_told_at_each_restart(
             state = saved(step)
 
 
+class Permuting(nn.Linear):
+    """Takes its inputs in an order that it draws, and that is in no state."""
+
+    def __init__(self, order: list[int]) -> None:
+        super().__init__(3, 1)
+        self.orders = [np.array(order)]
+
+    def forward(self, x: Any) -> Any:
+        return super().forward(x[:, self.orders[0]])
+
+
+class Drawing(Noisy):
+    order = (2, 0, 1)
+
+    def prepare_training_attributes(self) -> Any:
+        model = Permuting(list(self.order))
+        return model, torch.optim.SGD(model.parameters(), lr=0.1)
+
+
+@pytest.mark.parametrize("order", [(2, 0, 1), (1, 2, 0)])
+def test_a_model_with_other_arrays_beside_its_state_is_told_of(order: tuple[int, ...]) -> None:
+    with fresh(Drawing) as step:
+        state, model_state = step.state_dict(), from_bytes(to_bytes(step.model_state()))
+    said = "the model was trained with other values of orders.0"
+    for load, its_state in ((TorchStep.load_state_dict, state), (TorchStep.load_model_state, model_state)):
+        with fresh(type("Drawing", (Drawing,), {"order": order})) as step:
+            load(step, its_state)
+            assert [text[: len(said)] for text in step.warnings] == ([] if order == Drawing.order else [said])
+
+
 def test_a_skipped_update_is_no_part_of_the_state() -> None:
     with fresh(Momentum) as step:
         train(step, 0, 3)

@@ -1,7 +1,9 @@
 """The user's server class is found, and what it lacks is told before anything starts."""
 
+import random
 import sys
 from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from types import MappingProxyType, SimpleNamespace
 from typing import Any
@@ -9,7 +11,11 @@ from typing import Any
 import pytest
 
 from stream_server.errors import ConfigError, UserCodeError
+from stream_server.server.checkpoint.random_states import random_states
+from stream_server.server.ranks.communicator import SoloRanks
+from stream_server.server.study.composition import Composition
 from stream_server.server.user.components import load_server_class
+from tests.support.settings import settings
 
 WHOLE = """
     def process_simulation_data(self, data, config): ...
@@ -28,6 +34,7 @@ def load(
     (folder / "mine.py").write_text(f"from stream_server import StreamServer\n\nclass Mine(StreamServer):{body}")
     config: Any = SimpleNamespace(
         study_dir=folder,
+        study=SimpleNamespace(seed=0),
         server=SimpleNamespace(class_="mine.py:Mine"),
         validation=SimpleNamespace(
             simulations=num_held_out,
@@ -150,3 +157,26 @@ def test_a_method_that_can_be_called_is_not(tmp_path: Path, method: str) -> None
 def test_a_file_that_raises_is_the_users_error(tmp_path: Path) -> None:
     with pytest.raises(UserCodeError, match="ZeroDivisionError"):
         load(tmp_path, "\n    x = 1 / 0\n")
+
+
+def test_what_a_class_draws_for_its_model_is_the_same_wherever_it_is_made(tmp_path: Path) -> None:
+    """While its file is imported and in prepare_training_attributes; generators go on afterwards as if unused."""
+    drawing = "\n    import random, numpy\n    drawn = [random.random(), numpy.random.random()]\n"
+    drawing += (
+        "    def prepare_training_attributes(self):\n"
+        "        self.order = [self.random.random(), self.numpy.random.random()]\n"
+    )
+    found = []
+    for start in range(2):
+        random.seed(start)
+        before = random_states()
+        kind = load(tmp_path, drawing + WHOLE.removeprefix("\n"))
+        sys.modules.pop("mine", None)
+        server = kind(settings())
+        made: Any = SimpleNamespace(server=server, ranks=SoloRanks(), config=server.config)
+        with ExitStack() as stack:
+            Composition.make_step(made, stack)
+        found.append([*kind.drawn, *server.order])
+        assert repr(random_states()) == repr(before)
+    assert found[0] == found[1]
+    assert found[0][0] == found[0][2]

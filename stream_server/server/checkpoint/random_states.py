@@ -8,6 +8,7 @@ import numpy as np
 
 from stream_server.errors import DamagedCheckpoint
 from stream_server.server.user.framework import Step
+from stream_server.server.user.global_generators import seed_generators
 
 _NO_STATE = (ValueError, TypeError, KeyError, IndexError, OverflowError)
 
@@ -33,6 +34,5 @@ def set_random_states(states: Any) -> None:
 def seed_random_states(numbers: Sequence[int], step: Step) -> None:
     """Seed the global generators, and those of the framework, with a seed made from several numbers."""
     seed = int(np.random.SeedSequence(numbers).generate_state(1, np.uint64)[0])
-    random.seed(seed)
-    np.random.seed([seed % 2**32, seed >> 32])
+    seed_generators(seed)
     step.seed_random_state(seed)

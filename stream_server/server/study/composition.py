@@ -37,6 +37,7 @@ from stream_server.server.training.validation.validation_batches import HeldOutS
 from stream_server.server.training.validation.validation_record import ValidationRecord
 from stream_server.server.user.callbacks import Callback, Callbacks
 from stream_server.server.user.framework import LearningRateCallback, Step, framework_of
+from stream_server.server.user.global_generators import seeded_generators
 from stream_server.server.user.stream_server import StreamServer
 from stream_server.user_code import call_user
 
@@ -141,7 +142,9 @@ class Composition:
             UserCodeError: `prepare_training_attributes` raised, or what it returned cannot be trained.
         """
         self.callbacks = Callbacks(self.server, callbacks)
-        self.step = stack.enter_context(framework_of(self.server).make_step(self.server, self.ranks))
+        # As torch's, so that the order of features, say, is the same on all ranks, at each start and in `Run.model`.
+        with seeded_generators(self.config.study.seed):
+            self.step = stack.enter_context(framework_of(self.server).make_step(self.server, self.ranks))
 
     def make_stream(self, source: SampleSource, stack: ExitStack) -> None:
         """Make the batches that this rank draws from its buffer, until `stack` ends.

@@ -62,6 +62,7 @@ from stream_server.server.training.validation.validation_batches import Observe
 from stream_server.server.training.validation.validation_record import held_out_record
 from stream_server.server.user.components import load_server_class, make_callbacks
 from stream_server.server.user.framework import framework_of
+from stream_server.server.user.global_generators import seed_generators
 from stream_server.server.user.normalization import Normalization
 from stream_server.storage.folders import PendingFile
 
@@ -251,6 +252,8 @@ class StudySetUp(Composition):
         keep_modules()
         self.make_server(server_class, stack, self._make_metrics(stopping))
         self.make_step(stack, make_callbacks(self.server))
+        # Noise differs from rank to rank.
+        seed_generators(self.config.study.seed + 1 + self.ranks.rank)
         self._restore_model()
         # Fail now on a state that cannot be saved, and not after hours of training.
         user_files(self.server, self.callbacks, allow_pickle=self.config.checkpoint.allow_pickle)

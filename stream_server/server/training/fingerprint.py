@@ -8,6 +8,7 @@ integers does not depend on its order, so that a device may add as it likes.
 
 import hashlib
 import json
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
@@ -81,23 +82,40 @@ def of_user_state(server: Any) -> Fingerprints:
         return of_arrays(call_user(f"{type(server).__name__}.state_dict", server.state_dict))
 
 
-def of_arrays(state: Any) -> Fingerprints:
-    """The fingerprints of the floating-point arrays in memory, of any library, in dicts, lists and tuples, by path.
+def of_arrays(state: Any, kinds: str = "fc") -> Fingerprints:
+    """The fingerprints of the arrays in memory, of any library, in dicts, lists and tuples, by path.
 
-    Those of a type that NumPy does not have are left out.
+    Those of other `kinds` of types than floating-point ones, and of a type that NumPy does not have, are left out.
     """
     found = {}
     for path, value in _leaves(state, "", MOST_NESTED):
         with suppress(TypeError, ValueError, RuntimeError):
             if hasattr(value, "__dlpack__") and not isinstance(value, np.memmap):
                 array = as_array(value)
-                if array.dtype.kind in "fc":
+                if array.dtype.kind in kinds:
                     found[path] = fingerprint(array)
     return found
 
 
+def of_numbers(state: Any) -> Fingerprints:
+    """The fingerprints of the numbers in memory, alone or in dicts, lists, tuples and deques, by path.
+
+    Those of a list, which may grow, have one in common. True and False are none.
+    """
+    found: dict[str, list[Any]] = {}
+    for path, value in _leaves(state, "", MOST_NESTED):
+        if isinstance(value, int | float | complex | np.number) and not isinstance(value, bool):
+            owner, _, place = path.rpartition(".")
+            found.setdefault(owner if owner and place.isdigit() else path, []).append(value)
+    numbers = {}
+    for path, values in found.items():
+        with suppress(OverflowError):
+            numbers[path] = fingerprint(np.array(values, np.complex128))
+    return numbers
+
+
 def _leaves(value: Any, path: str, depth: int) -> Iterator[tuple[str, Any]]:
-    if depth and isinstance(value, dict | list | tuple):
+    if depth and isinstance(value, dict | list | tuple | deque):
         for key, item in list(value.items() if isinstance(value, dict) else enumerate(value)):
             yield from _leaves(item, f"{path}.{key}" if path else str(key), depth - 1)
     else:

@@ -15,6 +15,7 @@ from stream_server.server.training.fingerprint import (
     Fingerprints,
     differing,
     of_arrays,
+    of_numbers,
     of_replicated_state,
     of_user_state,
 )
@@ -172,6 +173,9 @@ class PlainStep:
     def unsaved(self) -> Fingerprints:
         # A class that saves nothing is told so.
         return of_arrays(vars(self._server)) if self._trains and self._defines("state_dict") else {}
+
+    def unsaved_numbers(self) -> Fingerprints:
+        return of_numbers(vars(self._server)) if self._trains and self._defines("state_dict") else {}
 
     def trainable(self) -> tuple[Fingerprints, Fingerprints]:
         return {}, {}

@@ -13,6 +13,7 @@ from stream_server.config.problems import nearest, one_of
 from stream_server.errors import ConfigError, UserCodeError
 from stream_server.server.metrics.monitor import VALIDATED
 from stream_server.server.user.callbacks import EVENTS, Callback
+from stream_server.server.user.global_generators import seeded_generators
 from stream_server.server.user.stream_server import StreamServer
 from stream_server.user_code import call_user, load_class
 
@@ -69,7 +70,9 @@ def load_server_class(config: "StudyConfig") -> type[StreamServer]:
             cannot be called as it will be, or does not go with the classes that `training` names, see
             `check_components`.
     """
-    found = load_class(config.server.class_, config.study_dir, kind="server.class")
+    # What the file draws while it is imported is the same on all ranks, and at each start.
+    with seeded_generators(config.study.seed):
+        found = load_class(config.server.class_, config.study_dir, kind="server.class")
     if not (isinstance(found, type) and issubclass(found, StreamServer)):
         raise ConfigError(
             f"server.class must name a subclass of StreamServer or TorchServer, but {config.server.class_} is {found!r}"

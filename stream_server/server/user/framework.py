@@ -105,6 +105,13 @@ class Step(Protocol):
         """
         ...
 
+    def unsaved_numbers(self) -> Mapping[str, int | None]:
+        """The fingerprints of numbers of Python in attributes of the server and its modules, by name. Not collective.
+
+        Some of them may be in a checkpoint otherwise.
+        """
+        ...
+
     def trainable(self) -> tuple[Mapping[str, int | None], Mapping[str, int | None]]:
         """The fingerprints of the parameters that require a gradient, by name: those in optimizers, and the others.
 

@@ -1,5 +1,7 @@
 """Arrays that a training changes, and that no checkpoint has."""
 
+import time
+from collections import deque
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from stream_server.server.user.callbacks import Callback, Callbacks
 from stream_server.server.user.framework import framework_of
 from stream_server.server.user.stream_server import StreamServer
 from stream_server.server.user.torch_server import TorchServer
+from stream_server.storage.plain_state import from_bytes, to_bytes
 from tests.support.settings import settings
 from tests.support.streams import batch_of
 
@@ -32,8 +35,10 @@ class Scaling(nn.Module):
         self.layer = nn.Linear(1, 1)
         self.register_buffer("scale", torch.ones(1), persistent=False)
         self.register_buffer("nodes", torch.ones(3), persistent=False)
+        self.largest = torch.zeros(1)
 
     def forward(self, x: Any) -> Any:
+        self.largest = torch.maximum(self.largest, x.abs().max())
         self.scale.mul_(0.9).add_(0.1 * x.abs().mean())
         return self.layer(x) / self.scale
 
@@ -121,7 +126,7 @@ class SavedEma(Ema):
     [
         (Averaging, Callback, "ema.weight, ema.bias"),
         (AveragingAndSaving, Callback, None),
-        (Rescaling, Callback, "scale"),
+        (Rescaling, Callback, "largest, scale"),
         (Plain, Callback, "momentum"),
         (PlainAndWhole, Callback, None),
         (PlainAndWhole, Ema, "Ema.mean"),
@@ -149,3 +154,54 @@ def test_what_changes_and_is_in_no_checkpoint_is_named_once(
         else [f"the training changes {names} of {kind.__name__}, which no checkpoint has: a restart"]
     )
     assert [text[: len(start)] for text, start in zip(unsaved.warnings, begins, strict=True)] == begins
+
+
+class Penalised(Averaging):
+    """Keeps a multiplier, its history, numbers in its model, and a time, as numbers of Python."""
+
+    saves = False
+
+    def prepare_training_attributes(self) -> Any:
+        made = super().prepare_training_attributes()
+        self.multiplier, self.history, self.begun_s = 0.0, deque([1.0], maxlen=3), time.monotonic()
+        self.model = made[0]
+        self.model.num_calls = 0
+        return made
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        self.multiplier += 0.5
+        self.history.append(self.multiplier)
+        self.model.num_calls += 1
+        self.loss = 0.5
+        return super().training_step(batch, batch_idx)
+
+    def state_dict(self) -> Any:
+        return {"multiplier": self.multiplier, "history": list(self.history)} if self.saves else {}
+
+    def load_state_dict(self, state: Any) -> None:
+        vars(self).update(state)
+
+
+class PenalisedAndSaving(Penalised):
+    saves = True
+
+
+@pytest.mark.parametrize(
+    ("kind", "names"), [(Penalised, "multiplier, history, num_calls"), (PenalisedAndSaving, "num_calls")]
+)
+def test_a_restart_tells_of_numbers_that_begin_anew(kind: type[Penalised], names: str) -> None:
+    told, saved, own_state = [], {}, {}
+    for num_starts in range(2):
+        server = kind(settings())
+        callbacks = Callbacks(server, [])
+        with framework_of(server).make_step(server, SoloRanks()) as step:
+            server.load_state_dict(own_state)
+            unsaved = UnsavedArrays(step, callbacks)
+            unsaved.load_state_dict(saved)
+            unsaved.on_train_start(server)
+            told += unsaved.warnings
+            for index in range(2 + num_starts):
+                data = torch.full((2, 1), index + 2.0, dtype=torch.float64)
+                step.run(UnionBatch(own=batch_of(data, 2), sizes=(2,), num_first=2, lonely=False), data, index)
+            saved, own_state = from_bytes(to_bytes(unsaved.state_dict())), server.state_dict()
+    assert [text.split(" had other")[0] for text in told] == [f"{names} of {kind.__name__}"]

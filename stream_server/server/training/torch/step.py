@@ -20,6 +20,7 @@ from stream_server.server.training.fingerprint import (
     Fingerprints,
     differing,
     of_arrays,
+    of_numbers,
     of_replicated_state,
     of_user_state,
 )
@@ -93,6 +94,7 @@ class TorchStep:
         self._is_in_training_step = False
         self._has_watched_reads = False
         self._made: dict[str, str] = {}
+        self._constants: Fingerprints = {}
         self._ignored: list[str] = []
         self._num_accumulated = 0
         self._num_planned = 0
@@ -129,7 +131,9 @@ class TorchStep:
             self._weights.move(self._precision)
             # The same seed made the same weights on all ranks; noise, such as dropout, differs from here on.
             torch.manual_seed(self._seed + 1 + self._ranks.rank)
+            self._tell_of_hooks()
             self._join_ranks()
+            self._note_constants()
             self._weights.leave_out()
             if self._device.type == "cuda":
                 self._copies = DeviceCopies(CudaDevice(self._device), fabric.to_device)
@@ -301,7 +305,11 @@ class TorchStep:
         return {**optimized, **others, **self._of_user_state()}
 
     def unsaved(self) -> Fingerprints:
-        return {**of_arrays(vars(self._server)), **of_tensors(self._weights.unsaved())}
+        beside_state = {**of_arrays(self._weights.attributes()), **of_tensors(self._weights.unsaved())}
+        return {**of_arrays(vars(self._server)), **beside_state}
+
+    def unsaved_numbers(self) -> Fingerprints:
+        return {**of_numbers(vars(self._server)), **of_numbers(self._weights.attributes())}
 
     def trainable(self) -> tuple[Fingerprints, Fingerprints]:
         optimizers = as_list(self._server.optimizer)
@@ -323,10 +331,11 @@ class TorchStep:
             "scaler": scaler,
             "skipped": self._skipped.state_dict(),
             "made": dict(self._made),
+            "constants": dict(self._constants),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._weights.load(state)
+        self.load_model_state(state)
         load_state(self._server, state)
         before = state.get("made", self._made)
         self._ignored = changed_settings(before, self._made, type(self._server).__name__)
@@ -339,10 +348,16 @@ class TorchStep:
             self._scaling.load_state_dict(state["scaler"])
 
     def model_state(self) -> dict[str, Any]:
-        return self._weights.whole_state()
+        return {**self._weights.whole_state(), "constants": dict(self._constants)}
 
     def load_model_state(self, state: dict[str, Any]) -> None:
         self._weights.load(state)
+        before = state.get("constants", {})
+        if names := [name for name, it in self._constants.items() if before.get(name, it) != it]:
+            self._warn(
+                f"the model was trained with other values of {listed(names)}, so that its weights stand for another "
+                f"network: {self._hint_for_constants}"
+            )
 
     def learning_rates(self) -> list[LearningRateCallback]:
         return [LearningRates(self._server, ignored=self._ignored)]
@@ -391,6 +406,39 @@ class TorchStep:
                 before_each_step(optimizer, self._refuse_own_step)
         for optimizer in as_list(server.optimizer):
             self._stuck.watch(optimizer)
+
+    def _tell_of_hooks(self) -> None:
+        """Warn of hooks that are given a part of the gradient, where they are made for the whole of it."""
+        in_parts = self._ranks.size > 1 or self._settings.accumulate > 1
+        hooked = [name for name, it in self._server.model.named_parameters() if it._backward_hooks]
+        if in_parts and hooked:
+            self._warn(
+                f"{listed(hooked)} of the model {'have' if len(hooked) > 1 else 'has'} a hook (register_hook): on "
+                "several ranks, and with training.accumulate, it is given the part of the gradient that one batch of "
+                "one rank has in the whole, and the parts are added up. A mask or a factor does not mind; what clips "
+                "or scales by size does something else. Write training.clip_value or clip_norm instead, or change the "
+                "gradients between manual_backward and the step, with automatic_optimization = False"
+            )
+
+    def _note_constants(self) -> None:
+        """Note the arrays that the modules have beside their state, which are to be the same wherever they are made."""
+        attributes = of_arrays(self._weights.attributes(), kinds="fciub")
+        found = {**attributes, **of_tensors(self._weights.unsaved())}
+        trained = {*of_tensors(self._weights.trainable()).values()}
+        self._constants = {name: it for name, it in found.items() if it not in trained}
+        if names := differing(self._ranks, lambda: self._constants):
+            self._warn(
+                f"{listed(names)} of the model {'are' if len(names) > 1 else 'is'} not the same on all "
+                f"{self._ranks.size} ranks: they train different networks with the same weights. "
+                f"{self._hint_for_constants[0].upper()}{self._hint_for_constants[1:]}"
+            )
+
+    @property
+    def _hint_for_constants(self) -> str:
+        return (
+            "make them by register_buffer, so that they are saved and shared with the weights, or draw them by torch, "
+            "np.random or random, which the study seeds, and not by a generator without a seed"
+        )
 
     def _run_manually(
         self, manual: ManualOptimization, union_batch: UnionBatch, data: Any, batch_idx: int

@@ -20,6 +20,8 @@ from stream_server.server.user.torch_server import TorchServer, modules_of
 from stream_server.user_code import call_user
 
 MODEL = "model"
+# The attributes of a module that hold what its state has.
+IN_STATE = ("_parameters", "_buffers", "_modules")
 
 
 class Weights:
@@ -82,6 +84,14 @@ class Weights:
             buffers = module.named_buffers()
             found |= {_full(name, key): it for key, it in buffers if id(it) not in saved and it.is_floating_point()}
         return found
+
+    def attributes(self) -> dict[str, dict[str, Any]]:
+        """What the modules have in plain attributes, which is in no state, by the place of the module."""
+        return {
+            _full(name, place).strip("."): {key: it for key, it in vars(part).items() if key not in IN_STATE}
+            for name, module in self._modules()
+            for place, part in module.named_modules()
+        }
 
     def state(self) -> dict[str, Any]:
         """The state for a checkpoint, in plain containers and arrays that are not modified later."""
