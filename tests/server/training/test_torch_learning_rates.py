@@ -299,6 +299,31 @@ def test_a_rate_that_a_schedule_has_made_as_good_as_0_is_told(gamma: float, num_
     assert [it[: len(said)] for it in rates.warnings] == [said] * num_warnings
 
 
+@pytest.mark.parametrize(
+    ("factor", "num_warnings"),
+    [
+        (lambda num: num / 1000, 1),
+        (lambda num: (num + 1) / 50, 0),
+        (lambda num: min(num, 1) * 1e-2, 0),
+        (lambda num: min(num, 9 - num) * 1e-3, 0),
+        (lambda num: 1e-3, 0),
+    ],
+)
+def test_a_warm_up_that_is_longer_than_the_training_is_told(factor: Any, num_warnings: int) -> None:
+    class Rising(Scale):
+        def prepare_training_attributes(self) -> Any:
+            model, optimizer = super().prepare_training_attributes()
+            return model, optimizer, schedulers.LambdaLR(optimizer, factor)
+
+    server = prepared(Rising(), UNKNOWN, "updates")
+    rates = LearningRates(server)
+    for _ in range(MANY + 2):
+        step(server, rates, num_first=BATCH_SIZE)
+    rates.on_train_end(server)
+    said = "the learning rate rose until the end, and reached 0.01"
+    assert [it[: len(said)] for it in rates.warnings] == [said] * num_warnings
+
+
 @pytest.mark.parametrize(("num_zero", "rank", "num_warnings"), [(1, 0, 0), (2, 0, 1), (2, 1, 0)])
 def test_one_of_several_rates_is_enough_and_rank_0_speaks_for_all(num_zero: int, rank: int, num_warnings: int) -> None:
     server = prepared(TwoGroups(), UNKNOWN, "updates")

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 MANY = 10
 # A rate that is a smaller part of the one at the start leaves weights of 32 bits as they are.
 VANISHING = 1e-8
+# What a rate that has risen all the time should have reached, as a part of that of the optimizer.
+RISEN = 0.1
 
 _log = logging.getLogger(__name__)
 
@@ -31,8 +33,9 @@ class LearningRates(LearningRateCallback):
     update.
 
     `warnings`, on rank 0: what was `ignored` when the training was restored, a schedule that has ended before the
-    training, a rate of 0, or next to it, in `MANY` updates in a row, an optimizer that took no step in so many, and a
-    scheduler that was made and not returned, of which nobody has taken a step.
+    training, a rate of 0, or next to it, in `MANY` updates in a row, one that only rose and did not reach `RISEN`, an
+    optimizer that took no step in so many, and a scheduler that was made and not returned, of which nobody has taken a
+    step.
     """
 
     def __init__(self, server: "TorchServer", *, ignored: Sequence[str] = ()) -> None:
@@ -42,6 +45,8 @@ class LearningRates(LearningRateCallback):
         self._num_updates = 0
         self._num_watched = 0
         self._num_without_rate = 0
+        self._rise: tuple[float, float] | None = None
+        self._rose_at = 0
         self._stepped: set[int] = set()
         self._num_steps = 0
         self._used: list[float] = []
@@ -94,6 +99,7 @@ class LearningRates(LearningRateCallback):
     def on_train_end(self, server: "TorchServer") -> None:
         self.on_step_end(server)
         self._tell_of_forgotten()
+        self._tell_of_warm_up()
         optimizers = [unwrapped(it) for it in as_list(server.optimizer)]
         idle = [place for place, it in enumerate(optimizers) if _has_hooks(it) and id(it) not in self._stepped]
         # Without any step this rank had no batch.
@@ -132,6 +138,11 @@ class LearningRates(LearningRateCallback):
         self._num_updates = num_updates
         self._num_watched += 1
         groups = [group for optimizer in as_list(self._server.optimizer) for group in optimizer.param_groups]
+        parts = [float(it["lr"]) / float(it["initial_lr"]) for it in groups if it.get("initial_lr")]
+        part = max(parts, default=RISEN)
+        first, last = self._rise or (part, part)
+        self._rose_at = self._num_watched if part > last else self._rose_at
+        self._rise = (first, part) if part >= last else (RISEN, RISEN)
         is_trained = any(float(it["lr"]) > VANISHING * float(it.get("initial_lr", 0.0)) for it in groups)
         self._num_without_rate = 0 if is_trained else self._num_without_rate + 1
         if self._num_without_rate == MANY:
@@ -144,6 +155,17 @@ class LearningRates(LearningRateCallback):
 
         if self._num_watched == MANY:
             self._tell_of_forgotten()
+
+    def _tell_of_warm_up(self) -> None:
+        """Warn of a rate that has only risen, and not far, as in a warm-up that is longer than the training."""
+        first, last = self._rise or (RISEN, RISEN)
+        is_rising = self._num_watched - self._rose_at < MANY
+        if self._num_watched >= MANY and is_rising and first < last < RISEN:
+            self._warn(
+                f"the learning rate rose until the end, and reached {last:.2g} of that of the optimizer: the warm-up "
+                f"of the schedule is longer than the training, which had {self._num_updates} updates. Make it a part "
+                "of self.expected_lr_steps"
+            )
 
     def _refuse_other_steps(self) -> None:
         now = self._schedulers
