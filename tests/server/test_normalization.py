@@ -1,6 +1,7 @@
 """Statistics of the stream on one rank and on several, over restarts."""
 
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -184,6 +185,21 @@ def test_a_constant_is_divided_by_1() -> None:
     it = observed(({"u": np.full((5, 2, 3), 7.0), "v": np.arange(5.0)}, np.ones((5, 2))))
     assert it.normalize("u", np.full((2, 3), 9.0)).tolist() == [[2.0] * 3] * 2
     assert it.std["u"].tolist() == [[0.0] * 3] * 2
+
+
+@pytest.mark.parametrize(
+    ("scale", "shift", "names"),
+    [(1, 0, ""), (3, 4, ""), (1, 40, "v"), (20, 0, "v"), (1, 1e4, "u, v")],
+)
+def test_statistics_far_from_those_of_what_comes_next_are_told_once(scale: float, shift: float, names: str) -> None:
+    it, (fields, parameters) = normalization(), samples(20)
+    it.observe(fields, parameters)
+    it.sync()
+    for _ in range(2):
+        it.observe({"u": fields["u"] + shift, "v": fields["v"] * scale + shift / 4}, parameters)
+        it.sync()
+    told = [re.sub(r" \(root mean square [^)]*\)", "", text) for text in it.warnings]
+    assert [text.split("far from order one: ")[1].split(".")[0] for text in told] == ([names] if names else [])
 
 
 def test_one_rank_freezes_all_at_the_next_sync() -> None:

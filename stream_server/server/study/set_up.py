@@ -147,6 +147,7 @@ class StudySetUp(Composition):
         others = [
             *of_export,
             *self.metrics.warnings,
+            *self.server.normalization.warnings,
             *of_losses,
             *of_rates,
             *self.step.warnings,

@@ -1,5 +1,6 @@
 """Running statistics of the stream, with which users normalize data."""
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -11,12 +12,17 @@ from stream_server.server.ranks.communicator import Ranks, SoloRanks
 from stream_server.server.user.callbacks import Callback
 from stream_server.server.user.running_moments import Array, Moments
 from stream_server.server.user.scaling import Scaling
+from stream_server.wording import listed
 
 if TYPE_CHECKING:
     from stream_server.config import StudyConfig
 
 PARAMETERS = "parameters"
 FIELDS = "fields."
+# Root mean square of normalised values that is worth a warning: 1 is what they are meant to have.
+FAR = 10.0
+
+_log = logging.getLogger(__name__)
 
 
 class Normalization(Callback):
@@ -31,6 +37,7 @@ class Normalization(Callback):
         num_samples: how many samples the shared statistics are of.
         frozen: whether they stay as they are from now on.
         version: a number that changes with the shared statistics.
+        warnings: on rank 0, statistics that were far from those of the samples that came next.
         before_change: called before they change, so that nobody is reading them on another thread then.
     """
 
@@ -47,6 +54,7 @@ class Normalization(Callback):
         self.num_samples = 0
         self.frozen = False
         self.version = 0
+        self.warnings: list[str] = []
         self.before_change: Callable[[], None] = lambda: None
         self._ranks = ranks
         self._every_batches = every_batches
@@ -164,6 +172,7 @@ class Normalization(Callback):
         flags = np.array([self._wants_to_freeze, self._num_own], np.float64)
         totals = self._ranks.all_reduce(_flat([flags, *(it.count for it in own), *(it.count * it.mean for it in own)]))
         (wants_to_freeze, num_new), totals = totals[:2], totals[2:]
+        before = (self.num_samples, self._scalings)
         if num_new:
             counts, sums = np.split(totals, 2)
             means = sums / np.maximum(counts, 1)
@@ -175,6 +184,7 @@ class Normalization(Callback):
         limit = self._freeze_after
         self.frozen = bool(wants_to_freeze) or (limit is not None and self.num_samples >= limit)
         self._refresh()
+        self._tell_of_jump(*before)
 
     def on_step_end(self, server: Any) -> None:
         if server.progress.batches % self._every_batches == 0:
@@ -237,6 +247,22 @@ class Normalization(Callback):
             new.count, new.mean, new.m2 = (all_[start : start + size].reshape(shape) for all_ in (counts, means, m2))
             moments.merge(new)
             start += size
+
+    def _tell_of_jump(self, num_samples: int, before: Mapping[str, Scaling]) -> None:
+        """Warn once if all values, with the statistics until now, are far from order one."""
+        if not num_samples or self.warnings or self._ranks.rank:
+            return
+        far = {key: before[key].size_of(it.mean, np.sqrt(it.variance)) for key, it in self._shared.items()}
+        names = [f"{key.removeprefix(FIELDS)} (root mean square {size:.3g})" for key, size in far.items() if size > FAR]
+        if names:
+            self.warnings.append(
+                "the training has seen badly normalised values: with the statistics of the first "
+                f"{num_samples} samples those of {self.num_samples} are far from order one: {listed(names)}. What it "
+                "has learned until now is of another scale, and the optimizer may remember it for long. Let the "
+                "training begin with samples of several simulations: a larger buffer.watermark, or "
+                "launcher.max_running"
+            )
+            _log.warning("%s", self.warnings[0])
 
     def _refresh(self) -> None:
         self.version += 1
