@@ -8,10 +8,12 @@ integers does not depend on its order, so that a device may add as it likes.
 
 import hashlib
 import json
+import pickle
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -30,6 +32,8 @@ Fingerprints = Mapping[str, int | None]
 CHUNK = 1 << 18
 # A list of attributes may hold itself.
 MOST_NESTED = 8
+# Of NumPy, torch and Python.
+GENERATORS = ("Generator", "RandomState", "Random")
 FACTOR = 0x9E3779B97F4A7C15 - 2**64
 
 _INTEGERS = {1: np.int8, 2: np.int16, 4: np.int32}
@@ -98,20 +102,28 @@ def of_arrays(state: Any, kinds: str = "fc") -> Fingerprints:
 
 
 def of_numbers(state: Any) -> Fingerprints:
-    """The fingerprints of the numbers in memory, alone or in dicts, lists, tuples and deques, by path.
+    """The fingerprints of numbers, small arrays of whole numbers and random generators in memory, by path.
 
-    Those of a list, which may grow, have one in common. True and False are none.
+    They are alone or in dicts, lists, tuples and deques. The numbers of a list, which may grow, have one in common.
+    True and False are none.
     """
+    generators: dict[str, int] = {}
+    arrays: dict[str, Any] = {}
     found: dict[str, list[Any]] = {}
     for path, value in _leaves(state, "", MOST_NESTED):
         if isinstance(value, int | float | complex | np.number) and not isinstance(value, bool):
             owner, _, place = path.rpartition(".")
             found.setdefault(owner if owner and place.isdigit() else path, []).append(value)
+        elif hasattr(value, "__dlpack__") and prod(value.shape) <= CHUNK:
+            arrays[path] = value
+        elif type(value).__name__ in GENERATORS:
+            with suppress(TypeError):
+                generators[path] = fingerprint(np.frombuffer(pickle.dumps(value), np.uint8))
     numbers = {}
     for path, values in found.items():
         with suppress(OverflowError):
             numbers[path] = fingerprint(np.array(values, np.complex128))
-    return numbers
+    return {**numbers, **of_arrays(arrays, kinds="iu"), **generators}
 
 
 def _leaves(value: Any, path: str, depth: int) -> Iterator[tuple[str, Any]]:

@@ -106,7 +106,7 @@ class Step(Protocol):
         ...
 
     def unsaved_numbers(self) -> Mapping[str, int | None]:
-        """The fingerprints of numbers of Python in attributes of the server and its modules, by name. Not collective.
+        """The fingerprints of numbers and generators in attributes of the server and its modules. Not collective.
 
         Some of them may be in a checkpoint otherwise.
         """

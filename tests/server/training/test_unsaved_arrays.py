@@ -1,5 +1,6 @@
 """Arrays that a training changes, and that no checkpoint has."""
 
+import random
 import time
 from collections import deque
 from pathlib import Path
@@ -164,6 +165,8 @@ class Penalised(Averaging):
     def prepare_training_attributes(self) -> Any:
         made = super().prepare_training_attributes()
         self.multiplier, self.history, self.begun_s = 0.0, deque([1.0], maxlen=3), time.monotonic()
+        self.generators = {"numpy": np.random.default_rng(0), "python": random.Random(0), "unused": random.Random(0)}
+        self.key, self.torch_generator = np.zeros(2, np.uint32), torch.Generator()
         self.model = made[0]
         self.model.num_calls = 0
         return made
@@ -172,6 +175,10 @@ class Penalised(Averaging):
         self.multiplier += 0.5
         self.history.append(self.multiplier)
         self.model.num_calls += 1
+        self.key = self.key + 1
+        self.generators["numpy"].normal()
+        self.generators["python"].random()
+        torch.rand(2, generator=self.torch_generator)
         self.loss = 0.5
         return super().training_step(batch, batch_idx)
 
@@ -187,7 +194,11 @@ class PenalisedAndSaving(Penalised):
 
 
 @pytest.mark.parametrize(
-    ("kind", "names"), [(Penalised, "multiplier, history, num_calls"), (PenalisedAndSaving, "num_calls")]
+    ("kind", "names"),
+    [
+        (Penalised, "multiplier, history, key, generators.numpy, …"),
+        (PenalisedAndSaving, "key, generators.numpy, generators.python, torch_generator, …"),
+    ],
 )
 def test_a_restart_tells_of_numbers_that_begin_anew(kind: type[Penalised], names: str) -> None:
     told, saved, own_state = [], {}, {}
@@ -205,3 +216,5 @@ def test_a_restart_tells_of_numbers_that_begin_anew(kind: type[Penalised], names
                 step.run(UnionBatch(own=batch_of(data, 2), sizes=(2,), num_first=2, lonely=False), data, index)
             saved, own_state = from_bytes(to_bytes(unsaved.state_dict())), server.state_dict()
     assert [text.split(" had other")[0] for text in told] == [f"{names} of {kind.__name__}"]
+    of_generators = {"generators.numpy", "generators.python", "torch_generator"}
+    assert saved.keys() == {"multiplier", "history", "num_calls", "key", *of_generators}

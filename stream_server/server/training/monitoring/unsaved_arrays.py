@@ -18,9 +18,9 @@ class UnsavedArrays(Callback):
     Only those that are there when the training starts are looked at, and have changed by the first checkpoint or the
     end. What is made later is mostly a batch or a result.
 
-    Numbers of Python, such as a multiplier or the step count of an optimizer of the user's, are mostly counts and times
-    of no consequence. So of those that the training has changed a restart tells, if it begins with other ones than the
-    checkpoint was taken with. Main thread, rank 0.
+    Numbers, such as a multiplier or the step count of an optimizer of the user's, are mostly counts and times of no
+    consequence, and so is the state of a generator of random numbers. So of those that the training has changed a
+    restart tells, if it begins with other ones than the checkpoint was taken with. Main thread, rank 0.
 
     Attributes:
         warnings: names those that have changed.
