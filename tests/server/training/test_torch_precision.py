@@ -107,6 +107,17 @@ def test_the_scale_survives_a_restart() -> None:
     assert weight(other) == 0.75
 
 
+def test_complex_weights_and_buffers_are_of_64_bits_too() -> None:
+    module = nn.Linear(2, 2, dtype=torch.complex64)
+    module.register_buffer("waves", torch.ones(2, dtype=torch.complex64))
+    module.register_buffer("places", torch.ones(2, dtype=torch.int32))
+    optimizer = torch.optim.SGD(module.parameters())
+    module = make_precision("64-true", torch.device("cpu")).convert_module(module)
+    assert {it.dtype for it in (*module.parameters(), module.waves)} == {torch.complex128}
+    assert module.places.dtype == torch.int32
+    assert optimizer.param_groups[0]["params"][0] is module.weight
+
+
 class TwoManually(Scale):
     """Two weights with an optimizer each; each value of the batch of two is the gradient of one."""
 

@@ -36,6 +36,17 @@ MOST_OF_PARAMETER = 256
 _log = logging.getLogger(__name__)
 
 
+class Double(DoublePrecision):
+    """64-true, also of complex weights, as those of spectral layers are, which `Module.double` leaves as they are."""
+
+    def convert_module(self, module: nn.Module) -> nn.Module:
+        converted: nn.Module = super().convert_module(module)
+        for it in (*converted.parameters(), *converted.buffers()):
+            if it.is_complex():
+                it.data = it.data.to(torch.complex128)
+        return converted
+
+
 class LossScaling(MixedPrecision):
     """16-mixed, in which the scale stays the same until all optimizers have used the gradients of a backward pass.
 
@@ -155,7 +166,7 @@ def make_precision(name: str, device: torch.device) -> Precision:
     check_precision(name, device)
     match name:
         case "64-true":
-            return DoublePrecision()
+            return Double()
         case "bf16-mixed":
             return MixedPrecision("bf16-mixed", device.type)
         case "16-mixed":
