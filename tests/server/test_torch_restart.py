@@ -244,7 +244,11 @@ def test_a_model_with_other_arrays_beside_its_state_is_told_of(order: tuple[int,
     with fresh(Drawing) as step:
         state, model_state = step.state_dict(), from_bytes(to_bytes(step.model_state()))
     said = "the model was trained with other values of orders.0"
-    for load, its_state in ((TorchStep.load_state_dict, state), (TorchStep.load_model_state, model_state)):
+    for load, its_state in (
+        (TorchStep.load_state_dict, state),
+        (TorchStep.load_model_state, model_state),
+        (TorchStep.compare_constants, model_state),
+    ):
         with fresh(type("Drawing", (Drawing,), {"order": order})) as step:
             load(step, its_state)
             assert [text[: len(said)] for text in step.warnings] == ([] if order == Drawing.order else [said])

@@ -80,6 +80,29 @@ def test_a_fresh_study_takes_over_the_model(trained: Any, place: str) -> None:
     assert "000001, after batch 10 (model)" in text
 
 
+class Ordered(Net):
+    """Has something in its model that is in no state."""
+
+    def prepare_training_attributes(self) -> Any:
+        made = super().prepare_training_attributes()
+        made[0].order = np.arange(3) + self.config.study.seed
+        return made
+
+
+@pytest.mark.parametrize(("seed", "num_warnings"), [(5, 1), (0, 0)])
+def test_a_model_that_was_trained_with_other_arrays_beside_its_state_is_told(
+    tmp_path: Path, seed: int, num_warnings: int
+) -> None:
+    server = Ordered(config_of())
+    with set_up(server) as step:
+        commit(tmp_path / "run", server, step, statistics())
+    server = Ordered(config_of(seed=seed, load={"checkpoint": str(tmp_path / "run")}))
+    with set_up(server) as step:
+        started(server, step)
+        said = "the model was trained with other values of order, "
+        assert [text[: len(said)] for text in step.warnings] == [said] * num_warnings
+
+
 def test_the_optimizers_keep_what_they_are_set_to(trained: Any) -> None:
     server = fresh(trained[0], what="model+optimizer")
     with set_up(server) as step:

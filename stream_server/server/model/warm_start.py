@@ -152,6 +152,7 @@ def _load_saved(
     model = framework.restored(state.get("evaluated", state["model"]))
     left_out = config.checkpoint.exclude
     skipped = _load_weights(server, model, source=source.folder, strict=load.strict, left_out=left_out)
+    step.compare_constants(state)
     if skipped and load.what != "model":
         raise ConfigError(
             f'load.what must be "model", for the optimizers in {source.folder} are those of a model that does not fit '

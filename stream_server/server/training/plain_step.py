@@ -193,6 +193,9 @@ class PlainStep:
     def load_model_state(self, state: dict[str, Any]) -> None:
         pass
 
+    def compare_constants(self, state: Mapping[str, Any]) -> None:
+        pass
+
     def learning_rates(self) -> "list[LearningRateCallback]":
         return []
 

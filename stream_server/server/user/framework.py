@@ -139,6 +139,10 @@ class Step(Protocol):
         """Restore the model alone from the result of `model_state` or `state_dict`."""
         ...
 
+    def compare_constants(self, state: Mapping[str, Any]) -> None:
+        """Warn of arrays that the model has beside its state, and that are other ones than in such a saved model."""
+        ...
+
     def learning_rates(self) -> "list[LearningRateCallback]":
         """The callbacks that step learning-rate schedulers and log the rates; empty where there are none."""
         ...

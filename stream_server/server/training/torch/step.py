@@ -352,6 +352,9 @@ class TorchStep:
 
     def load_model_state(self, state: dict[str, Any]) -> None:
         self._weights.load(state)
+        self.compare_constants(state)
+
+    def compare_constants(self, state: Mapping[str, Any]) -> None:
         before = state.get("constants", {})
         if names := [name for name, it in self._constants.items() if before.get(name, it) != it]:
             self._warn(
