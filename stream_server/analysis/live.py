@@ -17,6 +17,7 @@ from stream_server.messages import operator
 from stream_server.messages.connection import ConnectionFile
 from stream_server.messages.curve import secure_client_socket
 from stream_server.messages.simulation_phase import SimulationPhase
+from stream_server.messages.tcp import connect_socket
 from stream_server.storage.disk import by_own_links
 
 OPERATOR_FILE = "operator.json"
@@ -120,7 +121,7 @@ def _ask_once(file: ConnectionFile, question: bytes, timeout_s: float) -> bytes 
         dealer.linger = 0
         dealer.routing_id = secrets.token_hex(16).encode()
         secure_client_socket(dealer, file.security)
-        dealer.connect(address)
+        connect_socket(dealer, address)
         dealer.send(question)
         return dealer.recv() if dealer.poll(round(timeout_s * 1000)) else None
     finally:

@@ -26,6 +26,7 @@ from stream_server.messages.client import (
     Refusal,
     Stop,
 )
+from stream_server.messages.tcp import unreached
 
 MESSAGE_BYTES = 512 * 1024
 PENDING_BYTES = 16 * 1024 * 1024
@@ -153,6 +154,13 @@ class DataConnection:
     def is_lost(self) -> bool:
         """Whether the transport has reconnected since `Open`: messages that were under way may be lost."""
         return self._is_unknown or self.dealer.is_lost
+
+    @property
+    def circumstance(self) -> str:
+        """What may be why nothing comes, to be said after that nothing does; "" if nothing is known."""
+        if self.stale:
+            return f"; a new server is there ({self.stale})"
+        return f".{unreached()}" if not self.is_open and self.dealer.is_tcp else ""
 
     @property
     def has_room(self) -> bool:

@@ -8,6 +8,7 @@ from stream_server.client_api.watch import ConnectionWatch
 from stream_server.errors import Refused, Unreachable
 from stream_server.messages.client import Hello, Invalidate, Message, Reason, Refusal
 from stream_server.messages.connection import ConnectionFile
+from stream_server.messages.tcp import unreached
 
 REPEAT_S = 1.0
 # A server that has just begun may learn of a key a moment later.
@@ -102,6 +103,7 @@ def ask(question: Hello | Invalidate, watch: ConnectionWatch, *, who: str, timeo
             raise Unreachable(
                 f"{who} waits for study {file.study} at {' and '.join(file.control)}: no word for {timeout_s:g} s. "
                 "Is the study still running, and is the connection file its newest?"
+                f"{'' if transport.is_same_node else unreached()}"
             )
 
 

@@ -339,8 +339,9 @@ class Session:
             if self._watch.newer_than(self._incarnation):
                 raise _ConnectionLost
             if patience.is_over:
-                stale = f"; a new server is there ({connection.stale})" if connection.stale else ""
-                raise Unreachable(f"{self.who} waits for {connection}: no word for {self._silence_s:g} s{stale}")
+                raise Unreachable(
+                    f"{self.who} waits for {connection}: no word for {self._silence_s:g} s{connection.circumstance}"
+                )
             slice_s = min(patience.slice_s, self._watch.slice_s)
             ready = self._transport.wait(slice_s)
             patience.listened(slice_s)

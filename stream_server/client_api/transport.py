@@ -16,6 +16,7 @@ from stream_server.messages.client import Message
 from stream_server.messages.connection import Security
 from stream_server.messages.curve import secure_client_socket
 from stream_server.messages.ipc import Ways
+from stream_server.messages.tcp import connect_socket
 
 LINGER_MS = 2000
 # ZeroMQ's own.
@@ -45,7 +46,8 @@ class Dealer:
         self._socket = socket
         self.address = address
         self.is_lost = False
-        self.needs_checksum = address.startswith("tcp:") and not encrypted
+        self.is_tcp = address.startswith("tcp:")
+        self.needs_checksum = self.is_tcp and not encrypted
         self._refusals = refusals
 
     @property
@@ -98,13 +100,15 @@ class Dealer:
 class Transport:
     """The sockets of one simulation, and the context they live in. `close` ends them all.
 
+    `is_same_node`: the server is on this node, `host`.
+
     Raises:
         OSError: this process may not open as many files as they need.
     """
 
     def __init__(self, *, host: str, security: Security | None, num_connections: int = 1) -> None:
         _require_files(FILES_OF_A_CONTEXT + FILES_OF_A_SOCKET * num_connections)
-        self._is_same_node = host == socket.gethostname()
+        self.is_same_node = host == socket.gethostname()
         self._security = security
         self._ways = Ways()
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -122,7 +126,7 @@ class Transport:
         Raises:
             Unreachable: none can.
         """
-        address, way = usable(addresses, self._ways if self._is_same_node else None)
+        address, way = usable(addresses, self._ways if self.is_same_node else None)
         connection = self._context.socket(zmq.DEALER)
         refusals = None
         if heeds_refusals and address.startswith("tcp:"):
@@ -138,7 +142,7 @@ class Transport:
             connection.routing_id = name
         if self._security is not None and address.startswith("tcp:"):
             secure_client_socket(connection, self._security)
-        connection.connect(way)
+        connect_socket(connection, way)
         self._poller.register(connection, zmq.POLLIN)
         return dealer
 

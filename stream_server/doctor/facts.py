@@ -206,7 +206,9 @@ class PortFacts:
         host, folder = socket.gethostname(), private_folder.new_name()
         tcp_error = host_error = folder_error = ""
         try:
-            with socket.create_server(("", 0)) as server:
+            both = socket.has_dualstack_ipv6()
+            family = socket.AF_INET6 if both else socket.AF_INET
+            with socket.create_server(("", 0), family=family, dualstack_ipv6=both) as server:
                 host_error = _cannot_connect(host, server.getsockname()[1])
         except OSError as error:
             tcp_error = str(error)

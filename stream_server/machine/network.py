@@ -7,6 +7,7 @@ import socket
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from stream_server.errors import ConfigError
 
@@ -14,11 +15,14 @@ SIOCGIFCONF = 0x8912
 ENTRY_BYTES = 40
 NAME_BYTES = 16
 MOST_ENTRIES = 256
+LINK_SCOPE = 0x20
+# Linux' flags of an address that is temporary, deprecated, not unique, or still to be found so.
+NOT_FOR_LONG = 0x01 | 0x20 | 0x08 | 0x40
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Interface:
-    """An IPv4 address of this node, and the name of the interface that has it."""
+    """An address of this node, and the name of the interface that has it."""
 
     name: str
     address: str
@@ -33,7 +37,11 @@ class Interface:
 
 
 def interfaces() -> list[Interface]:
-    """All IPv4 addresses of this node; an interface may have several, or none."""
+    """All addresses by which others may know this node, those of IPv4 first; an interface may have several, or none."""
+    return [*_of_ipv4(), *_of_ipv6()]
+
+
+def _of_ipv4() -> list[Interface]:
     memory = array.array("B", bytes(ENTRY_BYTES * MOST_ENTRIES))
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
         request = struct.pack("iP", len(memory), memory.buffer_info()[0])
@@ -47,6 +55,20 @@ def interfaces() -> list[Interface]:
         )
         for entry in entries
     ]
+
+
+def _of_ipv6() -> list[Interface]:
+    try:
+        lines = Path("/proc/net/if_inet6").read_text().splitlines()
+    except FileNotFoundError:
+        return []
+    found = []
+    for line in lines:
+        number, _, _, scope, flags, name = line.split()
+        # An address of one link says nothing without the name of the interface, which is another one at each end.
+        if int(scope, 16) != LINK_SCOPE and not int(flags, 16) & NOT_FOR_LONG:
+            found.append(Interface(name=name, address=str(ipaddress.IPv6Address(int(number, 16)))))
+    return found
 
 
 def chosen(wanted: str, among: Sequence[Interface] | None = None) -> Interface:
@@ -66,6 +88,14 @@ def chosen(wanted: str, among: Sequence[Interface] | None = None) -> Interface:
         f"network.interface: {problem} on node {socket.gethostname()}, which has {told}. Write the name of one of them "
         "or the subnet in which all nodes have an address, such as 10.1.0.0/16"
     )
+
+
+def described(wanted: str, among: Sequence[Interface] | None = None) -> str:
+    """The interface that `chosen` gives, and which of its addresses are not used."""
+    there = interfaces() if among is None else among
+    found = chosen(wanted, there)
+    others = [it.address for it in there if it.name == found.name and it != found]
+    return f"{found.name} ({found.address}; not {' nor '.join(others)}, which it has, too)" if others else str(found)
 
 
 def _is_meant(interface: Interface, wanted: str) -> bool:

@@ -82,7 +82,8 @@ class ConnectionGuard:
     def start(self) -> None:
         # A connection is looked at through a descriptor of our own, which is taken now, while there are some.
         self._nothing = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
-        self._probe = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        # It has room for the addresses of either kind, also where the system has no IPv6.
+        self._probe = socket.socket(socket.AF_INET6, socket.SOCK_STREAM, fileno=socket.socket().detach())
         os.dup2(self._nothing, self._probe.fileno(), inheritable=False)
         self._thread.start()
 

@@ -36,7 +36,7 @@ class PeerConnection:
 
     name: str
     descriptor: int
-    address: tuple[str, int]
+    address: tuple[str | int, ...]
     since: float
     is_local: bool = False
     owner: str | None = None

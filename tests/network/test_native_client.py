@@ -10,6 +10,7 @@ from stream_server.server.intake import mailbox
 from tests.native.native_client import NativeClient, assert_has, client, library, messages, program, u
 from tests.network.crossing import crossing
 from tests.network.faults import CLEAR, Close, Fault, Flip, HalfOpen, Reset, Silence, Slow, Way
+from tests.network.proxy import LOOPBACK
 from tests.network.test_retained_steps import SMALL, lose_connections
 from tests.support.fake_server import FakeServer
 from tests.support.reception import Crew, StudyShape
@@ -51,6 +52,21 @@ def test_whatever_breaks_the_c_client_sends_every_sample_once(
         for rank in net.study.ranks:
             for (_, step), row in rank.rows.items():
                 np.testing.assert_array_equal(row["u"], u(step))
+
+
+@pytest.mark.parametrize("blocked", ["control", "data"])
+def test_a_firewall_is_named_with_what_opens_it(client: NativeClient, tmp_path: Path, blocked: str) -> None:
+    silence = Silence(after_bytes=0, way=Way.DOWN)
+    courses = {"control": ((silence,), ((),)), "data": ((), ((silence,),))}
+    control, data = courses[blocked]
+    with crossing(StudyShape(fields=SMALL), control=control, data=data, wait_s=0.5) as net:
+        path = tmp_path / "connection.json"
+        net.launch(0).write(path)
+        answer = client.ask(f"connect 0 1 connection={path} timeout=0.5")
+        if blocked == "data":
+            answer = client.send(0)[0]
+    told = f"tcp://{LOOPBACK}:", "no word for 0.5 s. ", "network.interface", "network.ports"
+    assert all(it in answer for it in told), answer
 
 
 def test_what_a_server_knows_but_has_not_saved_is_sent_again_to_the_next_one(client: NativeClient) -> None:

@@ -42,8 +42,15 @@ def test_a_server_that_is_not_heard_any_more_ends_the_simulation_in_words(fault:
         assert net.struck.total() >= 1
 
 
+def test_a_data_socket_behind_a_firewall_is_named_with_what_opens_it() -> None:
+    words = r"waits for server rank 0 at tcp://.*: no word for 1 s\. .*network\.interface.*network\.ports"
+    silence = Silence(after_bytes=0, way=Way.DOWN)
+    with crossing(StudyShape(), data=((silence,),), wait_s=PATIENCE_S) as net, pytest.raises(Unreachable, match=words):
+        connect(net.launch(0), timeout_s=PATIENCE_S).send(0, u=np.zeros(4))
+
+
 def test_a_control_socket_that_is_not_heard_is_named_too() -> None:
-    words = r"waits for study study-1 at tcp://.*: no word for 1 s"
+    words = r"waits for study study-1 at tcp://.*: no word for 1 s\. .*network\.interface.*network\.ports"
     silence = Silence(after_bytes=0, way=Way.DOWN)
     with crossing(StudyShape(), control=(silence,)) as net, pytest.raises(Unreachable, match=words):
         connect(net.launch(0), timeout_s=PATIENCE_S)

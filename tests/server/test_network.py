@@ -5,7 +5,7 @@ import socket
 import pytest
 
 from stream_server.errors import ConfigError
-from stream_server.machine.network import Interface, chosen, interfaces
+from stream_server.machine.network import Interface, chosen, described, interfaces
 
 THERE = [
     Interface(name="lo", address="127.0.0.1"),
@@ -45,6 +45,19 @@ def test_one_that_is_not_there_is_refused_with_those_that_are(wanted: str) -> No
     ) as caught:
         chosen(wanted, THERE)
     assert "ib0 (10.1.2.3)" in str(caught.value)
+
+
+def test_of_an_interface_with_several_addresses_it_is_said_which_one_is_used() -> None:
+    assert described("ib0", THERE) == "ib0 (10.1.2.3; not 10.2.2.3, which it has, too)"
+    assert described("10.2.0.0/16", THERE) == "ib0 (10.2.2.3; not 10.1.2.3, which it has, too)"
+    assert described("eth0", THERE) == "eth0 (192.168.0.7)"
+
+
+def test_an_address_of_ipv6_is_chosen_as_one_of_ipv4_is_and_comes_second() -> None:
+    both = [*THERE, Interface(name="eth0", address="fd00:98::7"), Interface(name="ib2", address="fd00:99::7")]
+    assert chosen("eth0", both).address == "192.168.0.7"
+    assert chosen("ib2", both).address == chosen("fd00:99::/64", both).address == "fd00:99::7"
+    assert chosen("fd00:98:0::7", both).name == "eth0"
 
 
 def test_a_subnet_with_several_addresses_of_this_node_is_refused() -> None:

@@ -63,6 +63,7 @@ class StudyShape:
     held: int = 2
     nonfinite: str = "reject"
     secure: bool = False
+    address: str = LOOPBACK
 
 
 class Rank:
@@ -122,7 +123,7 @@ class Rank:
                 ipc_folder=folder,
                 # Ranks with keys take each other for strangers on other nodes, and use TCP.
                 host=f"node-{rank}" if shape.secure else HERE,
-                address=LOOPBACK,
+                address=shape.address,
                 link=f"ipc://{folder / 'l'}" if rank == 0 else None,
             ),
         )

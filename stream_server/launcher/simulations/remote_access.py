@@ -17,7 +17,7 @@ from stream_server.machine import descriptors, network, private_folder
 from stream_server.messages.connection_guard import ConnectionGuard
 from stream_server.messages.curve import ZAP_ADDRESS, KeyPair, secure_server_socket, zap_reply
 from stream_server.messages.launcher_place import LauncherPlace
-from stream_server.messages.tcp import ANYWHERE, bind_tcp
+from stream_server.messages.tcp import ANYWHERE, bind_tcp, host_and_port
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -103,7 +103,7 @@ class RemotePort:
         self._guard.watch(name, guarded)
 
     def open(self, place: str | None) -> str:
-        """Bind the socket to a port; returns its address: `place`, if that is given and still free.
+        """Bind the socket to a port; returns its address: with the port of `place`, if that is given and still free.
 
         Raises:
             ConfigError: there is no free port.
@@ -111,12 +111,11 @@ class RemotePort:
         self.questions.bind(ZAP_ADDRESS)
         secure_server_socket(self._socket, self.access.keys)
         self._guard.start()
-        address = self.access.address
         if place is not None:
-            with suppress(zmq.ZMQError):
-                self._socket.bind(f"tcp://{address}:{place.rpartition(':')[2]}")
-                return place
-        return bind_tcp(self._socket, address=address, host=socket.gethostname(), ports=self.access.ports)
+            _, port = host_and_port(place)
+            with suppress(ConfigError):
+                return self._bind((port, port))
+        return self._bind(self.access.ports)
 
     def begin_turn(self) -> None:
         """Answer all that libzmq asks."""
@@ -135,6 +134,9 @@ class RemotePort:
         """Watch the socket no more, which may be closed afterwards."""
         self._guard.stop()
         self.questions.close(linger=0)
+
+    def _bind(self, ports: tuple[int, int] | None) -> str:
+        return bind_tcp(self._socket, address=self.access.address, host=socket.gethostname(), ports=ports)
 
     def _is_known(self, key: str) -> bool:
         return key == self.access.keys.public

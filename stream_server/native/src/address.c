@@ -3,9 +3,11 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <netdb.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include "text.h"
@@ -99,10 +101,35 @@ const char *sc_usable_address(const sc_addresses *addresses, bool is_same_node) 
     return is_same_node && addresses->num > 0 ? addresses->addresses[0] : NULL;
 }
 
+bool sc_needs_ipv6(const char *address) {
+    const char *start = address + strlen("tcp:");
+    start += strspn(start, "/");
+    const char *end = strrchr(start, ':');
+    char host[256];
+    if (end == NULL || (size_t)(end - start) >= sizeof host)
+        return false;
+    memcpy(host, start, (size_t)(end - start));
+    host[end - start] = '\0';
+    struct addrinfo wanted = {.ai_family = AF_INET, .ai_flags = AI_ADDRCONFIG}, *found;
+    if (getaddrinfo(host, NULL, &wanted, &found) != 0)
+        return true;
+    freeaddrinfo(found);
+    return false;
+}
+
 void sc_node_name(char name[256]) {
     if (gethostname(name, 256) != 0)
         name[0] = '\0';
     name[255] = '\0';
+}
+
+void sc_unreached(char text[SC_UNREACHED_BYTES]) {
+    char node[256];
+    sc_node_name(node);
+    snprintf(text, SC_UNREACHED_BYTES,
+             " Node %s may not reach that address: network.interface says by which interface or subnet nodes reach each "
+             "other, network.ports which ports a firewall leaves open",
+             node);
 }
 
 bool sc_is_this_node(const char *host) {

@@ -29,11 +29,18 @@ char *sc_way(const char *address, int folder);
  * A server that is gone has no socket any more. Its address is as good as any that does not answer. */
 const char *sc_usable_address(const sc_addresses *addresses, bool is_same_node);
 
+/* Whether a tcp address leads nowhere over IPv4: this node has none, or no address of that kind for the host. */
+bool sc_needs_ipv6(const char *address);
+
 /* Whether this is the node called `host`. */
 bool sc_is_this_node(const char *host);
 
 /* This node's name. */
 void sc_node_name(char name[256]);
+
+#define SC_UNREACHED_BYTES 512
+/* A sentence for who hears nothing over TCP, with a space before it. */
+void sc_unreached(char text[SC_UNREACHED_BYTES]);
 
 /* The addresses as one text, with `between` them, cut where it does not fit. */
 void sc_join_addresses(char *text, size_t num_bytes, const sc_addresses *addresses, const char *between);

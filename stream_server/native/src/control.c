@@ -78,12 +78,14 @@ static int ask_here(const sc_asker *asker, sc_transport *transport, const char *
 
 static int unreachable(const sc_asker *asker, sc_error *error) {
     const sc_connection_file *file = &asker->watch->file;
-    char places[SC_ERROR_BYTES / 2];
+    char places[SC_ERROR_BYTES / 4], unreached[SC_UNREACHED_BYTES] = "";
     sc_join_addresses(places, sizeof places, &file->control, " and ");
+    if (!sc_is_this_node(file->host))
+        sc_unreached(unreached);
     return sc_fail(error, STREAM_ERROR_UNREACHABLE,
                    "%s waits for study %.200s at %s: no word for %g s. Is the study still running, and is the "
-                   "connection file its newest?",
-                   asker->who, file->study, places, asker->timeout_s);
+                   "connection file its newest?%s",
+                   asker->who, file->study, places, asker->timeout_s, unreached);
 }
 
 int sc_ask(const sc_asker *asker, const sc_message *question, sc_reply *answer, sc_error *error) {

@@ -2,7 +2,9 @@
 
 #include <math.h>
 #include <stdlib.h>
+#include <string.h>
 
+#include "address.h"
 #include "patience.h"
 
 #ifndef SC_PING_S
@@ -29,14 +31,16 @@ static bool has_ended(const sc_data_connection *connection) {
 }
 
 static int unreachable(const sc_client *client, const sc_data_connection *connection, sc_error *error) {
-    char name[SC_ERROR_BYTES / 4];
+    char name[SC_ERROR_BYTES / 4], unreached[SC_UNREACHED_BYTES] = "";
     sc_data_connection_name(connection, name, sizeof name);
     if (connection->stale != NULL)
         return sc_fail(error, STREAM_ERROR_UNREACHABLE,
                        "%s waits for %s: no word for %g s; a new server is there (%.400s)", client->who, name,
                        client->silence_s, connection->stale);
-    return sc_fail(error, STREAM_ERROR_UNREACHABLE, "%s waits for %s: no word for %g s", client->who, name,
-                   client->silence_s);
+    if (!connection->is_open && strncmp(connection->dealer->address, "tcp:", 4) == 0)
+        sc_unreached(unreached);
+    return sc_fail(error, STREAM_ERROR_UNREACHABLE, "%s waits for %s: no word for %g s%s%s", client->who, name,
+                   client->silence_s, unreached[0] == '\0' ? "" : ".", unreached);
 }
 
 /* Read what has come on any connection; *is_heard says whether some of it was on the one that is waited for. */

@@ -159,6 +159,7 @@ int sc_transport_connect(sc_transport *transport, const sc_addresses *addresses,
     if (heeds_refusals)
         sc_dealer_heed_refusals(dealer, transport->context);
     bool is_connected = set_options(dealer->socket, file, is_tcp && file->is_encrypted) &&
+                        set_number(dealer->socket, ZMQ_IPV6, is_tcp && sc_needs_ipv6(usable)) &&
                         set_name(dealer->socket, name) && zmq_connect(dealer->socket, way) == 0;
     int status = is_connected ? STREAM_OK : fail(error, dealer->address);
     free(way);

@@ -15,6 +15,7 @@ from stream_server.machine.screen import tell
 from stream_server.messages.curve import KeyPair, secure_peer_socket
 from stream_server.messages.ipc import Ways
 from stream_server.messages.launcher_link import rank_name
+from stream_server.messages.tcp import HOW_TO_REACH, connect_socket, host_and_port
 
 LINGER_MS = 1000
 # A launcher that is busy lets nobody in meanwhile, and would take us for lost.
@@ -77,14 +78,10 @@ class Heartbeat:
                     "network.interface: the name of the interface, or the subnet, by which the nodes reach each other"
                 )
             return
-        host, _, port = self.address.removeprefix("tcp://").rpartition(":")
         try:
-            socket.create_connection((host, int(port)), REACHED_S).close()
+            socket.create_connection(host_and_port(self.address), REACHED_S).close()
         except OSError as error:
-            raise RankLost(
-                f"stream-launcher cannot be reached at {self.address}: {error}. network.interface says by which "
-                "interface or subnet nodes reach each other, network.ports which ports a firewall leaves open"
-            ) from error
+            raise RankLost(f"stream-launcher cannot be reached at {self.address}: {error}. {HOW_TO_REACH}") from error
 
     def _connected(self, context: "zmq.Context[zmq.Socket[bytes]]") -> "zmq.Socket[bytes]":
         connected = context.socket(zmq.DEALER)
@@ -94,7 +91,7 @@ class Heartbeat:
         connected.heartbeat_ivl, connected.heartbeat_timeout = HEARTBEAT_MS, TIMEOUT_MS
         if self.keys is not None:
             secure_peer_socket(connected, self.keys)
-        connected.connect(self._ways.connectable(self.address))
+        connect_socket(connected, self._ways.connectable(self.address))
         return connected
 
 

@@ -13,7 +13,7 @@ from stream_server.messages.client import MAX_PART_BYTES
 from stream_server.messages.connection_guard import ConnectionGuard, user_of
 from stream_server.messages.curve import ZAP_ADDRESS, KeyPair, secure_peer_socket, secure_server_socket
 from stream_server.messages.ipc import Ways
-from stream_server.messages.tcp import ANYWHERE, bind_tcp
+from stream_server.messages.tcp import ANYWHERE, bind_tcp, connect_socket
 from stream_server.server.run.curve import CurveAccess
 
 LINGER_MS = 1000
@@ -153,11 +153,11 @@ class Sockets:
     def meet(self, zero: Endpoints) -> None:
         """Connect to rank 0, or, as rank 0, to the launcher."""
         if self.rank > 0:
-            self._peers.connect(self._way_to(zero))
+            connect_socket(self._peers, self._way_to(zero))
         elif self.settings.link is not None:
             if self.settings.link_keys is not None:
                 secure_peer_socket(self._link, self.settings.link_keys)
-            self._link.connect(self._ways.connectable(self.settings.link))
+            connect_socket(self._link, self._ways.connectable(self.settings.link))
 
     def close(self) -> None:
         """Close everything, once; what is on its way out may take a second more."""

@@ -279,6 +279,8 @@ def _require_network(config: StudyConfig, ranks: Ranks) -> None:
     said = ranks.gather(problem)
     if problem := ranks.broadcast(said and next(filter(None, said), "")):
         raise ConfigError(problem)
+    if ranks.rank == 0:
+        log.info("network.interface: %s", network.described(wanted))
 
 
 def _require_memory(config: StudyConfig, ranks: Ranks) -> None:
