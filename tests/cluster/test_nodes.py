@@ -153,6 +153,20 @@ def test_a_study_goes_on_in_another_allocation_when_a_node_of_its_server_is_lost
     assert done.report["restarts"] >= 1
 
 
+@pytest.mark.full
+def test_a_rank_that_has_no_route_to_the_launcher_ends_the_study_with_words(
+    nodes: Cluster, spread: Callable[..., Job]
+) -> None:
+    for number, node in enumerate(("n1", "n2"), start=1):
+        # A network in which each node has an address, and no cable.
+        nodes.run(node, "ip", "address", "add", f"10.98.0.{number}/24", "dev", "lo")
+    job = spread({"network.interface": "10.98.0.0/24", "launcher.restarts": 0})
+    done = job.end()
+    assert done.exit_code != 0
+    assert "rank 1 on node n2: stream-launcher cannot be reached at tcp://10.98.0.1:" in done.output
+    assert "launcher.restarts allows no more" in done.output
+
+
 GROUP = """
 import sys
 from pathlib import Path

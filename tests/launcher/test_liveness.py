@@ -288,11 +288,10 @@ def test_the_next_launcher_is_at_the_place_of_the_one_before(address: str, acces
             assert watch(second, lambda: second.has_all_ranks)
 
 
-def test_a_rank_that_cannot_reach_the_launcher_says_so(address: str, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_rank_that_cannot_reach_the_launcher_says_so(address: str) -> None:
     with pytest.raises(ConfigError, match=r"Write network\.interface"), Heartbeat(address, 3):
         pass
     with socket.create_server(("127.0.0.1", 0)) as free:
         place = f"tcp://127.0.0.1:{free.getsockname()[1]}"
     with pytest.raises(RankLost, match="cannot be reached at tcp://127"), Heartbeat(place, 3, KeyPair.make()):
         pass
-    assert "rank 3 on node" in capfd.readouterr().err

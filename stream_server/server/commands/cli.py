@@ -3,6 +3,7 @@
 import argparse
 import json
 import math
+import socket
 import sys
 import time
 import traceback
@@ -166,6 +167,11 @@ def main(argv: list[str] | None = None) -> int:
         print(NATIVE_PATH.resolve())
         return 0
     exit_code = _ended(arguments, is_watched=argv is None)
+    if exit_code and _is_launched(arguments):
+        from stream_server.server.ranks.communicator import is_awaited, refuse
+
+        if is_awaited():
+            refuse(exit_code)
     if argv is None:
         exit_watch.leave_soon(exit_code)
     return exit_code
@@ -184,9 +190,13 @@ def _ended(arguments: argparse.Namespace, *, is_watched: bool) -> int:
             exit_watch.watch_exit(partial(_tell_loss, config))
         return _run(arguments, config)
     except StreamServerError as error:
-        from stream_server.server.ranks.communicator import environment_rank
+        from stream_server.server.ranks.communicator import environment_rank, is_awaited
 
-        if not environment_rank():
+        rank = environment_rank()
+        if _is_launched(arguments) and is_awaited():
+            # A launcher has looked before: it is the matter of this rank, or of its node.
+            tell(f"stream-server: rank {rank} on node {socket.gethostname()}: {error}", sys.stderr)
+        elif not rank:
             tell(f"stream-server: {error}", sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
@@ -202,6 +212,10 @@ def _ended(arguments: argparse.Namespace, *, is_watched: bool) -> int:
         found = classified(error)
         tell(f"stream-server: {found}", sys.stderr)
         return found.exit_code
+
+
+def _is_launched(arguments: argparse.Namespace) -> bool:
+    return arguments.link is not None or arguments.launcher_place is not None
 
 
 def _tell_loss(config: study_config.StudyConfig, how: str, incarnation: int) -> int:

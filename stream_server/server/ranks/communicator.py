@@ -155,8 +155,8 @@ class MpiRanks:
         self.mpi_version = mpi_library()
         _require(foreign_mpirun.mismatch(os.environ, self.mpi_version))
         with shared_memory.kept_private(self.mpi_version):
-            with self._collectives.call("MPI_Init"), _ended_by_signals(), _with_closed_ports():
-                mpi.Init_thread(mpi.THREAD_MULTIPLE)
+            with self._collectives.call("MPI_Init"):
+                _initialize(mpi)
             if problem := shared_memory.problem():
                 raise RankLost(problem)
             _require(foreign_mpirun.alone(os.environ, mpi.COMM_WORLD.Get_size(), self.mpi_version))
@@ -245,6 +245,30 @@ class MpiRanks:
             # MPI may still write into its buffers.
             self._left = request
             raise PeerFailed("another rank failed; exit.json in the output folder says why")
+
+
+def is_awaited() -> bool:
+    """Whether other ranks wait, or will, in MPI_Init for this process, which has not been there."""
+    mpi = sys.modules.get("mpi4py.MPI")
+    return (environment_size() or 1) > 1 and (mpi is None or not mpi.Is_initialized())
+
+
+def refuse(exit_code: int) -> None:
+    """End all ranks from one that `is_awaited` and cannot go on: MPICH's mpirun would let the others wait for ever.
+
+    Returns where there is no MPI by which to tell.
+    """
+    with contextlib.suppress(ConfigError):
+        mpi = _loaded_mpi()
+        with shared_memory.kept_private(mpi_library()):
+            _initialize(mpi)
+        exit_watch.is_ours(exit_code)
+        mpi.COMM_WORLD.Abort(exit_code)
+
+
+def _initialize(mpi: Any) -> None:
+    with _ended_by_signals(), _with_closed_ports():
+        mpi.Init_thread(mpi.THREAD_MULTIPLE)
 
 
 def _cores_of_the_job() -> set[int]:

@@ -3,7 +3,6 @@
 import json
 import os
 import socket
-import sys
 import threading
 from types import TracebackType
 from typing import Self
@@ -11,7 +10,6 @@ from typing import Self
 import zmq
 
 from stream_server.errors import ConfigError, RankLost, StreamServerError
-from stream_server.machine.screen import tell
 from stream_server.messages.curve import KeyPair, secure_peer_socket
 from stream_server.messages.ipc import Ways
 from stream_server.messages.launcher_link import rank_name
@@ -46,9 +44,7 @@ class Heartbeat:
         self._ways = Ways()
         try:
             self._require_launcher()
-        except StreamServerError as error:
-            # What concerns all ranks is logged by rank 0 alone.
-            tell(f"stream-server: rank {self.rank} on node {socket.gethostname()}: {error}", sys.stderr)
+        except StreamServerError:
             self._ways.close()
             raise
         self._context = zmq.Context()
