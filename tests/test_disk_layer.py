@@ -141,7 +141,9 @@ def test_the_layer_needs_the_standard_library_alone(name: str) -> None:
     assert {(each or "").partition(".")[0] for each in others} <= sys.stdlib_module_names
 
 
-@pytest.mark.parametrize("error", [errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP])
+@pytest.mark.parametrize(
+    "error", [errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EACCES, errno.EBADF, errno.EISDIR]
+)
 def test_where_folders_cannot_be_synced_this_is_said_once_and_all_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, error: int
 ) -> None:
@@ -165,7 +167,9 @@ def test_a_folder_that_was_not_synced_because_the_disk_fails_is_an_error(
         disk.replace_file(tmp_path / "file", b"content")
 
 
-@pytest.mark.parametrize("error", [errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP])
+@pytest.mark.parametrize(
+    "error", [errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL, errno.EPERM, errno.EACCES]
+)
 def test_a_file_system_without_locks_is_told_from_a_lock_that_failed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: int
 ) -> None:
@@ -178,6 +182,7 @@ def test_a_file_system_without_locks_is_told_from_a_lock_that_failed(
         with pytest.raises(OSError, match="Input/output error") as caught:
             disk.lock(file.fileno())
         assert not isinstance(caught.value, disk.NoLocks)
+        assert caught.value.filename == file.name
 
 
 def test_a_folder_that_cannot_be_listed_is_an_error_and_no_empty_one(

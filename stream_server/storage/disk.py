@@ -28,10 +28,13 @@ MAX_TEXT_BYTES = 64 << 20
 MAX_TABLE_BYTES = 1 << 30
 # A read asks for the memory of all that it may give.
 _CHUNK_BYTES = 1 << 20
-# Lustre without its mount option flock has no locks, nor has NFS while its lock service is away.
-_WITHOUT_LOCKS = frozenset({errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP})
-# CIFS and some file systems of FUSE sync files, and no folders.
-_WITHOUT_SYNC = frozenset({errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP})
+# Lustre without its mount option flock has no locks, nor has NFS while its lock service is away. Others say that they
+# know no such call, or that nobody may make it.
+_WITHOUT_LOCKS = frozenset({errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL, errno.EPERM, errno.EACCES})
+# CIFS and some file systems of FUSE sync files, and no folders, or only what is open to be written.
+_WITHOUT_SYNC = frozenset(
+    {errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM, errno.EACCES, errno.EBADF, errno.EISDIR}
+)
 
 Opener = Callable[[str, int], int]
 
@@ -289,6 +292,8 @@ def lock(descriptor: int, *, shared: bool = False) -> bool:
         return False
     except OSError as error:
         if error.errno not in _WITHOUT_LOCKS:
+            with suppress(OSError):
+                error.filename = os.readlink(f"{OPEN_FILES}/{descriptor}")
             raise
         raise NoLocks(error.errno, error.strerror) from error
     return True
