@@ -9,6 +9,7 @@ StreamServerError
 ├── NonFiniteData           a sample has NaN or infinity, and the study says to stop      exit 4
 ├── NotBalanced             an accepted sample is unaccounted for                         exit 5
 ├── SamplesNotWritten       the samples of a run without training cannot be written       exit 5
+├── ModelNotWritten         the trained model is in the last checkpoint alone              exit 9
 ├── DamagedCheckpoint       what was read is not what was saved                           exit 6
 │   └── OtherFormat         a checkpoint of another release
 ├── NoUsableCheckpoint      there are checkpoints, but none that can be continued         exit 6
@@ -93,6 +94,12 @@ class SamplesNotWritten(StreamServerError):
     """A study that only writes its samples cannot write them: the disk is full, or fails."""
 
     exit_code = 5
+
+
+class ModelNotWritten(StreamServerError):
+    """The trained model cannot be written: the disk is full, or fails. The last checkpoint has it."""
+
+    exit_code = 9
 
 
 class DamagedCheckpoint(StreamServerError):
@@ -191,6 +198,7 @@ FINAL_CODES = frozenset(
         TooManyFailures.exit_code,
         NotBalanced.exit_code,
         NoUsableCheckpoint.exit_code,
+        ModelNotWritten.exit_code,
     }
 )
 """A server that ended with one of these is not started again."""

@@ -42,6 +42,7 @@ CODES = {
     "TooManyFailures": 4,
     "NonFiniteData": 4,
     "NotBalanced": 5,
+    "ModelNotWritten": 9,
     "DamagedCheckpoint": 6,
     "NoUsableCheckpoint": 6,
     "RankLost": 7,

@@ -210,7 +210,7 @@ def test_a_disk_that_fails_costs_the_new_model_only(tmp_path: Path, monkeypatch:
 
     monkeypatch.setattr("os.rename", failing)
     export = exported(tmp_path, Net(config_of()))
-    assert "could not be written to" in export.warnings[0]
+    assert "could not be written to" in export.problem
     assert names_in(tmp_path) == ["model"]
     assert "scale" in numpy_files.load_file(tmp_path / "model" / "model.safetensors")
 

@@ -38,6 +38,7 @@ exit status:
   5 the account does not balance, or the last checkpoint was not committed   6 no usable checkpoint
   7 a rank, thread or node was lost, more often in a row than launcher.restarts allows
   8 the weights of the ranks have diverged   70 an unexpected error: please report it
+  9 the trained model cannot be written, and is in the last checkpoint alone: make room, and run it again
   75 saved: run the same command again to go on
   130 ended by a second signal that came while it was busy
 """

@@ -50,6 +50,7 @@ exit status:
   4 too many simulations failed: repair the cause, and run it again with --retry
   5 the account does not balance, or the last checkpoint is not committed   6 no checkpoint can be used
   7 a rank, thread or node was lost   8 the weights of the ranks have diverged
+  9 the trained model cannot be written, and is in the last checkpoint alone: make room, and run it again
   70 an unexpected error: please report it   75 saved: run the same command again to go on
   130 ended by a second signal
 

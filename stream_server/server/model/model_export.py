@@ -48,11 +48,13 @@ _log = logging.getLogger(__name__)
 class ModelExport(Callback):
     """Writes the model into a folder when the training ends, and not when it is only saved. Rank 0 writes.
 
-    What a failing disk makes impossible is in `warnings`, and the model is in the last checkpoint all the same.
+    What such files do not hold is in `warnings`, and in `problem` why a failing disk took nothing: the model is in the
+    last checkpoint all the same.
     """
 
     def __init__(self, folder: Path, *, step: Step, config: "StudyConfig", normalization: Normalization) -> None:
         self.warnings: list[str] = []
+        self.problem = ""
         self._folder = folder
         self._step = step
         self._config = config
@@ -65,16 +67,15 @@ class ModelExport(Callback):
             return
         tensors, left_out = _of_plain_server(server) if model is None else _of_model(framework_of(server), model)
         if left_out:
-            self._warn(f"{MODEL_FILE} is without {', '.join(left_out)}, of types that such a file does not have")
+            text = f"{MODEL_FILE} is without {', '.join(left_out)}, of types that such a file does not have"
+            self.warnings.append(text)
+            _log.warning("%s", text)
         owner = type(server).__name__
         try:
             export_model(self._folder, tensors, owner=owner, config=self._config, normalization=self._normalization)
         except OSError as error:
-            self._warn(f"the model could not be written to {self._folder}: {error}")
-
-    def _warn(self, text: str) -> None:
-        self.warnings.append(text)
-        _log.warning("%s", text)
+            self.problem = f"the model could not be written to {self._folder}: {error}"
+            _log.error("%s", self.problem)
 
 
 def export_model(

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from stream_server.config import StudyConfig
-from stream_server.errors import EXIT_SAVED, NotBalanced, StaleIncarnation, TooManyFailures
+from stream_server.errors import EXIT_SAVED, ModelNotWritten, NotBalanced, StaleIncarnation, TooManyFailures
 from stream_server.failpoints import failpoint
 from stream_server.messages.simulation_phase import SimulationPhase
 from stream_server.server.checkpoint.continuation import Continuation
@@ -46,7 +46,10 @@ def outcome_of(stops: StopRequests, *, is_saved: bool) -> Outcome:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Results:
-    """The results of a study that was set up. `simulations` is None on all ranks but 0."""
+    """The results of a study that was set up. `simulations` is None on all ranks but 0.
+
+    `unwritten_model` says why the trained model could not be written, "" if it was.
+    """
 
     simulations: Simulations | None
     validation: Sequence[Mapping[str, Any]] = ()
@@ -54,6 +57,7 @@ class Results:
     best_models: Sequence[Mapping[str, Any]] = ()
     rollout: Mapping[str, Any] | None = None
     has_changed_nothing: bool = False
+    unwritten_model: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -105,6 +109,9 @@ class Closing:
             return StaleIncarnation.exit_code
         simulations = None if results is None else results.simulations
         outcome = self.judged(outcome, simulations)
+        if results is not None and results.unwritten_model and not outcome.exit_code:
+            text = f"{results.unwritten_model}. The last checkpoint has it: make room and run it again"
+            outcome = Outcome(exit_code=ModelNotWritten.exit_code, reason=FAILED, message=text)
         report = build_report(outcome, self._study_report(outcome, results), parts, self.config.num_samples_of)
         for warning in report["warnings"]:
             _log.info("warning: %s", warning)

@@ -435,6 +435,7 @@ class StudyRank:
             best_models=[] if best_models is None else best_models.best,
             rollout=validation.rollout,
             has_changed_nothing=self.set_up.untrained.are_all,
+            unwritten_model=self.set_up.export.problem if self.set_up.export else "",
         )
 
     def _report(self) -> RankReport:
