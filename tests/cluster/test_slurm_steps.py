@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from stream_server.errors import ConfigError
-from stream_server.launcher.backends.backend import JobState, SavedJob
+from stream_server.launcher.backends.backend import JobState, JobStatus, SavedJob
 from stream_server.launcher.backends.slurm_steps import SlurmSteps
 from tests.cluster.jobs import STUBBORN, WAITING, ended, exit_code, job, output, python, use
 from tests.support.cluster import LOGIN, Cluster
@@ -19,6 +19,7 @@ from tests.support.studies import StudyFolder
 from tests.support.timing import until
 
 pytestmark = pytest.mark.slow
+REFUSED = ("Unable", "Slurm job")
 
 
 @pytest.fixture
@@ -99,3 +100,34 @@ def test_without_an_allocation_the_study_is_refused(
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
     with pytest.raises(ConfigError, match="Start the study from a batch script"):
         SlurmSteps(StudyFolder(tmp_path).load({"launcher.backend": "slurm-steps"}))
+
+
+@pytest.mark.full
+def test_what_slurm_does_not_begin_or_ends_with_the_allocation_is_not_held_against_a_step(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Cluster(1) as cluster:
+        use(cluster, monkeypatch)
+        said = cluster.run(LOGIN, "sbatch", "--parsable", "--ntasks=2", "--wrap=sleep 600").strip()
+        monkeypatch.setenv("SLURM_JOB_ID", said)
+        until(lambda: cluster.run(LOGIN, "squeue", "-h", "-j", said, "-t", "running"))
+        config = StudyFolder(folder).load({"launcher.backend": "slurm-steps"})
+        with closing(SlurmSteps(config, grace_s=0.3, retry_s=1.0)) as backend:
+            cluster.stop_controller()
+            early, late = python(cluster.shared, "0", WAITING), python(cluster.shared, "1", WAITING)
+            handle = backend.submit(early)
+            assert "Unable to contact slurm controller" in _waits(backend, handle).reason
+            cluster.start_controller()
+            until(lambda: backend.query([handle])[handle].state is JobState.RUNNING and _said(early.folder))
+            cluster.run(LOGIN, "scancel", said)
+            assert ended(backend, handle).excuse == "the end of its allocation"
+            assert said in _waits(backend, backend.submit(late)).reason
+
+
+def _waits(backend: SlurmSteps, handle: str) -> JobStatus:
+    """The status of a step that Slurm could not begin."""
+    return until(
+        lambda: (
+            (it := backend.query([handle])[handle]).state is JobState.QUEUED and it.reason.startswith(REFUSED) and it
+        )
+    )

@@ -147,6 +147,15 @@ def test_a_study_that_does_not_balance_never_ends_with_exit_code_0() -> None:
     assert "rank 1 accepted 10 samples, but 9 are accounted for" in found["message"]
 
 
+def test_a_study_that_ends_well_with_time_steps_missing_says_so_first() -> None:
+    missing = {0: SimulationEnd(state="finished", num_steps=20), 1: SimulationEnd(state="given_up", num_steps=10)}
+    found = report(simulations=missing)
+    assert found["exit_code"] == 0
+    first = shown(found).splitlines()[0]
+    assert first.endswith("finished: 10 time steps of 30 never came: 1 of 2 simulations failed for good")
+    assert report(Outcome(exit_code=0, reason="max_batches"), simulations=missing)["message"] == ""
+
+
 @pytest.mark.parametrize("reason", ["finished", "early_stop", "max_batches", "max_s"])
 def test_a_study_without_an_update_of_what_came_has_failed(reason: str) -> None:
     learned = Learned(trained=0, skipped=20)

@@ -3,12 +3,14 @@
 import math
 import os
 import re
+import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Self
 
 from stream_server.config import StudyConfig
 from stream_server.errors import ConfigError
+from stream_server.launcher.backends import slurm_commands
 from stream_server.machine.cgroups import within_quota
 
 # Such as 3(x2),1: on each node, the tasks of the job.
@@ -36,6 +38,13 @@ class Allocation:
             num_tasks=sum(int(num) * int(times or 1) for num, times in TASKS.findall(tasks)) or int(nodes),
             cores_per_task=max(1, int(of_job.get("SLURM_CPUS_PER_TASK", "1"))),
         )
+
+
+def time_left_s() -> float:
+    """The time that is left to the job of Slurm in which this process is; infinity if there is none, or no end."""
+    job = os.environ.get("SLURM_JOB_ID")
+    left_s = slurm_commands.time_left_s(job) if job and shutil.which("squeue") else None
+    return math.inf if left_s is None else left_s
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -38,6 +38,13 @@ AWAY = (
     *("Unable to contact", "Socket timed out", "Connection refused", "Connection reset", "Connection timed out"),
     *("Transport endpoint", "Zero Bytes", "standby mode", "Unexpected message", "communication", "Protocol auth"),
 )
+# Words of srun, whose lines begin so, when no step can begin; of a task that it tells of, the step has begun.
+OF_SRUN = "srun: "
+UNKNOWN_JOB = "Invalid job id"
+NO_STEP = (*AWAY, UNKNOWN_JOB, "already completing", "has expired", "Task launch for")
+TASK_ENDED = ": task"
+NODE_LOST = "srun: error: Node failure on"
+CUT_OFF = "error: *** STEP"
 HINTS = (
     ("nvalid account", "Write simulation.job.account; `sacctmgr show associations user=$USER` lists yours"),
     ("nvalid partition", "Write simulation.job.partition; `sinfo -s` lists what there is"),
@@ -107,7 +114,35 @@ def steps(job: str) -> list[QueueEntry]:
         OSError: squeue cannot be run.
         subprocess.SubprocessError: the controller does not answer.
     """
-    return _entries("--steps", f"--jobs={job}", "--format=%i|RUNNING|||%j")
+    return _entries("--steps", f"--jobs={job}", "--format=%i|RUNNING|||%j", none_found=UNKNOWN_JOB)
+
+
+def why_not_begun(log: str) -> str:
+    """The words in the log of a step whose srun ended, if Slurm could not begin it; "" if it began, or never could."""
+    lines = log.splitlines()
+    if any(not line.startswith(OF_SRUN) or TASK_ENDED in line for line in lines):
+        return ""
+    said = " ".join(line.removeprefix(OF_SRUN).removeprefix("error: ") for line in lines)
+    return said if any(words in said for words in NO_STEP) else ""
+
+
+def is_over(job: str) -> bool:
+    """Whether a job has ended, or is about to.
+
+    Raises:
+        OSError: squeue cannot be run.
+        subprocess.SubprocessError: the controller does not answer.
+    """
+    state = _told_of(job, "%T")
+    return state in ("", "COMPLETING", *ENDED)
+
+
+def time_left_s(job: str) -> float | None:
+    """The time that a job has left; None if it has no limit, or nobody answers."""
+    try:
+        return seconds_in(_told_of(job, "%L"))
+    except (OSError, subprocess.SubprocessError):
+        return None
 
 
 def cancel(numbers: Collection[str], *options: str) -> None:
@@ -148,6 +183,11 @@ def _sbatch(options: Sequence[str], script: str) -> str:
     return answered(["sbatch", *options], script, environment, full=FULL, away=AWAY)
 
 
-def _entries(*options: str) -> list[QueueEntry]:
-    lines = listed(["squeue", "--noheader", *options]).splitlines()
+def _told_of(job: str, what: str) -> str:
+    options = ["--noheader", "--states=all", f"--jobs={job}", f"--format={what}"]
+    return listed(["squeue", *options], none_found=UNKNOWN_JOB).strip()
+
+
+def _entries(*options: str, none_found: str = "") -> list[QueueEntry]:
+    lines = listed(["squeue", "--noheader", *options], none_found=none_found).splitlines()
     return [entry for line in lines if (entry := entry_of(line)) is not None]

@@ -1,25 +1,37 @@
 """The backend `slurm-steps`: each job is a step of the allocation of Slurm in which the launcher runs.
 
 A step is started by `srun`, a process of this node: a local job, as far as it can be seen from here. What it started on
-other nodes is asked of Slurm.
+other nodes is asked of Slurm. An srun that could not begin its step, since Slurm did not answer, is started again.
 """
 
-import contextlib
-import logging
+import math
 import os
 import secrets
 import subprocess
 import time
-from collections.abc import Collection, Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Collection, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 from stream_server.config import StudyConfig
 from stream_server.errors import ConfigError
 from stream_server.launcher.backends import job_script, slurm_commands, slurm_options
-from stream_server.launcher.backends.backend import JobSpec, JobState, JobStatus, SavedJob
+from stream_server.launcher.backends.backend import (
+    EXIT_FILE,
+    LOG_FILE,
+    JobSpec,
+    JobState,
+    JobStatus,
+    SavedJob,
+    SubmitError,
+)
+from stream_server.launcher.backends.batch_backend import RETRY_S
 from stream_server.launcher.backends.environment import OF_SRUN
 from stream_server.launcher.backends.local import GRACE_S, LocalBackend
+from stream_server.launcher.backends.outage import Outage
 from stream_server.launcher.backends.scheduler import require
+from stream_server.machine.log_end import log_end
 from stream_server.storage.disk import read_text
 
 COMMANDS = ("srun", "scancel", "squeue")
@@ -31,14 +43,52 @@ OF_THE_SCRIPT = (
 )
 LOOK_S = 3.0
 SIGNALLED = 128
-WAITS = JobStatus(state=JobState.QUEUED, reason="no cores of the allocation are free")
+NO_CORES = "no cores of the allocation are free"
+NO_STEPS = "Slurm begins no steps"
+LOST_NODE = "lost its node"
+ALLOCATION_END = "the end of its allocation"
+NOT_LISTED = "Slurm does not list the steps of the allocation"
 STEP_FILE = "job.name"
 
-log = logging.getLogger(__name__)
+
+@dataclass(kw_only=True, slots=True)
+class _Step:
+    """A step of this name, in the folder of its job.
+
+    `spec` starts its srun, and is there until Slurm is known to have begun it; `waits_for` says why it has not. At
+    `retry_at` srun is started again. `end` is how srun ended, when Slurm is still to say whether the step has, too.
+    `is_cut_off`: Slurm has ended it. `asked_from`: what Slurm was asked before that time tells nothing of it.
+    """
+
+    name: str
+    folder: Path
+    spec: JobSpec | None = None
+    waits_for: str = ""
+    retry_at: float = math.inf
+    is_taken_over: bool = False
+    is_cancelled: bool = False
+    is_cut_off: bool = False
+    asked_from: float = 0.0
+    end: JobStatus | None = None
+
+    @property
+    def has_srun(self) -> bool:
+        return self.end is None and self.retry_at == math.inf
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Listing:
+    """The names of the steps that Slurm ran when it was asked, at `began`, and whether the allocation was over."""
+
+    began: float
+    names: frozenset[str]
+    is_over: bool
 
 
 class SlurmSteps(LocalBackend):
-    """Steps of the allocation; see `Backend`.
+    """Steps of the allocation; see `Backend`. `outage` tells when Slurm does not begin or list them.
+
+    Slurm is asked in the thread `steps`, for an answer may take long; what that raises, `query` raises.
 
     Raises:
         ConfigError: there is no allocation, or the commands of Slurm are not here.
@@ -46,7 +96,7 @@ class SlurmSteps(LocalBackend):
 
     query_interval_s = 0.2
 
-    def __init__(self, config: StudyConfig, *, grace_s: float = GRACE_S) -> None:
+    def __init__(self, config: StudyConfig, *, grace_s: float = GRACE_S, retry_s: float = RETRY_S) -> None:
         super().__init__(config, grace_s=grace_s)
         require(*COMMANDS)
         if ALLOCATION not in os.environ:
@@ -58,11 +108,12 @@ class SlurmSteps(LocalBackend):
         self.study = config.study.name
         self.ranks = config.simulation.ranks
         self.resources = config.simulation.job
-        self._names: dict[str, str] = {}
-        self._cancelled: set[str] = set()
-        self._outlived: dict[str, JobStatus] = {}
-        self._not_begun: dict[str, bool] = {}
-        self._look_at = 0.0
+        self.retry_s = retry_s
+        self.outage = Outage()
+        self._steps: dict[str, _Step] = {}
+        self._ask_at = 0.0
+        self._pool = ThreadPoolExecutor(1, "steps")
+        self._asked: Future[_Listing] | None = None
 
     def check(self) -> None:
         """See whether a step fits into the allocation.
@@ -87,78 +138,126 @@ class SlurmSteps(LocalBackend):
             options.append("--nodes=1")
         environment = {key: value for key, value in spec.environment.items() if not key.startswith(OF_THE_SCRIPT)}
         (spec.folder / STEP_FILE).write_text(name)
-        step = replace(spec, command=("srun", *options, *spec.command), environment=environment)
-        handle = super().submit(step)
-        self._names[handle] = name
-        self._not_begun[handle] = False
-        self._look_at = max(self._look_at, time.monotonic() + LOOK_S)
+        srun = replace(spec, command=("srun", *options, *spec.command), environment=environment)
+        handle = super().submit(srun)
+        self._steps[handle] = _Step(name=name, folder=spec.folder, spec=srun, asked_from=time.monotonic() + LOOK_S)
         return handle
 
     def reattach(self, job: SavedJob) -> str:
         """Watch a step of another launcher."""
         handle = super().reattach(job)
         file = job.folder / STEP_FILE
-        self._names[handle] = read_text(file) if file.exists() else ""
+        name = read_text(file) if file.exists() else ""
+        self._steps[handle] = _Step(name=name, folder=job.folder, is_taken_over=True)
         return handle
 
     def cancel(self, handles: Collection[str]) -> None:
         """TERM to all processes of these steps; srun passes it on, and Slurm kills what is left."""
-        self._cancelled |= set(handles)
+        for step in (self._steps[handle] for handle in handles if handle in self._steps):
+            step.is_cancelled = True
+            if step.retry_at < math.inf:
+                step.name = ""
+                step.end = JobStatus(state=JobState.ENDED, reason="was cancelled before Slurm had begun its step")
         super().cancel(handles)
 
     def query(self, handles: Collection[str]) -> Mapping[str, JobStatus]:
         """Look at these steps; one whose srun was killed has ended once Slurm knows no such step any more."""
-        statuses = dict(super().query([handle for handle in handles if handle not in self._outlived]))
-        for handle, status in statuses.items():
-            # An srun that a signal ended may have left its step behind.
-            is_clear = status.exit_code is not None and status.exit_code < SIGNALLED and handle not in self._cancelled
-            if status.state is JobState.ENDED and not is_clear:
-                self._outlived[handle] = status
-            if status.state is not JobState.RUNNING:
-                self._not_begun.pop(handle, None)
-        statuses |= dict.fromkeys((handle for handle, waits in self._look().items() if waits), WAITS)
-        asked = {handle: self._outlived[handle] for handle in handles if handle in self._outlived}
-        left = self._end_steps(asked)
-        for handle, status in asked.items():
-            statuses[handle] = JobStatus(state=JobState.ENDING) if handle in left else status
+        steps = {handle: self._steps[handle] for handle in handles if handle in self._steps}
+        for handle, step in steps.items():
+            if step.end is None and time.monotonic() >= step.retry_at:
+                self._start_again(handle, step)
+        statuses = dict(super().query([handle for handle, step in steps.items() if step.has_srun]))
         for handle, status in statuses.items():
             if status.state is JobState.ENDED:
-                self._outlived.pop(handle, None)
-                self._cancelled.discard(handle)
-                self._names.pop(handle, None)
+                self._srun_ended(steps[handle], status)
+        self._take_listing()
+        self._ask()
+        for handle, step in steps.items():
+            if step.end is not None:
+                statuses[handle] = JobStatus(state=JobState.ENDING) if step.name else step.end
+            elif step.waits_for and not step.is_cancelled:
+                statuses[handle] = JobStatus(state=JobState.QUEUED, reason=step.waits_for)
+            if handle in statuses and statuses[handle].state is JobState.ENDED:
+                del self._steps[handle]
+        if not any(step.waits_for not in ("", NO_CORES) for step in self._steps.values()):
+            self.outage.answered(NO_STEPS)
         return statuses
 
     def close(self) -> None:
         """Kill what still runs."""
         super().close()
-        self._end_steps(self._names)
+        self._pool.shutdown()
+        if names := {step.name for step in self._steps.values()} - {""}:
+            with self.outage.within(NOT_LISTED):
+                self._list(names)
 
-    def _look(self) -> Mapping[str, bool]:
-        """The steps that Slurm is not known to have begun; whether they were waiting at the last look."""
-        if self._not_begun and time.monotonic() >= self._look_at:
-            self._look_at = time.monotonic() + LOOK_S
-            with _unless_slurm_is_away():
-                begun = {step.name for step in slurm_commands.steps(self.allocation)}
-                self._not_begun = {handle: True for handle in self._not_begun if self._names[handle] not in begun}
-        return self._not_begun
+    def _start_again(self, handle: str, step: _Step) -> None:
+        assert step.spec is not None
+        for name in (EXIT_FILE, LOG_FILE):
+            (step.folder / name).unlink(missing_ok=True)
+        try:
+            # The handle stays that of the first srun; a launcher that takes over finds this one by its marks.
+            self._jobs[handle] = self._jobs.pop(super().submit(step.spec))
+        except SubmitError as error:
+            step.end = JobStatus(state=JobState.ENDED, exit_code=error.exit_code, reason=str(error))
+        step.retry_at, step.asked_from = math.inf, time.monotonic() + LOOK_S
 
-    def _end_steps(self, handles: Collection[str]) -> Collection[str]:
-        """Kill what Slurm knows of these steps; returns those of which it may still run something."""
-        names = {self._names[handle]: handle for handle in handles if self._names.get(handle)}
-        if not names:
-            return ()
-        with _unless_slurm_is_away():
-            found = [step for step in slurm_commands.steps(self.allocation) if step.name in names]
-            if found:
-                slurm_commands.cancel([step.id for step in found], "--signal=KILL")
-            return {names[step.name] for step in found}
-        return names.values()
+    def _srun_ended(self, step: _Step, end: JobStatus) -> None:
+        said = log_end(step.folder / LOG_FILE)
+        why = slurm_commands.why_not_begun(said) if end.exit_code else ""
+        if why:
+            self.outage.unanswered(NO_STEPS, subprocess.SubprocessError(why))
+            if step.spec is not None and not step.is_cancelled:
+                step.waits_for, step.retry_at = why, time.monotonic() + self.retry_s
+                return
+            end = replace(end, reason=f"could not be begun by Slurm: {why}", excuse=NO_STEPS)
+        elif slurm_commands.NODE_LOST in said:
+            # srun ends with 0 then.
+            end = replace(end, exit_code=SIGNALLED, reason=LOST_NODE, excuse=LOST_NODE)
+        step.spec, step.waits_for, step.end, step.asked_from = None, "", end, time.monotonic()
+        step.is_cut_off = slurm_commands.CUT_OFF in said and not step.is_cancelled
+        is_clear = end.exit_code is not None and end.exit_code < SIGNALLED
+        if is_clear and not step.is_cancelled and not step.is_cut_off:
+            step.name = ""
+        self._ask_at = min(self._ask_at, time.monotonic())
 
+    def _ask(self) -> None:
+        """Let the thread ask which steps Slurm runs, and kill those of which the srun has ended."""
+        ended = {step.name for step in self._steps.values() if step.end is not None} - {""}
+        waiting = any(step.spec is not None and step.has_srun for step in self._steps.values())
+        if self._asked is None and (ended or waiting) and time.monotonic() >= self._ask_at:
+            self._asked = self._pool.submit(self._list, ended)
 
-@contextlib.contextmanager
-def _unless_slurm_is_away() -> Iterator[None]:
-    """Give up for now if Slurm does not answer."""
-    try:
-        yield
-    except (OSError, subprocess.SubprocessError) as error:
-        log.warning("Slurm does not answer, and is asked again: %s", error)
+    def _list(self, ended: Collection[str]) -> _Listing:
+        began = time.monotonic()
+        found = slurm_commands.steps(self.allocation)
+        if left := [step.id for step in found if step.name in ended]:
+            slurm_commands.cancel(left, "--signal=KILL")
+        is_over = bool(ended) and slurm_commands.is_over(self.allocation)
+        return _Listing(began=began, names=frozenset(step.name for step in found), is_over=is_over)
+
+    def _take_listing(self) -> None:
+        if self._asked is None or not self._asked.done():
+            return
+        asked, self._asked = self._asked, None
+        now = time.monotonic()
+        self._ask_at = now + LOOK_S
+        with self.outage.within(NOT_LISTED):
+            listing = asked.result()
+            for step in self._steps.values():
+                if listing.began >= step.asked_from:
+                    self._take(step, listing)
+            is_awaited = any(step.end is not None and step.name for step in self._steps.values())
+            pause_s = self.query_interval_s if is_awaited else LOOK_S
+            self._ask_at = now + max(pause_s, now - listing.began)
+
+    def _take(self, step: _Step, listing: _Listing) -> None:
+        if step.end is not None and step.name not in listing.names:
+            step.name = ""
+            if step.is_cut_off and (listing.is_over or step.is_taken_over):
+                step.end = replace(step.end, reason=f"ended with {ALLOCATION_END}", excuse=ALLOCATION_END)
+        elif step.spec is not None and step.has_srun:
+            if step.name in listing.names:
+                step.spec, step.waits_for = None, ""
+            else:
+                step.waits_for = step.waits_for or NO_CORES

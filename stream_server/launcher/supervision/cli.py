@@ -11,6 +11,7 @@ from pathlib import Path
 
 from stream_server.config import load
 from stream_server.errors import EXIT_FORCED, ConfigError, InternalError, StreamServerError
+from stream_server.launcher.backends.allocation import time_left_s
 from stream_server.launcher.backends.mpirun import require
 from stream_server.launcher.supervision.runs import rename_earlier_run, run_simulations, supervise_study
 from stream_server.launcher.supervision.server_job import ServerCommand
@@ -69,7 +70,7 @@ def parser() -> argparse.ArgumentParser:
         type=time_limit,
         default=math.inf,
         metavar="HH:MM:SS",
-        help="save a checkpoint and leave with exit status 75 before this time is over",
+        help="save a checkpoint and leave with exit status 75 before this time is over, or that of the job of Slurm",
     )
     parser.add_argument(
         "--retry",
@@ -127,7 +128,8 @@ def main(argv: Sequence[str] | None = None) -> int:
                 return run_simulations(config, arguments.link)
             if arguments.fresh and (renamed := rename_earlier_run(config)):
                 tell(f"stream-launcher: {renamed}", sys.stderr)
-            return supervise_study(config, command, ends_at=began + arguments.time_limit)
+            time_limit_s = min(arguments.time_limit, time_left_s() + time.monotonic() - began)
+            return supervise_study(config, command, ends_at=began + time_limit_s)
     except StreamServerError as error:
         tell(f"stream-launcher: {error}", sys.stderr)
         return error.exit_code

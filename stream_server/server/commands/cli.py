@@ -96,7 +96,10 @@ def parser() -> argparse.ArgumentParser:
         "--replay", type=Path, metavar="DIR", help="train from the samples that a study recorded, without simulations"
     )
     parser.add_argument(
-        "--time-limit", type=_time, metavar="HH:MM:SS", help="save and leave before the job's time is over"
+        "--time-limit",
+        type=_time,
+        metavar="HH:MM:SS",
+        help="save and leave before the job's time is over; of a job of Slurm that is known",
     )
     # stream-launcher passes these to the server that it starts.
     parser.add_argument("--link", help=argparse.SUPPRESS)
@@ -273,7 +276,7 @@ def _run(arguments: argparse.Namespace, config: study_config.StudyConfig) -> int
         resume=arguments.resume,
         retry=arguments.retry,
         replay=arguments.replay,
-        time_limit_s=arguments.time_limit,
+        time_limit_s=_time_limit_s(arguments),
         link=arguments.link,
         alive=arguments.alive,
         is_followed=arguments.followed,
@@ -292,6 +295,18 @@ def _say_that_it_starts(config: study_config.StudyConfig) -> None:
     if not environment_rank():
         starting = f"starting {counted(environment_size() or 1, 'rank')}"
         tell(f"{config.study.name} → {shown(config.output_dir)}: {starting}", sys.stderr)
+
+
+def _time_limit_s(arguments: argparse.Namespace) -> float | None:
+    """The time limit that is given, or that of our job of Slurm: rank 0 asks, unless the launcher beside us has."""
+    from stream_server.launcher.backends.allocation import time_left_s
+    from stream_server.server.ranks.communicator import environment_rank
+
+    given: float | None = arguments.time_limit
+    if environment_rank() or arguments.link is not None:
+        return given
+    limit_s = min(time_left_s(), math.inf if given is None else given)
+    return None if limit_s == math.inf else limit_s
 
 
 def _ranks_started() -> list[str]:

@@ -3,7 +3,7 @@
 import json
 import platform
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -204,9 +204,18 @@ def _judge(outcome: Outcome, account: Account, study: StudyReport) -> Outcome:
             "optimizers were stepped without a gradient, or with a learning rate of 0: with manual optimisation call "
             "zero_grad, self.manual_backward(loss) and step in this order; then start over with --fresh"
         )
+    elif outcome.reason == "finished" and account.never_produced:
+        return replace(outcome, message=_what_is_missing(account, study.simulations))
     else:
         return outcome
     return Outcome(exit_code=NotBalanced.exit_code, reason="failed", message=message)
+
+
+def _what_is_missing(account: Account, simulations: Mapping[int, SimulationEnd]) -> str:
+    num = counted(sum(account.never_produced.values()), "time step")
+    given_up = sum(end.state == SimulationPhase.GIVEN_UP for end in simulations.values())
+    why = f": {given_up:,} of {counted(len(simulations), 'simulation')} failed for good" if given_up else ""
+    return f"{num} of {account.expected:,} never came{why}"
 
 
 def _left_out(account: Account) -> list[str]:
