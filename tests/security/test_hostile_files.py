@@ -8,9 +8,11 @@ import json
 import os
 import pickle
 import struct
+import tracemalloc
 import zipfile
 import zlib
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -389,6 +391,25 @@ def test_a_chunk_of_a_file_of_samples_has_hardly_more_than_is_read(tmp_path: Pat
         made.write_direct_chunk((0, 0), zlib.compress(zlib.compress(bytes(2**20))))
     with pytest.raises(ConfigError, match=r"/fields/u has chunks of the shape \(67108864, 4\), which may have a row"):
         SimulationFile(path)
+
+
+@pytest.mark.parametrize(("group", "name"), [("/", "simulation"), ("/", "finished"), ("parameters", "left")])
+def test_an_attribute_that_is_no_number_is_not_read(tmp_path: Path, group: str, name: str) -> None:
+    """Of a file with holes it may have more bytes than the disk."""
+    path = tmp_path / "run.h5"
+    with h5py.File(path, "w", libver=("v110", "v110")) as file:
+        file.attrs["simulation"] = 0
+        file.create_group("parameters")
+        file["time_step"] = np.zeros(1, np.int64)
+        file["fields/u"] = np.zeros(1)
+        file[group].attrs[name] = np.zeros(2**20)
+    tracemalloc.start()
+    try:
+        with suppress(ConfigError):
+            SimulationFile(path)
+        assert tracemalloc.get_traced_memory()[1] < 2**22
+    finally:
+        tracemalloc.stop()
 
 
 @pytest.mark.parametrize("name", ["time_step", "present/v"])

@@ -263,16 +263,15 @@ class SimulationFile:
             raise ConfigError(
                 f'{path} must have the attribute "simulation", the id, at its root: docs/guide/offline.md'
             )
-        if "format" in attributes and (found := int(file.attrs["format"])) != FORMAT:
+        if "format" in attributes and (found := int(_attribute(file, "format"))) != FORMAT:
             raise ConfigError(f"{path}: expected format {FORMAT}, found {found}: read it with the release it is of")
         for name in ("time_step", "fields"):
             if name not in groups:
                 raise ConfigError(f"{path} must have /{name}: docs/guide/offline.md")
-        self.simulation = int(self._integers("attribute simulation", file.attrs["simulation"], np.int64, ()))
-        finished = file.attrs["finished"] if "finished" in attributes else True
+        self.simulation = int(self._integers("attribute simulation", _attribute(file, "simulation"), np.int64, ()))
+        finished = _attribute(file, "finished") if "finished" in attributes else True
         self.finished = bool(self._integers("attribute finished", finished, np.bool_, ()))
-        parameters = self._in(file, "parameters").attrs if "parameters" in groups else {}
-        self.parameters = {name: _number(value) for name, value in parameters.items()}
+        self.parameters = _numbers_of(self._in(file, "parameters")) if "parameters" in groups else {}
         self.time_steps = self._labels("time_step")
         self.trajectory_ends = self._labels("trajectory_ends") if "trajectory_ends" in groups else np.zeros(0, np.int64)
         self.fields = {}
@@ -394,7 +393,17 @@ def _is_allocated(dataset: Any) -> bool:
     return bool(dataset.id.get_num_chunks() == num_chunks)
 
 
-def _number(value: Any) -> float:
-    """A parameter as it is written; NaN for what cannot be one."""
-    found = np.asarray(value)
-    return float(found.item()) if found.size == 1 and found.dtype.kind in "biuf" else math.nan
+def _attribute(group: Any, name: str) -> npt.NDArray[Any]:
+    """An attribute; of one that is no number, and may be of any size, the type and shape alone."""
+    found = group.attrs.get_id(name)
+    if math.prod(found.shape) == 1 and found.dtype.kind in "biuf":
+        return np.asarray(group.attrs[name])
+    return np.broadcast_to(np.empty((), found.dtype), found.shape)
+
+
+def _numbers_of(group: Any) -> dict[str, float]:
+    """The attributes of a group as they are written; NaN for what cannot be a parameter."""
+    found = {name: _attribute(group, name) for name in group.attrs}
+    return {
+        name: float(it.item()) if it.size == 1 and it.dtype.kind in "biuf" else math.nan for name, it in found.items()
+    }
