@@ -98,6 +98,9 @@ class TargetNet(Net):
         x, y = batch
         self.targets[1].bias.mul_(0.9).add_(0.1 * y.mean(0))
         self.mean = y.mean(0)
+        if not hasattr(self.model, "points"):
+            self.model.points = torch.rand(3)
+        self.model.last = x
         return super().training_step((x, y + 0.1 * self.targets[1](x)), batch_idx)
 
     def state_dict(self) -> dict[str, Any]:

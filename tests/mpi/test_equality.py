@@ -114,6 +114,7 @@ def test_what_a_server_learns_beside_its_model_on_each_rank_for_itself_is_told()
     said = [
         "0.weight of the model has a hook",
         "order of the model is not the same on all 3 ranks",
+        "points of the model is not the same on all 3 ranks",
         "targets.1.bias, state_dict()['mean'] of TargetNet are not the same on all 3 ranks",
     ]
     told = together()["targets"][0]["warnings"]

@@ -145,9 +145,12 @@ def require_equal(ranks: Ranks, fingerprints: Callable[[], Fingerprints]) -> Non
         raise RanksDiverged(problem)
 
 
-def differing(ranks: Ranks, fingerprints: Callable[[], Fingerprints]) -> list[str]:
-    """The names of which the ranks have different `fingerprints`, the same on all ranks. Collective."""
-    return list(_values_that_differ(_if_unequal(ranks, fingerprints)))
+def differing(ranks: Ranks, fingerprints: Callable[[], Fingerprints], *, missing: str | None = "missing") -> list[str]:
+    """The names of which the ranks have different `fingerprints`, the same on all ranks. Collective.
+
+    With `missing` None it is no difference that a rank lacks one.
+    """
+    return list(_values_that_differ(_if_unequal(ranks, fingerprints), missing))
 
 
 def _if_unequal(ranks: Ranks, fingerprints: Callable[[], Fingerprints]) -> Sequence[Fingerprints]:
@@ -162,10 +165,10 @@ def _if_unequal(ranks: Ranks, fingerprints: Callable[[], Fingerprints]) -> Seque
     return found
 
 
-def _values_that_differ(by_rank: Sequence[Fingerprints]) -> dict[str, list[Any]]:
+def _values_that_differ(by_rank: Sequence[Fingerprints], missing: str | None = "missing") -> dict[str, list[Any]]:
     """The value on each rank by name, of those that are not the same on all ranks that have made the array."""
     names = dict.fromkeys(name for of_rank in by_rank for name in of_rank)
-    values = {name: [of_rank.get(name, "missing") for of_rank in by_rank] for name in names}
+    values = {name: [of_rank.get(name, missing) for of_rank in by_rank] for name in names}
     return {name: found for name, found in values.items() if len({*found} - {None}) > 1}
 
 

@@ -95,6 +95,8 @@ class TorchStep:
         self._has_watched_reads = False
         self._made: dict[str, str] = {}
         self._constants: Fingerprints = {}
+        self._made_late: Fingerprints = {}
+        self._num_forward = 0
         self._ignored: list[str] = []
         self._num_accumulated = 0
         self._num_planned = 0
@@ -281,6 +283,10 @@ class TorchStep:
         return {**of_model(model, further), **of_replicated_state(self._server)}
 
     def compare_saved(self) -> None:
+        # What has not changed since the first batch is no result of one.
+        now = self._arrays_beside_state() if self._made_late else {}
+        constant = {name: it for name, it in self._made_late.items() if self._num_forward > 1 and now.get(name) == it}
+        self._tell_of_constants(differing(self._ranks, lambda: constant, missing=None))
         names = differing(self._ranks, self._further_fingerprints)
         if names:
             own = type(self._server).__name__
@@ -425,11 +431,17 @@ class TorchStep:
 
     def _note_constants(self) -> None:
         """Note the arrays that the modules have beside their state, which are to be the same wherever they are made."""
-        attributes = of_arrays(self._weights.attributes(), kinds="fciub")
-        found = {**attributes, **of_tensors(self._weights.unsaved())}
+        found = self._arrays_beside_state()
         trained = {*of_tensors(self._weights.trainable()).values()}
         self._constants = {name: it for name, it in found.items() if it not in trained}
-        if names := differing(self._ranks, lambda: self._constants):
+        self._tell_of_constants(differing(self._ranks, lambda: self._constants))
+
+    def _arrays_beside_state(self) -> Fingerprints:
+        attributes = of_arrays(self._weights.attributes(), kinds="fciub")
+        return {**attributes, **of_tensors(self._weights.unsaved())}
+
+    def _tell_of_constants(self, names: Sequence[str]) -> None:
+        if names:
             self._warn(
                 f"{listed(names)} of the model {'are' if len(names) > 1 else 'is'} not the same on all "
                 f"{self._ranks.size} ranks: they train different networks with the same weights. "
@@ -474,6 +486,10 @@ class TorchStep:
                 self._is_in_training_step = True
                 returned = call_user(self._name, server.training_step, data, batch_idx)
                 self._is_in_training_step = False
+                self._num_forward += 1
+                if self._num_forward == 1:
+                    found = self._arrays_beside_state().items()
+                    self._made_late = {name: it for name, it in found if name not in self._constants}
                 return self._loss_of(returned, own.size, batch_idx)
 
     def _watching_reads(self) -> AbstractContextManager[None]:
