@@ -37,6 +37,7 @@ class Normalization(Callback):
         num_samples: how many samples the shared statistics are of.
         frozen: whether they stay as they are from now on.
         version: a number that changes with the shared statistics.
+        num_uses: how often somebody has normalised by them, or asked for them.
         warnings: on rank 0, statistics that were far from those of the samples that came next.
         before_change: called before they change, so that nobody is reading them on another thread then.
     """
@@ -54,6 +55,7 @@ class Normalization(Callback):
         self.num_samples = 0
         self.frozen = False
         self.version = 0
+        self.num_uses = 0
         self.warnings: list[str] = []
         self.before_change: Callable[[], None] = lambda: None
         self._ranks = ranks
@@ -101,11 +103,13 @@ class Normalization(Callback):
     @property
     def mean(self) -> dict[str, Array]:
         """By field: a scalar, or an array of the field's shape, of a row's if it is ragged; 0 for values never seen."""
+        self.num_uses += 1
         return {key.removeprefix(FIELDS): it.mean for key, it in self._scalings.items() if key != PARAMETERS}
 
     @property
     def std(self) -> dict[str, Array]:
         """By field, as `mean`: the root of the mean squared deviation."""
+        self.num_uses += 1
         return {key.removeprefix(FIELDS): it.std for key, it in self._scalings.items() if key != PARAMETERS}
 
     @property
@@ -271,6 +275,7 @@ class Normalization(Callback):
         }
 
     def _scaling(self, key: str) -> Scaling:
+        self.num_uses += 1
         if key not in self._scalings:
             name = key.removeprefix(FIELDS)
             missing = "normalization.parameters: true" if key == PARAMETERS else f'"{name}" in normalization.fields'

@@ -38,6 +38,32 @@ def test_a_dataset_is_batched_by_the_batch_size_of_study_json() -> None:
     assert server.batches == [[0.0, 1.0, 2.0], [3.0, 4.0, 5.0], [6.0]]
 
 
+class Asked(Watching):
+    """Counts how often it is asked for its set, which it normalises or not."""
+
+    num_asked = 0
+    normalizes = True
+
+    def val_dataloader(self) -> Any:
+        self.num_asked += 1
+        return [[self.normalization.normalize("u", VALUES) if self.normalizes else VALUES]]
+
+
+@pytest.mark.parametrize("normalizes", [True, False])
+def test_a_set_that_was_normalised_is_asked_for_again_when_the_statistics_have_changed(*, normalizes: bool) -> None:
+    server = Asked(None)
+    server.normalizes = normalizes
+    validating = validation(server)
+    means = []
+    for value in (0.0, 2.0, None):
+        if value is not None:
+            server.normalization.observe({"u": np.array([value])}, np.zeros((1, 0)))
+            server.normalization.sync()
+        means.append(validating.run()["loss"])
+    assert server.num_asked == (2 if normalizes else 1)
+    assert means == ([3.0, 2.0, 2.0] if normalizes else [3.0, 3.0, 3.0])
+
+
 def test_a_loader_keeps_its_own_batches() -> None:
     server = Watching(DataLoader(TensorDataset(VALUES), batch_size=5))
     assert validation(server, batch_size=3).run() == {"loss": 3.0}

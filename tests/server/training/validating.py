@@ -13,6 +13,7 @@ from stream_server.server.ranks.communicator import Ranks, SoloRanks
 from stream_server.server.training.validation.validation import Validation
 from stream_server.server.user.callbacks import Callbacks
 from stream_server.server.user.collate import NumpyCollate
+from stream_server.server.user.normalization import Normalization
 from stream_server.server.user.simulation_data import SimulationBatch
 
 
@@ -48,6 +49,7 @@ class Server:
 
     def __init__(self, loader: Any = None) -> None:
         self.loader = loader
+        self.normalization = Normalization(SoloRanks(), {"u": ()})
         self.heard: list[Any] = []
 
     def val_dataloader(self) -> Any:

@@ -3,7 +3,6 @@
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from itertools import chain, islice
 from typing import Any
 
@@ -28,6 +27,8 @@ Observe = Callable[[str, NDArray[np.int64], NDArray[Any]], None]
 NUM_COMPARED = 4
 
 _END = object()
+# In place of the version of the statistics, where sets do not depend on them.
+ALWAYS = -1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -149,6 +150,8 @@ class ValidationSets:
         self._ranks = ranks
         self._held_out = held_out
         self._batch_size = batch_size
+        self._asked: list[ValidationSet] | None = None
+        self._asked_at: int | None = None
 
     def __call__(self) -> list[ValidationSet]:
         """The sets as they are now; none while no held-out simulation is complete. Collective.
@@ -157,13 +160,20 @@ class ValidationSets:
             UserCodeError: `val_dataloader` raised, returned something unusable, or not the same on every rank.
             ConfigError: a loader shuffles, and there are several ranks.
         """
-        sets = self._of_user
+        sets = self._of_user()
         self._refuse_different([sets is None, *(it.name for it in sets or ())])
         return self._complete_simulations() if sets is None else sets
 
-    @cached_property
     def _of_user(self) -> list[ValidationSet] | None:
-        """The sets of `val_dataloader`, which is asked once."""
+        """The sets of `val_dataloader`, which is asked once, and again if it normalised by statistics of before."""
+        normalization = self._server.normalization
+        if self._asked_at not in (normalization.version, ALWAYS):
+            num_uses = normalization.num_uses
+            self._asked = self._ask_user()
+            self._asked_at = normalization.version if normalization.num_uses > num_uses else ALWAYS
+        return self._asked
+
+    def _ask_user(self) -> list[ValidationSet] | None:
         loaders = self._call("val_dataloader")
         if loaders is None:
             return None
