@@ -123,7 +123,8 @@ class Validation(Callback):
             self.run()
         if self._ranks.rank == 0 and not self.history and not self._schedule.is_empty:
             self._missing = [
-                "no validation took place: no held-out simulation came to its end, or val_dataloader was empty"
+                "no validation took place: no held-out simulation came to its end, all that they sent was rejected, or "
+                "val_dataloader was empty"
             ]
         elif self._ranks.rank == 0 and self.history and not self.best:
             self._missing = [f"the loss of all validations was not finite: {counted(len(self.history), 'validation')}"]
