@@ -31,6 +31,7 @@ from stream_server.dashboard.page import Page
 from stream_server.dashboard.texts import TEMPLATE
 from stream_server.dashboard.watch import Watch
 from stream_server.errors import ConfigError
+from stream_server.machine.signals import ThreadErrors
 
 # A browser asks either of them for a name below localhost.
 LOOPBACK = {socket.AF_INET: "127.0.0.1", socket.AF_INET6: "::1"}
@@ -153,11 +154,15 @@ def serve(folder: Path, port: int | None, announce: Callable[[str], None]) -> No
 
 async def _serve(folder: Path, port: int | None, announce: Callable[[str], None]) -> None:
     over = asyncio.Event()
+    loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, over.set)
-    with Watch(folder) as watch, _running(watch, listening(port)) as link:
-        announce(link)
-        await over.wait()
+        loop.add_signal_handler(number, over.set)
+    with ThreadErrors(lambda error: loop.call_soon_threadsafe(over.set)) as errors:
+        with Watch(folder) as watch, _running(watch, listening(port)) as link:
+            announce(link)
+            await over.wait()
+        if errors.first is not None:
+            raise errors.first
 
 
 @contextmanager

@@ -1,7 +1,9 @@
-"""Signals as something a poller can wait for."""
+"""Signals as something a poller can wait for, and exceptions that have ended a thread."""
 
 import os
 import signal
+import threading
+import traceback
 from collections.abc import Callable
 from contextlib import suppress
 from types import FrameType, TracebackType
@@ -50,3 +52,35 @@ class Signals:
     def _pass_on(self, number: int) -> None:
         with suppress(BlockingIOError):
             os.write(self._writable, bytes([number]))
+
+
+class ThreadErrors:
+    """Hears of each exception that ends a thread of this process while the `with` block lasts.
+
+    `told` is called with it in that thread, whose name and traceback are still there.
+    """
+
+    def __init__(self, told: Callable[[BaseException], object] = lambda error: None) -> None:
+        self.first: BaseException | None = None
+        self._told = told
+
+    def __enter__(self) -> Self:
+        self._before = threading.excepthook
+        threading.excepthook = self._ended
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        threading.excepthook = self._before
+
+    def _ended(self, thread: threading.ExceptHookArgs) -> None:
+        if thread.exc_value is not None:
+            self.first = self.first or thread.exc_value
+            self._told(thread.exc_value)
+
+
+def is_started_by(error: BaseException, package: str) -> bool:
+    """Whether the thread that this exception has ended began in code of a package, given by its folder."""
+    files = (frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__))
+    return next((file for file in files if file != threading.__file__), "").startswith(package)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from stream_server.launcher.backends.backend import JobSpec, JobState, JobStatus
 from stream_server.launcher.backends.batch_backend import BatchBackend
+from stream_server.launcher.backends.outage import FIRST_S
 from stream_server.launcher.backends.scheduler import BatchJob, JobKind, NotSubmitted, QueueEntry, SubmitRefusal
 from tests.support.studies import StudyFolder
 from tests.support.timing import until
@@ -17,6 +18,62 @@ MAX_RUNNING, MAX_QUEUED = 200, 50
 SITE_LIMIT = 80
 ASK_S = 0.05
 ENDED = JobStatus(state=JobState.ENDED, exit_code=0)
+
+
+class AnswerlessScheduler:
+    """A scheduler whose methods raise what nobody expects, as where the directory of users is away."""
+
+    title = "Answerless"
+    variables: tuple[str, ...] = ()
+
+    def __init__(self) -> None:
+        self.is_away = True
+        self.asked: list[str] = []
+        self.name = ""
+
+    def _answer(self, method: str) -> None:
+        self.asked.append(method)
+        if self.is_away:
+            raise KeyError("getpwuid(): uid not found: 1000")
+
+    def check(self, ranks: int) -> None:
+        """It takes any job."""
+
+    def submit(self, job: BatchJob) -> str:
+        # It comes through, and the answer is lost.
+        self.name = job.name
+        self._answer("submit")
+        return "1"
+
+    def queue(self) -> list[QueueEntry]:
+        self._answer("queue")
+        return [QueueEntry(id="1", name=self.name, status=JobStatus(state=JobState.RUNNING))]
+
+    def cancel(self, ids: Collection[str], *, at_once: bool = False) -> None:
+        self._answer("cancel at once" if at_once else "cancel")
+
+    def hint(self, message: str) -> str:
+        return ""
+
+
+def test_what_nobody_expects_of_a_scheduler_is_an_outage_and_its_jobs_are_cancelled_at_the_end(tmp_path: Path) -> None:
+    scheduler = AnswerlessScheduler()
+    config = StudyFolder(tmp_path).load({"launcher.backend": "slurm"})
+    backend = BatchBackend(JobKind.of_simulations(config), scheduler, ask_s=ASK_S, retry_s=ASK_S)
+    with closing(backend):
+        folder = tmp_path / "0"
+        folder.mkdir()
+        handle = backend.submit(JobSpec(command=("true",), environment={}, folder=folder, marks=frozenset()))
+        assert "KeyError: 'getpwuid()" in until(lambda: backend.query([handle])[handle].reason)
+        backend.outage._clock = lambda: backend.outage._since + FIRST_S
+        assert "Answerless does not list jobs (KeyError" in until(backend.outage.news, 20)
+        scheduler.is_away = False
+        until(lambda: backend.query([handle])[handle].state is JobState.RUNNING)
+        scheduler.is_away = True
+        backend.cancel([handle])
+        until(lambda: "cancel" in scheduler.asked)
+        scheduler.is_away = False
+    assert scheduler.asked[-1] == "cancel at once"
 
 
 class CountingScheduler:

@@ -144,13 +144,35 @@ class Wrong(LocalBackend):
 """
 
 
-def test_a_backend_that_answers_wrong_ends_the_study_in_order_and_leaves_no_server_behind(tmp_path: Path) -> None:
+# Its thread ends, and it waits for that for ever.
+LEFT_ALONE = """
+from threading import Thread
+
+from stream_server.launcher.backends.local import LocalBackend
+
+class Wrong(LocalBackend):
+    def submit(self, spec):
+        Thread(target=lambda: 1 / 0).start()
+        return super().submit(spec)
+"""
+
+
+@pytest.mark.parametrize(
+    ("code", "told"),
+    [
+        (WRONG, "query must return a JobStatus with a JobState for each handle"),
+        (LEFT_ALONE, "a thread of it raised ZeroDivisionError: division by zero"),
+    ],
+)
+def test_a_backend_that_answers_wrong_or_whose_thread_ends_ends_the_study_in_order_and_leaves_no_server_behind(
+    tmp_path: Path, code: str, told: str
+) -> None:
     acts = [["live"], ["plan", 1], ["wait_for_attempts", 1], ["stay"]]
     with_wrong = ("--set", "launcher.backend=wrong.py:Wrong")
-    (tmp_path / "wrong.py").write_text(WRONG)
+    (tmp_path / "wrong.py").write_text(code)
     with StudyRun(tmp_path, acts, arguments=with_wrong) as run:
         assert run.end() == UserCodeError.exit_code
-        assert "wrong.py:Wrong: query must return a JobStatus with a JobState for each handle" in run.errors
+        assert f"wrong.py:Wrong: {told}" in run.errors
         assert "Traceback" not in run.errors
         assert "Traceback" in run.log
         assert run.journal[-1].items() >= {"message": "LauncherLeft", "exit_code": 3}.items()

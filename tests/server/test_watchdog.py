@@ -1,10 +1,13 @@
 """The watchdog: the times after which ranks that do not meet are noted, and leave."""
 
 import faulthandler
+from functools import partial
 from pathlib import Path
+from threading import Thread
 
 import pytest
 
+from stream_server.launcher.schedule.retry_policy import most_failed
 from stream_server.server.ranks.collectives import CollectiveCalls
 from stream_server.server.study.failure import Failure
 from stream_server.server.study.watchdog import Stall, Verdict, Watchdog
@@ -71,3 +74,23 @@ def test_a_rank_that_leaves_has_said_why_before_exit_json_tells_the_others(
     watchdog._look(0.2)
     assert "rank 0: the ranks have not met for 0.2 s (server.stall_s): rank 0 is in " in said[0]
     assert said[1:] == ["aborted with 7"]
+
+
+def test_a_thread_of_ours_that_ends_with_an_exception_ends_its_rank_and_one_of_others_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(faulthandler, "dump_traceback_later", lambda *_, **__: None)
+    codes: list[int] = []
+    watchdog = Watchdog(CollectiveCalls(), rank=0, stall_s=1800.0, output_dir=tmp_path, is_under_mpirun=False)
+    watchdog.abort = codes.append
+    with watchdog:
+        for target, name in ((lambda: 1 / 0, "a library's"), (partial(most_failed, "few", 1), "ours")):
+            thread = Thread(target=target, name=name)
+            thread.start()
+            thread.join()
+            assert codes == ([70] if name == "ours" else [])
+    failure = Failure.read(tmp_path)
+    assert failure is not None
+    assert (failure.thread, failure.exit_code) == ("ours", 70)
+    assert "TypeError" in failure.traceback
+    assert "the thread a library's has ended" in caplog.text

@@ -3,10 +3,12 @@
 import os
 import signal
 from pathlib import Path
+from queue import SimpleQueue
 
 import pytest
 
 from stream_server.server.steering.generator_process import GeneratorProcess, NoAnswer
+from stream_server.server.steering.generator_worker import _read
 
 # More than the system keeps of what nobody reads.
 LONG = {"what": "x" * (4 << 20)}
@@ -23,3 +25,14 @@ def test_a_process_that_reads_nothing_is_ended_after_the_time_limit(tmp_path: Pa
         assert not it.runs
     finally:
         it.close()
+
+
+def test_a_class_whose_requests_cannot_be_read_ends_whatever_the_reason() -> None:
+    class Connection:
+        def recv_bytes(self) -> bytes:
+            raise MemoryError
+
+    requests: SimpleQueue[bytes | None] = SimpleQueue()
+    with pytest.raises(MemoryError):
+        _read(Connection(), requests)  # type: ignore[arg-type]
+    assert requests.get_nowait() is None

@@ -8,7 +8,6 @@ import logging
 import math
 import os
 import secrets
-import subprocess
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -103,7 +102,8 @@ class BatchBackend:
     """Jobs of a batch scheduler; see `Backend`. A handle is the name of a job.
 
     The main thread says what is wanted; the thread `scheduler` asks it, one question at a time, and notes the answers.
-    `outage` tells when there are none.
+    `outage` tells when there are none, whatever the scheduler raised instead: what it uses, such as a directory of
+    users, may be away as well.
 
     Args:
         kind: The jobs; `max_queued` is the bound of the queue.
@@ -228,7 +228,7 @@ class BatchBackend:
             ids = [entry.id for entry in entries if entry.status.state is not JobState.ENDED]
             if ids:
                 self.scheduler.cancel(ids, at_once=True)
-        except (OSError, subprocess.SubprocessError) as error:
+        except Exception as error:
             log.error(
                 "jobs could not be cancelled, look into the queue of %s: %s", self.scheduler.title, said_by(error)
             )
@@ -287,6 +287,10 @@ class BatchBackend:
         except NotSubmitted as error:
             self._refused(job, error)
             return
+        except Exception as error:
+            log.info("%s was perhaps not submitted", job.name, exc_info=error)
+            self._refused(job, NotSubmitted(SubmitRefusal.AWAY, said_by(error)))
+            return
         with self._changed:
             self._back(_Phase.SUBMITTED, job, JobStatus(state=JobState.QUEUED))
             job.id = number
@@ -318,7 +322,7 @@ class BatchBackend:
             self.scheduler.cancel({job.id for job in jobs})
             self.outage.answered(self._not_cancelled)
             again_s = CANCEL_AGAIN_S
-        except (OSError, subprocess.SubprocessError) as error:
+        except Exception as error:
             self.outage.unanswered(self._not_cancelled, error)
             again_s = self.ask_s
         with self._changed:
@@ -330,7 +334,7 @@ class BatchBackend:
         began = time.monotonic()
         try:
             entries = self.scheduler.queue()
-        except (OSError, subprocess.SubprocessError) as error:
+        except Exception as error:
             self.outage.unanswered(self._not_listed, error)
             with self._changed:
                 pause_s = 2 * max(self.ask_s, time.monotonic() - began)

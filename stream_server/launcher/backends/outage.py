@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 
 FIRST_S = 5.0
 LONGEST_S = 600.0
+EXPECTED = (OSError, subprocess.SubprocessError)
 
 log = logging.getLogger(__name__)
 
@@ -34,7 +35,7 @@ class Outage:
         """Ask a question in the block; `what` says what an OSError or SubprocessError of it means."""
         try:
             yield
-        except (OSError, subprocess.SubprocessError) as error:
+        except EXPECTED as error:
             self.unanswered(what, error)
         else:
             self.answered(what)
@@ -48,7 +49,8 @@ class Outage:
             is_new = what not in self._unanswered
             self._unanswered[what] = said_by(error)
         if is_new:
-            log.info("%s: %s", what, said_by(error))
+            unforeseen = None if isinstance(error, EXPECTED) else error
+            log.info("%s: %s", what, said_by(error), exc_info=unforeseen)
 
     def answered(self, what: str) -> None:
         """A question has an answer, or need not be asked any more."""
@@ -77,6 +79,6 @@ class Outage:
 
 
 def said_by(error: Exception) -> str:
-    """The words of a command that failed, or of any other error."""
+    """The words of a command that failed, or of any other error, with its type where nobody expects it."""
     said = error.stderr.strip() if isinstance(error, subprocess.CalledProcessError) and error.stderr else ""
-    return said or str(error)
+    return said or (str(error) if isinstance(error, EXPECTED) else f"{type(error).__name__}: {error}")

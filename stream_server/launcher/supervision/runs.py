@@ -5,14 +5,16 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
 from stream_server.config import StudyConfig
-from stream_server.errors import ConfigError
+from stream_server.errors import ConfigError, UserCodeError
+from stream_server.launcher.backends.backend import Backend
 from stream_server.launcher.backends.environment import release_cores, simulation_environment
 from stream_server.launcher.backends.mpirun import Mpirun
-from stream_server.launcher.backends.registry import check_backend, check_server_backend, load_backend
+from stream_server.launcher.backends.registry import OwnBackend, check_backend, check_server_backend, load_backend
 from stream_server.launcher.journal.history import History
 from stream_server.launcher.journal.journal import Journal
 from stream_server.launcher.journal.records import LauncherLeft
@@ -32,7 +34,7 @@ from stream_server.launcher.supervision.takeover import begin, end_earlier_run, 
 from stream_server.machine import private_folder, run_folder
 from stream_server.machine.forced_exit import URGENT, UrgentSignals, stop_signals
 from stream_server.machine.screen import LogFile, PlainFormatter
-from stream_server.machine.signals import Signals
+from stream_server.machine.signals import Signals, ThreadErrors
 from stream_server.machine.study_lock import LOCKS, RUN_LOCK, StudyLock
 from stream_server.storage.disk import held, make_folder
 
@@ -56,7 +58,12 @@ def supervise_study(config: StudyConfig, command: ServerCommand, *, ends_at: flo
     lock = StudyLock(config.output_dir / RUN_LOCK, PROGRAM)
     with run_folder.held(config.output_dir, resume=command.resume), lock, Journal(config.output_dir) as journal:
         _start_log(config)
-        with Signals(signal.SIGCHLD, *stop_signals()) as signals, closing(jobs.backend), servers:
+        with (
+            ThreadErrors() as errors,
+            Signals(signal.SIGCHLD, *stop_signals()) as signals,
+            closing(jobs.backend),
+            servers,
+        ):
             if command.retry is not None and is_resumed(journal.history, servers.backend, link=None):
                 raise ConfigError(
                     "--retry is for a study that has ended, but this one goes on: its launcher was killed. Run the "
@@ -82,6 +89,7 @@ def supervise_study(config: StudyConfig, command: ServerCommand, *, ends_at: flo
                     folder=folder,
                     ends_at=ends_at,
                     remote=remote,
+                    check_threads=_checking(errors, jobs.backend),
                 ).run()
         private_folder.remove(folder)
         journal.note(LauncherLeft(exit_code=exit_code))
@@ -103,12 +111,14 @@ def run_simulations(config: StudyConfig, address: str) -> int:
     jobs = _make_jobs(config)
     with held(config.output_dir), Journal(config.output_dir) as journal:
         _start_log(config)
-        with Signals(signal.SIGCHLD, *stop_signals()) as signals, closing(jobs.backend):
+        with ThreadErrors() as errors, Signals(signal.SIGCHLD, *stop_signals()) as signals, closing(jobs.backend):
             with Servers(config) as servers:
                 begin(journal, jobs, servers, link=address)
             with ServerConnection(address) as link:
                 ensemble = _make_ensemble(config, journal, link, jobs)
-                launcher = Unsupervised(ensemble, link, signals, lifeline=sys.stdin.fileno())
+                launcher = Unsupervised(
+                    ensemble, link, signals, lifeline=sys.stdin.fileno(), check_threads=_checking(errors, jobs.backend)
+                )
                 launcher.run()
         journal.note(LauncherLeft(exit_code=0))
     if launcher.orphaned:
@@ -141,14 +151,22 @@ class Unsupervised:
     grace any more: they are left to be killed.
 
     `lifeline` is the read end of a pipe that rank 0 holds open: its end means that rank 0 is gone, and makes us
-    `orphaned`.
+    `orphaned`. `check_threads` raises what has ended one.
     """
 
-    def __init__(self, ensemble: Ensemble, link: ServerConnection, signals: Signals, lifeline: int) -> None:
+    def __init__(
+        self,
+        ensemble: Ensemble,
+        link: ServerConnection,
+        signals: Signals,
+        lifeline: int,
+        check_threads: Callable[[], None],
+    ) -> None:
         self.ensemble = ensemble
         self.link = link
         self.signals = signals
         self.lifeline = lifeline
+        self.check_threads = check_threads
         self.orphaned = False
         self._urgent = UrgentSignals()
 
@@ -157,6 +175,7 @@ class Unsupervised:
         self.link.watch(self.lifeline, self.signals.readable)
         while not self.ensemble.has_left and self._urgent.num < 2:
             self._wait()
+            self.check_threads()
             self.ensemble.turn()
 
     def _wait(self) -> None:
@@ -173,6 +192,19 @@ class Unsupervised:
             for number in came & URGENT:
                 self._urgent.count(number, time.monotonic())
                 self.ensemble.leave(f"got {number.name}")
+
+
+def _checking(errors: ThreadErrors, backend: Backend) -> Callable[[], None]:
+    """A function that raises the exception that has ended a thread, in a user's backend as an error of that."""
+
+    def check() -> None:
+        if (error := errors.first) is None:
+            return
+        if not isinstance(backend, OwnBackend):
+            raise error
+        raise UserCodeError(f"{backend.name}: a thread of it raised {type(error).__name__}: {error}") from error
+
+    return check
 
 
 def limits(config: StudyConfig) -> ScheduleLimits:

@@ -43,7 +43,7 @@ class Supervisor:
     """Runs a study to its end, whatever the server dies of. Main thread only.
 
     `folder` is the private one for sockets, `ends_at` the time limit on the monotonic clock. With `remote` the server
-    may have ranks on other nodes.
+    may have ranks on other nodes. `check_threads` raises what has ended a thread of ours.
     """
 
     def __init__(
@@ -61,6 +61,7 @@ class Supervisor:
         ends_at: float = math.inf,
         heartbeat: HeartbeatSettings | None = None,
         remote: RemoteAccess | None = None,
+        check_threads: Callable[[], None] = lambda: None,
     ) -> None:
         self.command = command
         self.servers = servers
@@ -74,6 +75,7 @@ class Supervisor:
         self.ends_at = ends_at
         self.heartbeat = heartbeat
         self.remote = remote
+        self.check_threads = check_threads
         self._leave_at = math.inf
         if servers.backend != LOCAL and ends_at < math.inf:
             self._leave_at = ends_at - min(LEAVING_S, (ends_at - time.monotonic()) / 4)
@@ -93,16 +95,19 @@ class Supervisor:
         try:
             while self._exit_code is None or self._running is not None or not self._simulations_are_over:
                 self._wait()
+                self.check_threads()
                 for message in self.ensemble.turn():
                     self._hear(message)
                 self._look()
-        except UserCodeError as error:
+        except Exception as error:
             # Without a backend nothing is known of the simulations, and no server can be told that they are over.
             log.exception("the study ends")
-            say(f"{error}. The study goes on from its newest checkpoint once that is repaired")
-            self._exit_code = error.exit_code
             if self._running is not None:
                 kill(self._running.job)
+            if not isinstance(error, UserCodeError):
+                raise
+            say(f"{error}. The study goes on from its newest checkpoint once that is repaired")
+            self._exit_code = error.exit_code
         finally:
             if self._running is not None:
                 self._running.close()

@@ -89,6 +89,8 @@ def _read(connection: Connection, requests: "SimpleQueue[bytes | None]") -> None
         while True:
             requests.put(connection.recv_bytes())
     except (EOFError, OSError):
+        pass
+    finally:
         requests.put(None)
 
 

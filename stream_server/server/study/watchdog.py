@@ -20,6 +20,7 @@ from typing import Self
 import stream_server
 from stream_server.errors import RankLost
 from stream_server.machine import exit_watch
+from stream_server.machine.signals import ThreadErrors, is_started_by
 from stream_server.server.ranks.collectives import CollectiveCalls
 from stream_server.server.ranks.communicator import Ranks, leave_mpi
 from stream_server.server.study.failure import Failure
@@ -86,7 +87,7 @@ class Watchdog:
     Without `output_dir` no file is written.
 
     `is_under_mpirun`: what has started this process is part of an mpirun, without which ranks cannot even abort. When
-    it is gone, this rank ends at once.
+    it is gone, this rank ends at once. So it does when a thread of ours ends with an exception.
     """
 
     def __init__(
@@ -104,9 +105,11 @@ class Watchdog:
         self._main = threading.get_ident()
         self._parent = exit_watch.starter()
         self._thread = threading.Thread(target=self._run, name=f"watchdog-{rank}")
+        self._errors = ThreadErrors(self._thread_ended)
 
     def __enter__(self) -> Self:
         self._remove_note()
+        self._errors.__enter__()
         self._is_over, self._end = os.pipe2(os.O_CLOEXEC)
         self._thread.start()
         if self._is_under_mpirun:
@@ -118,6 +121,7 @@ class Watchdog:
     ) -> None:
         os.close(self._end)
         self._thread.join()
+        self._errors.__exit__(kind, error, trace)
         os.close(self._is_over)
         self._remove_note()
         if self._is_under_mpirun:
@@ -191,10 +195,19 @@ class Watchdog:
         text = "mpirun, or the process of it that started this rank, is gone"
         self._end_rank(f"{text}: rank {self._rank} leaves")
 
-    def _end_rank(self, text: str) -> None:
+    def _thread_ended(self, error: BaseException) -> None:
+        """Hear of what has ended a thread, in that thread: the others wait for one of ours for ever."""
+        name = threading.current_thread().name
+        trace = "".join(traceback.format_exception(error))
+        _log.error("rank %d: the thread %s has ended:\n%s", self._rank, name, trace)
+        if is_started_by(error, PACKAGE):
+            failure = Failure.of(error, rank=self._rank, phase="own code")
+            self._end_rank(f"its thread {name} has ended: {failure.message}", failure)
+
+    def _end_rank(self, text: str, failure: Failure | None = None) -> None:
         # MPI may be what hangs. This needs no lock of the interpreter.
         faulthandler.dump_traceback_later(ABORT_S, exit=True, file=sys.__stderr__ or sys.stderr)
-        failure = Failure(
+        failure = failure or Failure(
             rank=self._rank,
             thread=threading.current_thread().name,
             phase=self._collectives.under_way or "own code",
@@ -211,7 +224,7 @@ class Watchdog:
             if self._output_dir is not None and not self.is_outdated():
                 failure.record(self._output_dir)
         finally:
-            self.abort(RankLost.exit_code)
+            self.abort(failure.exit_code)
 
     def _doing(self) -> str:
         if self._collectives.under_way:
