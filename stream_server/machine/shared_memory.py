@@ -6,6 +6,7 @@ be guessed beforehand.
 """
 
 import os
+import shutil
 import stat
 import tempfile
 from collections.abc import Collection, Iterator
@@ -13,11 +14,14 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from stream_server.machine.screen import size_shown
 from stream_server.storage.ownership import OTHERS, is_ours, name_of, private_files
 
 FOLDER = "/dev/shm"  # noqa: S108 (MPI chooses it)
 PREFIX = f"{FOLDER}/mpich_"
 GONE = " (deleted)"
+# Measured with MPICH 5.0: what a rank adds where there are two, and where there are more.
+BYTES_OF_TWO, BYTES_OF_MANY = 1_100_000, 5_400_000
 # Those of Open MPI 5, where the user has chosen its place, and of Open MPI 4, which complains of names that are gone.
 GUESSED = (PREFIX, f"{FOLDER}/sm_segment.", f"{FOLDER}/vader_segment.")
 PLACE = "OMPI_MCA_btl_sm_backing_directory"
@@ -58,6 +62,24 @@ def segments(pid: int | str = "self") -> set[MemorySegment]:
 def names_of(pid: int | str = "self") -> set[str]:
     """The names of MPICH's segments that a process has mapped; none of one that is gone or of somebody else."""
     return {it.path for it in segments(pid) if it.path.startswith(PREFIX) and _whose(it.status) == ""}
+
+
+def lack(num_ranks: int) -> str:
+    """Say that so many ranks of MPICH share more on this node than there is room for, "" if they do not.
+
+    They would end with SIGBUS.
+    """
+    try:
+        free = shutil.disk_usage(FOLDER).free
+    except OSError:
+        return ""
+    needed = num_ranks * (BYTES_OF_TWO if num_ranks <= 2 else BYTES_OF_MANY)
+    if free >= needed:
+        return ""
+    return (
+        f"{FOLDER} has {size_shown(free)} free, and {num_ranks} ranks of MPICH share {size_shown(needed)} there: make "
+        "room, or give it more (--shm-size of a container)"
+    )
 
 
 def remove(names: Collection[str]) -> None:

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import re
+import subprocess
 import sys
 import tempfile
 import time
@@ -11,10 +12,13 @@ from pathlib import Path
 
 import psutil
 
+from stream_server.errors import ConfigError
 from stream_server.launcher.backends.backend import JobSpec, JobState
 from stream_server.launcher.backends.local import LocalBackend
 from stream_server.launcher.supervision.server_job import ServerJob
+from tests.needs import need
 from tests.support.runs import NUMPY_STUDY, start_study
+from tests.support.small_disk import mounted
 from tests.support.timing import until
 
 SHARED = re.compile(r"/dev/shm/\S+")
@@ -81,3 +85,26 @@ def test_ranks_of_a_server_that_have_not_met_yet_leave_no_shared_memory(tmp_path
     job.kill(time.monotonic())
     until(lambda: job.look(time.monotonic()) or job.is_over)
     assert [name for name in shared if os.path.exists(name)] == []
+
+
+def test_a_start_without_room_for_what_the_ranks_share_is_refused(tmp_path: Path) -> None:
+    """MPICH ends with a bus error then; four ranks need 21 MB of it, and two 2 MB."""
+    need("a small disk")
+    few, many = (
+        subprocess.run(
+            mounted(
+                Path("/dev/shm"),
+                num_bytes=4 * 2**20,
+                command=[
+                    *(sys.executable, "-m", "stream_server.launcher.supervision.cli", "--config", str(NUMPY_STUDY)),
+                    *(f"--set=study.output_dir={tmp_path / 'run'}", f"--set=server.ranks={num_ranks}", "--check"),
+                ],
+            ),
+            capture_output=True,
+            text=True,
+        )
+        for num_ranks in (2, 4)
+    )
+    assert few.returncode == 0, few.stderr
+    assert many.returncode == ConfigError.exit_code
+    assert "server.ranks: /dev/shm has 4.0 MiB free, and 4 ranks of MPICH share 20.6 MiB there" in many.stderr

@@ -17,6 +17,7 @@ from stream_server.errors import ConfigError
 from stream_server.launcher.backends import ranks_here
 from stream_server.launcher.backends.backend import IDENTITY, LOG_FILE, JobSpec
 from stream_server.launcher.backends.environment import simulation_environment
+from stream_server.machine import shared_memory
 from stream_server.machine.interpreter import python_command
 
 NAME = "mpirun"
@@ -133,6 +134,17 @@ def server_ranks(ranks: int, words: Sequence[str] | None = None, *, is_job: bool
         return [mpirun, "-n", str(ranks)]
     words = words if any(RANKS in word for word in words) else [*words, "-n", RANKS]
     return [word.replace(RANKS, str(ranks)) for word in words]
+
+
+def require_room_for(ranks: int, words: Sequence[str] | None, *, is_job: bool) -> None:
+    """See that the ranks of a server which `server_ranks` starts on this node have room for what they share.
+
+    Raises:
+        ConfigError: they do not, or there is no mpirun.
+    """
+    is_here = ranks_here.__name__ in server_ranks(ranks, words, is_job=is_job)
+    if is_here and (problem := shared_memory.lack(ranks)):
+        raise ConfigError(f"server.ranks: {problem}")
 
 
 def shown(config: StudyConfig) -> str:

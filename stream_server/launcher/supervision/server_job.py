@@ -17,7 +17,7 @@ from stream_server.config import StudyConfig, walltime_s
 from stream_server.errors import EXIT_SAVED, RankLost
 from stream_server.launcher.backends.allocation import ServerSize
 from stream_server.launcher.backends.backend import JobState
-from stream_server.launcher.backends.mpirun import is_open_mpi, program, server_ranks
+from stream_server.launcher.backends.mpirun import is_open_mpi, program, require_room_for, server_ranks
 from stream_server.launcher.journal.records import ServerStarting
 from stream_server.launcher.supervision.liveness import Liveness
 from stream_server.launcher.supervision.server_restart import EndReports, ServerEnd
@@ -78,17 +78,19 @@ class ServerCommand:
         """The command for a study in a `file`, as the command line changes it.
 
         Raises:
-            ConfigError: the allocation has no room for `server.ranks`.
+            ConfigError: the allocation has no room for `server.ranks`, or this node none for what they share.
         """
-        walltime = config.server.job.walltime
+        walltime, is_job = config.server.job.walltime, config.server.backend != LOCAL
+        ranks, mpirun = ServerSize.of(config).num_ranks, config.server.job.mpirun
+        require_room_for(ranks, mpirun, is_job=is_job)
         return cls(
             config=file.absolute(),
             overrides=overrides,
             resume=resume,
             retry=retry,
-            ranks=ServerSize.of(config).num_ranks,
-            is_job=config.server.backend != LOCAL,
-            mpirun=config.server.job.mpirun,
+            ranks=ranks,
+            is_job=is_job,
+            mpirun=mpirun,
             walltime_s=math.inf if walltime is None else walltime_s(walltime),
         )
 
