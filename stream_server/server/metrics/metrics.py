@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 from stream_server.errors import UserCodeError
 from stream_server.failpoints import failpoint
+from stream_server.machine.screen import LOST
 from stream_server.server.metrics.histogram import Histogram
 from stream_server.server.metrics.log_record import AXES, Record, Writer
 from stream_server.server.metrics.logged_numbers import LoggedNumbers, Partial, Reduce, note, united
@@ -83,6 +84,7 @@ class Metrics:
         self.latest: dict[str, float] = {}
         self.gauges: list[Gauge] = []
         self.warnings: list[str] = []
+        self._on_full_disk: set[str] = set()
         self._ranks = ranks
         self._writers = list(writers)
         self._own = [] if own is None else [own]
@@ -311,12 +313,23 @@ class Metrics:
         try:
             action()
         except (Exception, SystemExit) as error:
+            if isinstance(error, OSError) and error.errno in LOST:
+                # It has room again in a while: the file then gets what is left in its buffer.
+                self._note_full(writer, error)
+                return True
             self.warnings.append(f"{type(writer).__name__} writes no more metrics: {error}")
             _log.warning(self.warnings[-1], exc_info=_trace(error))
             with suppress(Exception, SystemExit):
                 writer.close()
             return False
         return True
+
+    def _note_full(self, writer: Writer, error: OSError) -> None:
+        name = type(writer).__name__
+        if name not in self._on_full_disk:
+            self._on_full_disk.add(name)
+            self.warnings.append(f"{name} may lose metrics while the disk takes none: {error}")
+            _log.warning(self.warnings[-1])
 
 
 def _close(writer: Writer) -> None:

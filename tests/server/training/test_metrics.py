@@ -1,16 +1,21 @@
 """Logging is local; what is written is the mean over the ranks that logged."""
 
+import json
 import math
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from stream_server.errors import UserCodeError
-from stream_server.server.metrics.log_record import Record
+from stream_server.server.metrics.log_record import LoggedRun, Record
 from stream_server.server.metrics.logged_numbers import Reduce
 from stream_server.server.metrics.metrics import Metrics
+from stream_server.server.metrics.writers import open_writers
 from stream_server.server.progress.progress import Progress
 from stream_server.server.user.stream_server import StreamServer
 from tests.server.training.logged import Figure, Kept, OneOf, png
@@ -131,7 +136,7 @@ def test_leaving_the_block_closes_the_writers() -> None:
 def test_a_writer_that_cannot_write_is_dropped_and_the_others_go_on(caplog: pytest.LogCaptureFixture) -> None:
     class Full(Kept):
         def write(self, record: Record) -> None:
-            raise OSError(28, "No space left on device")
+            raise OSError(13, "Permission denied")
 
     full, writer = Full(), Kept()
     metrics = Metrics(OneOf(0, []), [full, writer])
@@ -139,8 +144,41 @@ def test_a_writer_that_cannot_write_is_dropped_and_the_others_go_on(caplog: pyte
         metrics.write_reduced(batch, 0.5, {"val/loss": 2.0})
     assert [it.batch for it in writer.records] == [10, 20]
     assert full.closed
-    told = ["Full writes no more metrics: [Errno 28] No space left on device"]
+    told = ["Full writes no more metrics: [Errno 13] Permission denied"]
     assert [it.message for it in caplog.records] == metrics.warnings == told
+
+
+@contextmanager
+def full(folder: Path) -> Iterator[None]:
+    """Within, files of this process in the folder are on a disk that takes nothing."""
+    links = {int(it.name): it for it in Path("/proc/self/fd").iterdir()}
+    below = [number for number, link in links.items() if os.path.lexists(link) and link.resolve().parent == folder]
+    kept = [os.dup(number) for number in below]
+    with Path("/dev/full").open("wb") as refusing:
+        for number in below:
+            os.dup2(refusing.fileno(), number, inheritable=False)
+    try:
+        yield
+    finally:
+        for number, own in zip(below, kept, strict=True):
+            os.dup2(own, number, inheritable=False)
+            os.close(own)
+
+
+def test_what_a_full_disk_does_not_take_is_written_once_it_does(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = LoggedRun(folder=tmp_path, num_ranks=1, after=0)
+    with Metrics(OneOf(0, []), open_writers(run)) as metrics:
+        metrics.write_reduced(10, 0.5, {"val/loss": 3.0})
+        with full(tmp_path):
+            for batch in (20, 30):
+                metrics.write_reduced(batch, 0.5, {"val/loss": 2.0})
+        metrics.write_reduced(40, 0.5, {"val/loss": 1.0})
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [it["batch"] for it in lines] == [10, 20, 30, 40]
+    [told] = [it.message for it in caplog.records]
+    assert told.startswith("JsonLinesWriter may lose metrics while the disk takes none: [Errno 28]")
 
 
 def test_a_writer_that_changes_its_record_changes_it_for_no_other() -> None:
