@@ -371,8 +371,11 @@ class Steady:
 
 class Mute: ...
 
+class Learner(Steady):
+    def ingest(self, results): ...
+
 def made(bounds, seed, scale):
-    return Points()
+    return Learner(bounds, seed)
 """
 STEADY: dict[str, Any] = {"class": "points.py:Steady"}
 

@@ -3,6 +3,7 @@
 import resource
 from contextlib import ExitStack
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from stream_server.config import StudyConfig, check_ranks
 from stream_server.errors import ConfigError
@@ -21,9 +22,9 @@ from stream_server.server.run.build import allowed_failures, make_policy
 from stream_server.server.run.cores import expected_cores
 from stream_server.server.run.output import OutputFolder
 from stream_server.server.run.plan import MemoryNeed, RankPlan, free_on_node, limit_of_node, make_plan, memory_problem
-from stream_server.server.simulations.design import ParameterDesign
+from stream_server.server.simulations.design import DesignWarnings, ParameterDesign
 from stream_server.server.simulations.generator import check_class
-from stream_server.server.steering.suggester import check_learning
+from stream_server.server.steering.suggester import Suggester, check_learning
 from stream_server.server.user.components import load_server_class
 from stream_server.server.user.framework import framework_of
 from stream_server.wording import counted
@@ -60,14 +61,19 @@ def facts_of(config: StudyConfig, replay: Path | None = None) -> list[tuple[str,
 
 
 def _warnings_of_design(config: StudyConfig) -> list[str]:
-    """What a start would say of the parameters. A class of the user's is asked for them, unless it learns."""
+    """What a start would say of the parameters. A class of the user's is asked for them as there, unless it learns."""
     sampler, design = config.parameters.sampler, ParameterDesign(config)
-    if config.parameters.bounds is None or sampler.is_built_in:
+    if not design.is_suggested:
         return design.warnings
-    learns = check_class(sampler.class_, sampler.args, config.study_dir)
-    learns = design.learns if learns is None else learns
-    check_learning(config, learns=learns)
-    return [] if learns else design.warnings
+    if check_class(sampler.class_, sampler.args, config.study_dir):
+        check_learning(config, learns=True)
+        return []
+    warnings = DesignWarnings(config, design.names)
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(TemporaryDirectory()))
+        suggester = stack.enter_context(Suggester(config, folder, parameters_csv=folder / "parameters.csv"))
+        warnings.note((it.simulation, it.values) for it in suggester.suggestions)
+        return [*warnings.texts, *suggester.warnings]
 
 
 def _lines_of_replay(config: StudyConfig, folder: Path) -> list[tuple[str, str]]:

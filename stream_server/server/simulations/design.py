@@ -63,19 +63,10 @@ class ParameterDesign:
         return dict(zip(self.names, self._values(simulation), strict=True))
 
     @property
-    def learns(self) -> bool:
-        """Whether it is a class of the user's whose suggestions depend on results: it is made for that."""
-        return self._file is None and isinstance(self._training, GeneratedPoints) and self._training.learns
-
-    @property
     def warnings(self) -> list[str]:
-        """What people should know of it before it is used; of a class that learns this is not known yet.
-
-        Raises:
-            ConfigError, UserCodeError: see `parameters`.
-        """
+        """What people should know of it before it is used; of a class of the user's this is not known yet."""
         warnings = DesignWarnings(self._config, self.names)
-        if not self.learns:
+        if not self.is_suggested:
             planned = range(self._num_validation + self._config.study.simulations)
             warnings.note((simulation, self._values(simulation)) for simulation in planned if self.has(simulation))
         return warnings.texts

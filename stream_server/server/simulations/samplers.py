@@ -94,11 +94,6 @@ class GeneratedPoints:
     def _generator(self) -> PointGenerator:
         return self._make()
 
-    @property
-    def learns(self) -> bool:
-        """Whether what it suggests depends on results."""
-        return self._generator.learns
-
     def values(self, index: int) -> Values:
         """Suggestion number `index`, asking for more when there are not so many yet.
 
