@@ -354,7 +354,8 @@ class TorchStep:
             self._scaling.load_state_dict(state["scaler"])
 
     def model_state(self) -> dict[str, Any]:
-        return {**self._weights.whole_state(), "constants": dict(self._constants)}
+        beside = {"constants": dict(self._constants)} if self._constants else {}
+        return {**self._weights.whole_state(), **beside}
 
     def load_model_state(self, state: dict[str, Any]) -> None:
         self._weights.load(state)
