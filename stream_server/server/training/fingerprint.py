@@ -114,6 +114,8 @@ def of_numbers(state: Any) -> Fingerprints:
         if isinstance(value, int | float | complex | np.number) and not isinstance(value, bool):
             owner, _, place = path.rpartition(".")
             found.setdefault(owner if owner and place.isdigit() else path, []).append(value)
+        elif isinstance(value, list | deque) and not value:
+            found[path] = []
         elif hasattr(value, "__dlpack__") and prod(value.shape) <= CHUNK:
             arrays[path] = value
         elif type(value).__name__ in GENERATORS:
@@ -127,7 +129,7 @@ def of_numbers(state: Any) -> Fingerprints:
 
 
 def _leaves(value: Any, path: str, depth: int) -> Iterator[tuple[str, Any]]:
-    if depth and isinstance(value, dict | list | tuple | deque):
+    if depth and isinstance(value, dict | list | tuple | deque) and len(value):
         for key, item in list(value.items() if isinstance(value, dict) else enumerate(value)):
             yield from _leaves(item, f"{path}.{key}" if path else str(key), depth - 1)
     else:

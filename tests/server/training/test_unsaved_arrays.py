@@ -164,7 +164,7 @@ class Penalised(Averaging):
 
     def prepare_training_attributes(self) -> Any:
         made = super().prepare_training_attributes()
-        self.multiplier, self.history, self.begun_s = 0.0, deque([1.0], maxlen=3), time.monotonic()
+        self.multiplier, self.history, self.begun_s = 0.0, deque(maxlen=3), time.monotonic()
         self.generators = {"numpy": np.random.default_rng(0), "python": random.Random(0), "unused": random.Random(0)}
         self.key, self.torch_generator = np.zeros(2, np.uint32), torch.Generator()
         self.model = made[0]
