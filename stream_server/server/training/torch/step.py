@@ -452,8 +452,8 @@ class TorchStep:
     @property
     def _hint_for_constants(self) -> str:
         return (
-            "make them by register_buffer, so that they are saved and shared with the weights, or draw them by torch, "
-            "np.random or random, which the study seeds, and not by a generator without a seed"
+            "make them in prepare_training_attributes, by register_buffer, so that they are saved with the weights, or "
+            "drawn there by torch, np.random or random, which the study seeds, and by no generator without a seed"
         )
 
     def _run_manually(
