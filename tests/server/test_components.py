@@ -314,7 +314,8 @@ class Hooked(StreamServer):
         pass
 
     def on_before_optimizer_step(self, optimizer):
-        pass
+        "As on_entropy says."
+        # on_before_optimizer_step of Lightning
 
     def on_entropy(self):
         pass

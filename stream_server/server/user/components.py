@@ -1,5 +1,6 @@
 """The classes that study.json names: server class, model, optimizer, scheduler and callbacks."""
 
+import ast
 import inspect
 import logging
 import re
@@ -155,12 +156,13 @@ def _uncalled(found: type, base: type) -> Iterator[tuple[str, str]]:
 
 
 def _is_named_again(name: str, owner: type) -> bool:
-    """Whether the file of a class names a method elsewhere than in its definitions."""
+    """Whether the code of the file of a class names a method elsewhere than in its definitions and in comments."""
     try:
-        source = inspect.getsource(sys.modules[owner.__module__])
+        tree = ast.parse(inspect.getsource(sys.modules[owner.__module__]))
     except (OSError, TypeError, KeyError):
         return True
-    return re.search(rf"(?<!def )\b{name}\b", source) is not None
+    # As in `self.NAME`, NAME and getattr(self, "NAME").
+    return any(getattr(it, kind, None) == name for it in ast.walk(tree) for kind in ("attr", "id", "value"))
 
 
 def _require_signatures(found: type) -> None:
