@@ -144,3 +144,25 @@ def test_a_study_of_ten_thousand_simulations_keeps_within_max_queued_and_the_lim
     assert scheduler.num_refused
     # One question for all jobs, at its time.
     assert scheduler.num_looks <= (time.monotonic() - began) / ASK_S + 1
+
+
+def test_a_limit_of_the_site_holds_a_submission_back_until_a_job_ends_and_no_longer(tmp_path: Path) -> None:
+    scheduler = CountingScheduler()
+    settings = {"launcher.backend": "slurm", "launcher.max_running": MAX_RUNNING}
+    config = StudyFolder(tmp_path).load({**settings, "buffer.capacity": 1000})
+    num = 2 * SITE_LIMIT
+    handles = set()
+    # A submission that met the limit would otherwise be tried again in an hour.
+    with closing(BatchBackend(JobKind.of_simulations(config), scheduler, ask_s=ASK_S, retry_s=3600)) as backend:
+        for number in range(num):
+            folder = tmp_path / str(number)
+            folder.mkdir()
+            handles.add(backend.submit(JobSpec(command=("true",), environment={}, folder=folder, marks=frozenset())))
+
+        def have_ended() -> bool:
+            handles.difference_update(h for h, it in backend.query(handles).items() if it.state is JobState.ENDED)
+            return not handles
+
+        until(have_ended, 60)
+    assert len(scheduler.names) == num
+    assert scheduler.num_refused

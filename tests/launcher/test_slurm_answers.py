@@ -14,6 +14,13 @@ from stream_server.launcher.backends.scheduler import SubmitRefusal, advice, ref
 from stream_server.launcher.backends.slurm import SlurmBackend
 from tests.support.studies import StudyFolder
 
+# As Slurm 22.05 with slurmdbd answered, each limit on a line of its own before the sentence.
+BY_LIMITS = (
+    "Batch job submission failed: Job violates accounting/QOS policy (job submit limit, user's size and/or time limits)"
+)
+SUBMIT_LIMITS = ("QOSMaxSubmitJobPerUserLimit", "AssocMaxSubmitJobLimit", "QOSGrpSubmitJobsLimit")
+SIZE_LIMITS = ("QOSMaxCpuPerJobLimit", "QOSMaxWallDurationPerJobLimit", "AssocMaxWallDurationPerJobLimit")
+
 
 @pytest.mark.parametrize(
     ("state", "meant"),
@@ -58,6 +65,8 @@ def test_a_line_that_is_none_of_a_job_is_passed_over() -> None:
     ("message", "code", "refusal"),
     [
         ("Batch job submission failed: Job violates accounting/QOS policy (job submit limit, …)", 1, "full"),
+        *((f"{limit} {BY_LIMITS}", 1, "full") for limit in SUBMIT_LIMITS),
+        *((f"{limit} {BY_LIMITS}", 1, "wrong") for limit in SIZE_LIMITS),
         ("Batch job submission failed: Unable to contact slurm controller (connect failure)", 1, "away"),
         ("Batch job submission failed: Socket timed out on send/recv operation", 1, "away"),
         ("fatal: Could not establish a configuration source", 1, "away"),
@@ -77,6 +86,8 @@ def test_a_wrong_account_or_time_limit_comes_with_what_to_write() -> None:
     assert "simulation.job.account" in advice(
         "Invalid account or account/partition combination specified", slurm_commands.HINTS
     )
+    assert "sacctmgr show qos" in advice(f"QOSMaxCpuPerJobLimit {BY_LIMITS}", slurm_commands.HINTS)
+    assert "simulation.job.walltime" in advice(f"QOSMaxWallDurationPerJobLimit {BY_LIMITS}", slurm_commands.HINTS)
     assert "simulation.job.walltime" in advice(
         "Requested time limit is invalid (missing or exceeds)", slurm_commands.HINTS
     )

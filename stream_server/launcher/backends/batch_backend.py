@@ -110,7 +110,7 @@ class BatchBackend:
         scheduler: The scheduler, for the jobs of this study.
         ask_s: Time between two looks at the queue. The thread waits longer when it is slow or away.
         missing_s: How long a job may be missing in the answers until it is not there.
-        retry_s: Time until a submission is tried again that met a limit of the site.
+        retry_s: Time until a submission is tried again that met a limit of the site, unless a job ends before.
     """
 
     query_interval_s = 0.2
@@ -136,6 +136,7 @@ class BatchBackend:
         self._closing = False
         self._ask_at = 0.0
         self._submit_at = 0.0
+        self._room_at = 0.0
         self._not_listed = f"{scheduler.title} does not list jobs"
         self._not_cancelled = f"{scheduler.title} does not cancel jobs"
 
@@ -258,10 +259,11 @@ class BatchBackend:
                     return self._ask
                 waiting = next((job for job in jobs if job.phase is _Phase.WAITING), None)
                 has_room = sum(job.is_pending for job in jobs) < self.kind.max_queued
-                if waiting is not None and has_room and now >= self._submit_at:
+                submit_at = max(self._submit_at, self._room_at)
+                if waiting is not None and has_room and now >= submit_at:
                     return lambda: self._submit(waiting)
                 times = [self._ask_at] if known else []
-                times += [self._submit_at] if waiting is not None and has_room else []
+                times += [submit_at] if waiting is not None and has_room else []
                 times += [job.cancel_at for job in jobs if job.id]
                 wait_s = min(times, default=math.inf) - now
                 self._changed.wait(None if wait_s == math.inf else max(0.0, wait_s))
@@ -307,7 +309,7 @@ class BatchBackend:
                 job.end(f"could not be submitted: {self._told(error)}")
             elif error.refusal is SubmitRefusal.FULL:
                 self._back(_Phase.WAITING, job, waits)
-                self._submit_at = now + self.retry_s
+                self._room_at = now + self.retry_s
                 if job.is_cancelled:
                     job.end("was cancelled before it was submitted")
             else:
@@ -368,6 +370,8 @@ class BatchBackend:
             if job.status.state is JobState.ENDED:
                 explained = _explained(job, entry)
                 job.phase, job.status = _Phase.ENDED, replace(explained, reason=self.kind.worded(explained.reason))
+                # It has made room, if a limit of the site held others back.
+                self._room_at = 0.0
 
     def _missing(self, job: _Job, began: float) -> None:
         if (job.folder / EXIT_FILE).exists():

@@ -29,7 +29,7 @@ OUT_OF_TIME = ("TERM_RUNLIMIT", "TERM_DEADLINE")
 OVER_MEMORY = "TERM_MEMLIMIT"
 NOT_ITS_FAULT = {"TERM_PREEMPT": "was preempted by LSF", "TERM_ZOMBI": "lost its node"}
 NONE_FOUND = "job found"
-FULL = ("threshold", "job limit", "slot limit", "Too many")
+FULL = ("threshold", "job limit", "slot limit", "Too many (?!processors)")
 AWAY = (
     *("LSF is down", "Cannot connect to LSF", "Failed in an LSF library call", "not responding", "Connection refused"),
     *("Communication time out", "Connection timed out", "batch daemon"),

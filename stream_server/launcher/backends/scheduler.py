@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import re
 import shutil
 import subprocess
 from collections.abc import Collection, Mapping, Sequence
@@ -223,7 +224,7 @@ def answered(
     full: Sequence[str],
     away: Sequence[str],
 ) -> str:
-    """The output of a command that submits. `full` and `away` are words of its refusals that tell their kind.
+    """The output of a command that submits. `full`, patterns, and `away` are of its refusals and tell their kind.
 
     Raises:
         NotSubmitted: it says no, or nothing.
@@ -241,8 +242,8 @@ def answered(
 
 
 def refusal_of(message: str, code: int, *, full: Sequence[str], away: Sequence[str]) -> SubmitRefusal:
-    """Tell the kind of a refusal from the words and the exit code of a command."""
-    if any(words in message for words in full):
+    """Tell the kind of a refusal from the words and the exit code of a command; `full` are regular expressions."""
+    if any(re.search(pattern, message) for pattern in full):
         return SubmitRefusal.FULL
     # Killed by a signal: what it has done is not known.
     return SubmitRefusal.AWAY if code < 0 or any(words in message for words in away) else SubmitRefusal.WRONG

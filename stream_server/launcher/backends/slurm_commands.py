@@ -29,8 +29,13 @@ ENDED: Mapping[str, str] = {
 }
 NOT_ITS_FAULT = frozenset({"BOOT_FAIL", "NODE_FAIL", "PREEMPTED", "REVOKED"})
 
-# Words of sbatch when the site's limits, not the job, are the reason.
-FULL = ("submit limit", "SubmitJobLimit", "SubmitJobPer", "temporarily unable", "Resource temporarily", "MaxJobCount")
+# Patterns of sbatch's words when the number of jobs, not the job, is the reason. One sentence speaks of a "job submit
+# limit" and of sizes; the limit is named before it, as in QOSMaxCpuPerJobLimit, which no job of that size ever passes.
+FULL = (
+    *("SubmitJob", r"^(?!.*\b(QOS|Assoc)\w+Limit\b).*submit limit", "temporarily unable", "Resource temporarily"),
+    "MaxJobCount",
+)
+LIMITS = ("QOSMax", "QOSMin", "QOSGrp", "AssocMax", "AssocGrp")
 # The commands are installed, and nothing tells them where the controller is.
 NO_CLUSTER = "ould not establish a configuration source"
 AWAY = (
@@ -48,6 +53,14 @@ CUT_OFF = "error: *** STEP"
 HINTS = (
     ("nvalid account", "Write simulation.job.account; `sacctmgr show associations user=$USER` lists yours"),
     ("nvalid partition", "Write simulation.job.partition; `sinfo -s` lists what there is"),
+    (
+        "WallDuration",
+        "Write a shorter simulation.job.walltime; `sacctmgr show qos format=name,maxwall` shows the limits",
+    ),
+    *(
+        (limit, "Lower simulation.job to it; `sacctmgr show qos` and `sacctmgr show associations` show it")
+        for limit in LIMITS
+    ),
     ("time limit", "Write a shorter simulation.job.walltime; `sinfo -o '%R %l'` shows the limits"),
     ("nvalid qos", "Correct simulation.job.options.qos"),
     ("nvalid feature", "Correct simulation.job.options.constraint"),
