@@ -7,6 +7,7 @@ from stream_server.config.job_sections import JobSettings
 from stream_server.config.placeholders import EXPECTED_LR_STEPS, PLACEHOLDER
 from stream_server.config.problems import Problem, shown
 from stream_server.config.study import StudyConfig
+from stream_server.wording import counted
 
 OF_JOBS = (
     *("simulation.job.nodes", "simulation.job.walltime", "simulation.job.partition", "simulation.job.account"),
@@ -187,7 +188,19 @@ def _a_job_has_a_number_of_ranks(config: StudyConfig) -> Iterator[Problem]:
         )
 
 
+def _each_node_has_a_rank(config: StudyConfig) -> Iterator[Problem]:
+    simulation, server = config.simulation, config.server
+    for section, backend, job, ranks in (
+        ("simulation", config.launcher.backend, simulation.job, simulation.ranks * simulation.per_job),
+        ("server", server.backend, server.job, server.ranks.max),
+    ):
+        if backend in OPTIONS and (job.nodes or 1) > ranks:
+            found = f"{job.nodes}, more than the {counted(ranks, 'rank')} of the job, and each node needs one"
+            yield Problem(f"{section}.job.nodes", found, f"Write {ranks} or less, or more in {section}.ranks")
+
+
 JOB_CHECKS = (
+    _each_node_has_a_rank,
     _a_job_has_room,
     _a_place_is_free_when_a_simulation_ends,
     _a_worker_takes_its_simulations_in_turn,

@@ -111,6 +111,7 @@ def test_settings_that_exclude_each_other_or_would_be_ignored_are_refused(
         {
             "launcher.backend": "slurm",
             "launcher.max_queued": 5,
+            "simulation.ranks": 2,
             "simulation.job": {
                 "partition": "gpu",
                 "account": "physics",
@@ -148,6 +149,11 @@ def test_a_key_that_another_policy_has_is_told_with_the_policies_that_have_it(fo
             {"simulation.per_job": 3, "launcher.max_running": 2},
             "launcher.max_running: 2, fewer than the 3 of simulation.per_job, which run at the same time. "
             "Write 3 or more; a multiple of 3 leaves no room unused.",
+        ),
+        (
+            {"launcher.backend": "slurm", "simulation.job.nodes": 9},
+            "simulation.job.nodes: 9, more than the 1 rank of the job, and each node needs one. "
+            "Write 1 or less, or more in simulation.ranks.",
         ),
         (
             {"simulation.job.partition": "gpu"},
