@@ -58,6 +58,13 @@ def test_a_status_is_believed_only_of_a_server_that_refused_to_start(tmp_path: P
     assert words(tmp_path).read(status, was_planned=True).exit_code == 7
 
 
+def test_of_a_server_that_said_that_it_leaves_the_status_of_one_without_a_report_is_believed(tmp_path: Path) -> None:
+    end = words(tmp_path).read(5, was_planned=True, has_left=True)
+    assert end.exit_code == 5
+    assert "could not write its report" in end.message
+    assert words(tmp_path).read(137, was_planned=True, has_left=True).exit_code == 7
+
+
 def test_a_study_that_was_finished_before_is_told_by_its_old_report(tmp_path: Path) -> None:
     assert words(tmp_path).read(0, was_planned=False).exit_code == 7
     write(tmp_path, "report.json", exit_code=0)

@@ -17,8 +17,11 @@ SETTINGS: dict[str, Any] = {"study.simulations": 2}
 
 def test_a_study_without_room_for_its_report_says_so_and_is_closed_by_the_next_start(tmp_path: Path) -> None:
     full = failpoints(tmp_path / "met", "server.before_report=raise:ENOSPC")
-    done = run_study(NUMPY_STUDY, tmp_path / "run", mpi=None, settings=SETTINGS, environment=full)
+    done = run_study(
+        NUMPY_STUDY, tmp_path / "run", mpi=None, program="stream-launcher", settings=SETTINGS, environment=full
+    )
     assert done.exit_code == 5
+    assert "it is started again" not in done.output
     assert "there is no report: [Errno 28] No space left on device" in done.output
     assert "40 accepted" in done.output
     assert "Traceback" not in done.output

@@ -314,7 +314,12 @@ class RunningServer:
         """Tell how it ended: as it said itself, or else why we killed it."""
         words, job = EndReports(output_dir, self.starting.reports_before), self.job
         how = f"the job of the server {job.reason}" if isinstance(job, SubmittedServer) else ""
-        end = words.read(None if self._why_killed else job.status, was_planned=self.was_planned, how=how)
+        end = words.read(
+            None if self._why_killed else job.status,
+            was_planned=self.was_planned,
+            has_left=self.leaving_since < math.inf,
+            how=how,
+        )
         if self._why_killed and end.exit_code == RankLost.exit_code:
             end = replace(end, message=self._why_killed)
         elif self._was_refused and end.exit_code == RankLost.exit_code:

@@ -15,6 +15,7 @@ from stream_server.errors import (
     EXIT_SAVED,
     FINAL_CODES,
     ConfigError,
+    NotBalanced,
     RankLost,
     UserCodeError,
 )
@@ -131,12 +132,13 @@ class EndReports:
         """Return a text that changes when one of the files is written again."""
         return " ".join(_version(output_dir / name) for name in (REPORT_FILE, FAILURE_FILE))
 
-    def read(self, status: int | None, *, was_planned: bool, how: str = "") -> ServerEnd:
+    def read(self, status: int | None, *, was_planned: bool, has_left: bool = False, how: str = "") -> ServerEnd:
         """Tell how the server ended; without a word of it, `how` it is known to have, if that is given.
 
         Its files say so. The exit `status` of mpirun (None if unknown) lies when ranks differ, and is believed only of
         a server that left before it had a plan for the simulations: then study.json was refused, the set-up stopped, or
-        the study had been finished before.
+        the study had been finished before. Of one that said that it leaves, which `has_left`, the code is believed that
+        stands for a report which could not be written.
         """
         report, failure = self._fresh(0, REPORT_FILE), self._fresh(1, FAILURE_FILE)
         for said in (report, failure):
@@ -149,6 +151,9 @@ class EndReports:
                     message=f"the server ended with exit code {code}{text}",
                     batch=batch if type(batch) is int else None,
                 )
+        if has_left and status == NotBalanced.exit_code:
+            message = f"the server ended with exit code {status} and could not write its report: run it again"
+            return ServerEnd(exit_code=status, message=message)
         if status is not None and not was_planned:
             if status == EXIT_SAVED:
                 return ServerEnd(exit_code=status, message="the server was stopped while it was set up")
