@@ -90,21 +90,22 @@ def test_ranks_of_a_server_that_have_not_met_yet_leave_no_shared_memory(tmp_path
 def test_a_start_without_room_for_what_the_ranks_share_is_refused(tmp_path: Path) -> None:
     """MPICH ends with a bus error then; four ranks need 21 MB of it, and two 2 MB."""
     need("a small disk")
-    few, many = (
+    few, many, started = (
         subprocess.run(
             mounted(
                 Path("/dev/shm"),
                 num_bytes=4 * 2**20,
                 command=[
                     *(sys.executable, "-m", "stream_server.launcher.supervision.cli", "--config", str(NUMPY_STUDY)),
-                    *(f"--set=study.output_dir={tmp_path / 'run'}", f"--set=server.ranks={num_ranks}", "--check"),
+                    *(f"--set=study.output_dir={tmp_path / 'run'}", f"--set=server.ranks={num_ranks}", *options),
                 ],
             ),
             capture_output=True,
             text=True,
         )
-        for num_ranks in (2, 4)
+        for num_ranks, options in ((2, ["--check"]), (4, ["--check"]), (4, []))
     )
     assert few.returncode == 0, few.stderr
-    assert many.returncode == ConfigError.exit_code
-    assert "server.ranks: /dev/shm has 4.0 MiB free, and 4 ranks of MPICH share 20.6 MiB there" in many.stderr
+    assert many.returncode == started.returncode == ConfigError.exit_code
+    for done in (many, started):
+        assert "server.ranks: /dev/shm has 4.0 MiB free, and 4 ranks of MPICH share 20.6 MiB there" in done.stderr

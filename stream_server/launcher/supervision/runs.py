@@ -47,7 +47,8 @@ def supervise_study(config: StudyConfig, command: ServerCommand, *, ends_at: flo
 
     Raises:
         ConfigError: another process runs this study, its journal is damaged, a program is missing, the scheduler would
-            not take the jobs, or what is in the output folder is no run of ours.
+            not take the jobs, this node has no room for what the ranks share, or what is in the output folder is no run
+            of ours.
     """
     run_folder.check(config.output_dir, resume=command.resume)
     check_server_backend(config)
@@ -69,6 +70,8 @@ def supervise_study(config: StudyConfig, command: ServerCommand, *, ends_at: flo
                     "--retry is for a study that has ended, but this one goes on: its launcher was killed. Run the "
                     "command without --retry to take it over; once it has ended, --retry tries again"
                 )
+            if journal.history.server is None:
+                command.require_room()
             address = begin(journal, jobs, servers, link=None).link
             folder = private_folder.of(address)
             remote = _remote_access(config, command.ranks, folder, journal.history)

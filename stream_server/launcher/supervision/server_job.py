@@ -78,19 +78,17 @@ class ServerCommand:
         """The command for a study in a `file`, as the command line changes it.
 
         Raises:
-            ConfigError: the allocation has no room for `server.ranks`, or this node none for what they share.
+            ConfigError: the allocation has no room for `server.ranks`.
         """
-        walltime, is_job = config.server.job.walltime, config.server.backend != LOCAL
-        ranks, mpirun = ServerSize.of(config).num_ranks, config.server.job.mpirun
-        require_room_for(ranks, mpirun, is_job=is_job)
+        walltime = config.server.job.walltime
         return cls(
             config=file.absolute(),
             overrides=overrides,
             resume=resume,
             retry=retry,
-            ranks=ranks,
-            is_job=is_job,
-            mpirun=mpirun,
+            ranks=ServerSize.of(config).num_ranks,
+            is_job=config.server.backend != LOCAL,
+            mpirun=config.server.job.mpirun,
             walltime_s=math.inf if walltime is None else walltime_s(walltime),
         )
 
@@ -111,12 +109,21 @@ class ServerCommand:
         options += [] if self.retry is None else ["--retry", *map(str, self.retry)]
         return [*server_ranks(self.ranks, self.mpirun, is_job=self.is_job), *self._server, *options, *limit, *hidden]
 
+    def require_room(self) -> None:
+        """See that this node has room for what the ranks share, while none of them runs.
+
+        Raises:
+            ConfigError: it has not, or mpirun is missing.
+        """
+        require_room_for(self.ranks, self.mpirun, is_job=self.is_job)
+
     def check(self) -> int:
         """Let the server tell what the study would do; returns its exit code.
 
         Raises:
-            ConfigError: the program is missing.
+            ConfigError: the program is missing, or this node has no room for what the ranks share.
         """
+        self.require_room()
         return subprocess.run([*self._server, "--check"], cwd=typed_in()).returncode
 
     @property
