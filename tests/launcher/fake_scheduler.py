@@ -9,6 +9,7 @@ import argparse
 import fcntl
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -39,7 +40,7 @@ class Cluster:
         self.folder = folder
         slots = folder / "slots"
         self.slots = int(slots.read_text()) if slots.exists() else 100
-        self.jobs: dict[int, Job] = {int(it.stem): json.loads(it.read_text()) for it in folder.glob("*.json")}
+        self.jobs: dict[int, Job] = {int(it.stem): json.loads(it.read_text()) for it in sorted(folder.glob("*.json"))}
         self.look()
 
     def add(self, **job: Any) -> int:
@@ -159,21 +160,44 @@ def qselect(cluster: Cluster, words: list[str]) -> None:
 
 
 def qstat(cluster: Cluster, words: list[str]) -> None:
-    ids = [int(it.partition(".")[0]) for it in words if it.endswith(".pbs")]
-    told = {}
-    for number in ids:
-        job = cluster.jobs[number]
-        one: Job = {"Job_Name": job["name"], "Job_Owner": "me@login", "Resource_List": {"ncpus": 1}}
-        one["job_state"] = {"queued": "Q", "running": "R", "ended": "F"}[job["state"]]
-        if job["state"] == "queued":
-            one["comment"] = "Not Running: Insufficient amount of resource: ncpus"
-        if job["state"] == "ended":
-            one["Exit_status"] = {"": job["code"], "out of time": -29}.get(job["how"], 271)
+    """As OpenPBS 23.06 prints jobs: long lines go on behind a tab. `left-out`: it says nothing of these."""
+    refuse_json(words)
+    left_out = cluster.folder / "left-out"
+    silent = left_out.read_text().split() if left_out.exists() else []
+    asked = [it for it in words if it.endswith(".pbs")]
+    (cluster.folder / "asked").open("a").write(" ".join(asked) + "\n")
+    jobs = {it: cluster.jobs.get(int(it.partition(".")[0]), {"state": "ended"}) for it in asked}
+    known = {it: job for it, job in jobs.items() if "name" in job and ("-x" in words or job["state"] != "ended")}
+    unknown = [it for it in asked if it not in known]
+    for id_, job in known.items():
+        if id_ in silent:
+            continue
+        lines = [f"Job_Name = {job['name']}", "Job_Owner = me@login"]
+        lines.append(f"job_state = { {'queued': 'Q', 'running': 'R', 'ended': 'F'}[job['state']] }")
         if job["limit_s"]:
             s = int(job["limit_s"])
-            one["Resource_List"] = {"walltime": f"{s // 3600:02d}:{s // 60 % 60:02d}:{s % 60:02d}"}
-        told[f"{number}.pbs"] = one
-    print(json.dumps({"timestamp": 1, "pbs_version": "23.06.06", "pbs_server": "pbs", "Jobs": told}))
+            lines.append(f"Resource_List.walltime = {s // 3600:02d}:{s // 60 % 60:02d}:{s % 60:02d}")
+        substate = {"queued": 10, "running": 42, "ended": 91 if job["how"] == "deleted" else 92}
+        lines += [f"substate = {substate[job['state']]}", "Variable_List = PBS_O_HOME=/home/me,ODD=005,"]
+        lines[-1] += "PBS_O_PATH=/usr/local/bin:/usr/bin:/bin,PBS_O_WORKDIR=/home/me,PBS_O_QUEUE=workq"
+        if job["state"] == "queued":
+            lines.append("comment = Not Running: Insufficient amount of resource: ncpus")
+        if job["state"] == "ended":
+            lines.append(f"Exit_status = {job['code'] if job['how'] != 'out of time' else -29}")
+        print(f"Job Id: {id_}")
+        for line in lines:
+            print("\n\t".join(re.findall(".{1,74}", f"    {line}")))
+        print()
+    for id_ in unknown:
+        print(f"qstat: Unknown Job Id {id_}", file=sys.stderr)
+    sys.exit(153 if unknown else 0)
+
+
+def refuse_json(words: list[str]) -> None:
+    """The JSON of OpenPBS is no JSON where a variable is 005, and of several jobs it has the first only."""
+    if "-F" in words:
+        print('{"timestamp": 1, "Jobs": {"101.pbs": {"Job_Name": "j", "Variable_List": {"ODD":005}}}}')
+        sys.exit(0)
 
 
 def qdel(cluster: Cluster, words: list[str], *, at_once: bool = False) -> None:

@@ -2,11 +2,13 @@
 
 import json
 import os
+import pwd
 import re
+import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, closing, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
@@ -16,7 +18,7 @@ from stream_server.launcher.backends import batch_backend, flux, lsf, pbs
 from stream_server.launcher.backends.backend import JobState, SavedJob
 from stream_server.launcher.backends.batch_backend import BatchBackend
 from stream_server.launcher.backends.registry import load_backend
-from stream_server.launcher.backends.scheduler import JobKind
+from stream_server.launcher.backends.scheduler import BatchJob, JobKind, NotSubmitted, Scheduler
 from tests.cluster.jobs import STUBBORN, WAITING, ended, exit_code, job, output, python, state
 from tests.launcher import fake_scheduler
 from tests.support.studies import StudyFolder
@@ -186,6 +188,127 @@ def test_pbs_without_a_history_tells_by_the_folder_how_a_job_ended(tmp_path: Pat
         output(spec.folder)
         (spec.folder / "go").touch()
         assert exit_code(backend, handle, spec.folder) == 4
+
+
+def pbs_of(tmp_path: Path) -> pbs.Pbs:
+    return pbs.Pbs(JobKind.of_simulations(StudyFolder(tmp_path).load({"launcher.backend": "pbs"})))
+
+
+def submitted(scheduler: Scheduler, name: str, tmp_path: Path, script: str = "exit 0") -> str:
+    return scheduler.submit(BatchJob(name=name, folder=tmp_path, ranks=1, script=script))
+
+
+def states(scheduler: Scheduler) -> dict[str, JobState]:
+    return {it.name: it.status.state for it in scheduler.queue()}
+
+
+def test_a_job_that_qstat_leaves_out_is_asked_for_alone_and_is_in_an_unknown_state(
+    tmp_path: Path, cluster: Path
+) -> None:
+    (cluster / "slots").write_text("0")
+    scheduler = pbs_of(tmp_path)
+    first, second = (submitted(scheduler, name, tmp_path) for name in "ab")
+    assert states(scheduler) == {"a": JobState.QUEUED, "b": JobState.QUEUED}
+    (cluster / "left-out").write_text(second)
+    assert states(scheduler) == {"a": JobState.QUEUED, "b": JobState.UNKNOWN}
+    assert (cluster / "asked").read_text().splitlines()[-2:] == [f"{first} {second}", second]
+    (cluster / "left-out").write_text(f"{first} {second}")
+    assert states(scheduler) == {"a": JobState.UNKNOWN, "b": JobState.UNKNOWN}
+    (cluster / "left-out").unlink()
+    assert states(scheduler) == {"a": JobState.QUEUED, "b": JobState.QUEUED}
+
+
+def test_the_history_of_pbs_is_read_once_and_a_job_that_has_ended_is_not_asked_for_again(
+    tmp_path: Path, cluster: Path
+) -> None:
+    before = pbs_of(tmp_path)
+    old = submitted(before, "old", tmp_path)
+    until(lambda: states(before) == {"old": JobState.ENDED})
+    (cluster / "slots").write_text("0")
+    scheduler = pbs_of(tmp_path)
+    assert states(scheduler) == {"old": JobState.ENDED}
+    new = submitted(scheduler, "new", tmp_path)
+    assert states(scheduler) == {"old": JobState.ENDED, "new": JobState.QUEUED}
+    assert (cluster / "asked").read_text().splitlines()[-2:] == [old, new]
+
+
+def test_a_job_that_has_ended_behind_an_answer_of_qsub_that_was_lost_is_found_in_the_history(
+    tmp_path: Path, cluster: Path
+) -> None:
+    scheduler = pbs_of(tmp_path)
+    assert states(scheduler) == {}
+    (cluster / "trouble").write_text(json.dumps({"words": "Connection refused", "code": 1, "lost": True}))
+    with pytest.raises(NotSubmitted):
+        submitted(scheduler, "lost", tmp_path)
+    other = pbs_of(tmp_path)
+    until(lambda: states(other) == {"lost": JobState.ENDED})
+    assert states(scheduler) == {"lost": JobState.ENDED}
+
+
+def test_a_job_that_somebody_deletes_with_qdel_is_run_again_and_does_not_count(tmp_path: Path, cluster: Path) -> None:
+    config = StudyFolder(tmp_path).load({"launcher.backend": "pbs"})
+    with closing(pbs.PbsBackend(config, **QUICK)) as backend:
+        spec = python(tmp_path, "0", WAITING)
+        handle = backend.submit(spec)
+        output(spec.folder)
+        (id_,) = (f"{it.stem}.pbs" for it in cluster.glob("*.json"))
+        subprocess.run(["qdel", id_], check=True)
+        status = ended(backend, handle)
+    assert (status.reason, status.excuse) == ("was cancelled from outside", "was cancelled from outside")
+
+
+def test_a_user_without_a_name_is_told_before_the_study_starts(
+    tmp_path: Path, cluster: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unknown(user: int) -> NoReturn:
+        raise KeyError(f"getpwuid(): uid not found: {user}")
+
+    monkeypatch.setattr(pwd, "getpwuid", unknown)
+    with pytest.raises(ConfigError, match=r"launcher\.backend: user \d+ has no name on this machine"):
+        pbs_of(tmp_path)
+
+
+# As OpenPBS 23.06.06 prints a job that has ended, and one that waits, whose environment its JSON cannot say.
+QSTAT = """\
+Job Id: 53.pbs
+    Job_Name = heat-1-attempt-0-9cd1d73aae08
+    Job_Owner = me@login.cluster.example
+    resources_used.walltime = 00:00:07
+    job_state = F
+    queue = workq
+    Error_Path = login.cluster.example:/home/me/a/folder/whose/name/is/longer/than/
+\ta/line
+    Resource_List.select = 1:ncpus=1:mpiprocs=1
+    Resource_List.walltime = 00:10:00
+    substate = 93
+    Variable_List = PBS_O_HOME=/home/me,PBS_O_LANG=C,FOO=005,BAR=.5,
+\tPBS_O_PATH=/usr/local/bin:/usr/bin:/bin,TEXT=a
+    job_state = Q
+    comment = Job run at Thu Nov 26 at 10:16 on (n1:ncpus=1) and failed
+    Exit_status = {code}
+    Submit_arguments = -N heat-1-attempt-0-9cd1d73aae08 -j oe
+
+Job Id: 54.pbs
+    Job_Name = heat-2-attempt-0-0b5a3c66e5f1
+    job_state = Q
+    substate = 10
+    comment = Not Running: Insufficient amount of resource: ncpus (R: 1 A: 0 T: 2
+\t)
+
+"""
+
+
+def test_what_qstat_prints_is_read_whatever_is_in_the_environment_of_a_job() -> None:
+    first, second = pbs.entries_in(QSTAT.replace("{code}", "3"))
+    assert (first.id, first.name, first.status.state) == ("53.pbs", "heat-1-attempt-0-9cd1d73aae08", JobState.ENDED)
+    assert (second.id, second.status.state) == ("54.pbs", JobState.QUEUED)
+    assert second.status.reason == "Insufficient amount of resource: ncpus (R: 1 A: 0 T: 2)"
+
+
+@pytest.mark.parametrize("code", [-4, -11, -14, -20])
+def test_a_node_that_pbs_has_lost_is_an_excuse(code: int) -> None:
+    first, _ = pbs.entries_in(QSTAT.replace("{code}", str(code)))
+    assert first.status.excuse == "lost its node"
 
 
 @pytest.mark.parametrize("name", MAKE)

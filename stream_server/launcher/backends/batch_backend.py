@@ -394,8 +394,9 @@ def _explained(job: _Job, entry: QueueEntry) -> JobStatus:
     """How it ended; one that was cancelled by us, or that the command itself has ended, as its exit code says."""
     status = entry.status
     if entry.was_cancelled:
-        reason = "was cancelled" if job.is_cancelled else "was cancelled from outside"
-        return JobStatus(state=JobState.ENDED, reason=reason)
+        if job.is_cancelled:
+            return JobStatus(state=JobState.ENDED, reason="was cancelled")
+        return JobStatus(state=JobState.ENDED, reason="was cancelled from outside", excuse=status.excuse)
     if status.reason or status.exit_code is not None:
         return status
     code = exit_code_of(job.folder / EXIT_FILE)
