@@ -182,6 +182,32 @@ def test_what_ends_a_job_from_outside_is_told_from_a_failure(
     assert end.message == f"the job of the server {status.reason} and left no report"
 
 
+@pytest.mark.parametrize(
+    ("printed", "is_refused"),
+    [
+        ("me@n2: Permission denied (publickey,password).\r\n", True),
+        ("ssh: connect to host n2 port 22: Connection refused\n", True),
+        ("Host key verification failed.\n", True),
+        ("ssh: connect to host n2 port 22: No route to host\n", False),
+        ("Bus error\n", False),
+    ],
+)
+def test_what_mpirun_printed_last_is_told_and_a_server_that_ssh_refuses_is_not_started_again(
+    backend: ScriptedBackend, job: SubmittedServer, tmp_path: Path, printed: str, is_refused: bool
+) -> None:
+    (tmp_path / "output.log").write_text(f"loading modules\n{printed}")
+    backend.says = JobStatus(state=JobState.ENDED, exit_code=255, reason="ended with exit code 255")
+    job.look(1.0)
+    with ExitStack() as stack:
+        end = running(job, tmp_path, stack).how_it_ended(tmp_path)
+    told = f"the job of the server ended with exit code 255 and left no report; its last words: {printed.strip()}"
+    assert end.message == told
+    decision = Restarts(3).decide(end, stopping=False)
+    assert isinstance(decision, NoRestart) == is_refused
+    assert decision.text.startswith(told)
+    assert all(word in decision.text for word in ("server.job.mpirun", "pbs_tmrsh", "pbsdsh", "ssh")) == is_refused
+
+
 @pytest.mark.parametrize("exit_code", [0, 4, 5, 6])
 def test_a_server_whose_study_was_over_does_not_go_on_though_its_job_was_ended_from_outside(
     backend: ScriptedBackend, job: SubmittedServer, tmp_path: Path, exit_code: int

@@ -16,7 +16,7 @@ from typing import Self
 from stream_server.config import StudyConfig, walltime_s
 from stream_server.errors import EXIT_SAVED, RankLost
 from stream_server.launcher.backends.allocation import ServerSize
-from stream_server.launcher.backends.backend import JobState
+from stream_server.launcher.backends.backend import LOG_FILE, JobState
 from stream_server.launcher.backends.mpirun import is_open_mpi, program, require_room_for, server_ranks
 from stream_server.launcher.journal.records import ServerStarting
 from stream_server.launcher.supervision.liveness import Liveness
@@ -24,6 +24,7 @@ from stream_server.launcher.supervision.server_restart import EndReports, Server
 from stream_server.launcher.supervision.submitted_server import SubmittedServer
 from stream_server.machine import processes, shared_memory
 from stream_server.machine.interpreter import python_command
+from stream_server.machine.log_end import log_end
 from stream_server.machine.processes import Leader, Process
 from stream_server.machine.program import typed_in
 
@@ -43,6 +44,13 @@ OPEN_MPI_ADVICE = (
     "Open MPI reads what it is to allow from the environment: OMPI_ALLOW_RUN_AS_ROOT=1 with "
     "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 for root, PRTE_MCA_rmaps_default_mapping_policy=:oversubscribe for more ranks "
     "than cores"
+)
+# The words of an ssh that another try does not change; a node that is away may come back.
+REFUSED_BY_SSH = ("Permission denied", "Host key verification failed", "Connection refused", "ssh: not found")
+SSH_ADVICE = (
+    "mpirun starts ranks on other nodes by ssh where it does not know the scheduler. Let ssh lead from node to node "
+    "without a password, or name another starter in server.job.mpirun: under PBS "
+    '["mpirun", "-launcher", "rsh", "-launcher-exec", "pbs_tmrsh", "-n", "{ranks}"], or a script around pbsdsh'
 )
 TRY_MPIRUN = "`stream-study doctor --config` with this study tries mpirun, and tells what stops it"
 
@@ -334,6 +342,8 @@ class RunningServer:
         end = replace(end, has_begun=self.liveness.remote is None or self.liveness.has_all_ranks)
         if not isinstance(job, SubmittedServer):
             return end
+        if job.status and end.exit_code == RankLost.exit_code and not self.liveness.presence.known:
+            end = _with_last_words(end, log_end(job.folder / LOG_FILE))
         if job.is_cancelled and not self.was_planned and end.exit_code == RankLost.exit_code:
             return replace(end, exit_code=EXIT_SAVED, message="the job of the server was cancelled before it had begun")
         is_cut_off = job.is_outside and end.exit_code == RankLost.exit_code
@@ -353,6 +363,14 @@ def clock(seconds: float) -> str:
     """A duration as HH:MM:SS, rounded down to whole seconds, of which there is at least one."""
     minutes, s = divmod(max(1, int(seconds)), 60)
     return f"{minutes // 60:02d}:{minutes % 60:02d}:{s:02d}"
+
+
+def _with_last_words(end: ServerEnd, words: str) -> ServerEnd:
+    """The end of a job none of whose ranks came to life, with the last of the `words` that it printed."""
+    last = words.splitlines()[-1:]
+    end = replace(end, message="; its last words: ".join([end.message, *last]))
+    is_refused = any(refusal in words for refusal in REFUSED_BY_SSH)
+    return replace(end, why_refused=f"{end.message}. {SSH_ADVICE}") if is_refused else end
 
 
 def _ranks(numbers: Set[int]) -> str:
