@@ -25,6 +25,7 @@ BACKENDS: Mapping[str, str] = {
     "pbs": "stream_server.launcher.backends.pbs:PbsBackend",
     "lsf": "stream_server.launcher.backends.lsf:LsfBackend",
     "flux": "stream_server.launcher.backends.flux:FluxBackend",
+    "oar": "stream_server.launcher.backends.oar:OarBackend",
 }
 """`launcher.backend`."""
 

@@ -27,6 +27,7 @@ OPTIONS = {
     "pbs": re.compile(r"[A-Za-z]"),
     "lsf": re.compile(r"[A-Za-z]+"),
     "flux": re.compile(r"[a-z][a-z0-9-]+"),
+    "oar": re.compile(r"[a-z][a-z-]+"),
 }
 """How the names of the options of a job look, by the scheduler."""
 
@@ -35,6 +36,7 @@ NO_OPTION = {
     "pbs": ("this is no option of qsub", 'Write its letter without a dash, such as "W"'),
     "lsf": ("this is no option of bsub", 'Write its name without a dash, such as "app"'),
     "flux": ("this is no long option of flux submit", 'Write its name without dashes, such as "setattr"'),
+    "oar": ("this is no long option of oarsub", 'Write its name without dashes, such as "property"'),
 }
 
 OWN_OPTIONS = {
@@ -53,6 +55,12 @@ OWN_OPTIONS = {
         }
     ),
     "flux": frozenset({"cc", "bcc", "cwd", "dry-run", "env", "error", "input", "job-name", "output", "wait", "watch"}),
+    "oar": frozenset(
+        {
+            *("array", "array-param-file", "connect", "directory", "hold", "interactive", "name", "reservation"),
+            *("resubmit", "scanscript", "stderr", "stdout"),
+        }
+    ),
 }
 """Options that the launcher itself sets, or with which it could not follow the job any more."""
 
@@ -84,6 +92,11 @@ INSTEAD = {
         "ntasks": "simulation.ranks",
         "queue": "simulation.job.partition",
         "time-limit": "simulation.job.walltime",
+    },
+    "oar": {
+        "project": "simulation.job.account",
+        "queue": "simulation.job.partition",
+        "resource": "simulation.job.nodes",
     },
 }
 

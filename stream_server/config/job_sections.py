@@ -138,7 +138,7 @@ class Server(Section):
         default=RankRange(max=1),
         description="MPI ranks when stream-launcher starts the server, or {min, max}: as many as there is room for.",
     )
-    backend: Literal["local", "slurm", "pbs", "lsf", "flux"] = Field(
+    backend: Literal["local", "slurm", "pbs", "lsf", "flux", "oar"] = Field(
         default="local",
         description="Backend for the server when stream-launcher starts it: local runs it beside stream-launcher, "
         "a scheduler as a job.",

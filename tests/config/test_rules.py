@@ -128,6 +128,7 @@ def test_settings_that_exclude_each_other_or_would_be_ignored_are_refused(
         {"launcher.backend": "pbs", "simulation.job": {"memory": "1GiB", "options": {"W": "group_list=x"}}},
         {"launcher.backend": "lsf", "launcher.max_queued": 5, "simulation.job.options": {"app": "mpi"}},
         {"launcher.backend": "flux", "simulation.job": {"walltime": "01:00:00", "options": {"setattr": "x=1"}}},
+        {"launcher.backend": "oar", "server.backend": "oar", "simulation.job.options": {"property": "cpu_model='x'"}},
     ],
     ids=str,
 )
@@ -193,6 +194,10 @@ def test_a_key_that_another_policy_has_is_told_with_the_policies_that_have_it(fo
         (
             {"launcher.backend": "flux", "simulation.job.memory": "1GiB"},
             "simulation.job.memory: 1073741824 would be ignored, since Flux does not give out memory. Leave it out.",
+        ),
+        (
+            {"launcher.backend": "oar", "simulation.job.gpus_per_rank": 1},
+            "simulation.job.gpus_per_rank: 1 would be ignored, since OAR gives out nodes and cores. Leave it out.",
         ),
         (
             {"launcher.backend": "pbs", "simulation.job.options": {"q": "long"}},

@@ -14,8 +14,8 @@ import pytest
 
 from stream_server.config.job_sections import JobSettings
 from stream_server.errors import ConfigError
-from stream_server.launcher.backends import batch_backend, flux, lsf, pbs
-from stream_server.launcher.backends.backend import JobState, SavedJob
+from stream_server.launcher.backends import batch_backend, flux, lsf, oar, pbs
+from stream_server.launcher.backends.backend import JobState, JobStatus, SavedJob
 from stream_server.launcher.backends.batch_backend import BatchBackend
 from stream_server.launcher.backends.registry import load_backend
 from stream_server.launcher.backends.scheduler import BatchJob, JobKind, NotSubmitted, Scheduler
@@ -342,6 +342,10 @@ JOB = JobSettings(
             "-n 4 -R affinity[core(2)] -R rusage[mem=512MB/task] -R span[ptile=2] -gpu num=1/task -W 1:30 -q long "
             "-P physics",
         ),
+        (
+            oar.resource_words,
+            "-l /network_address=2/resource_id=4,walltime=1:30:00 -q long --project physics",
+        ),
         (flux.resource_words, "-n4 -c2 -g1 --nodes=2 --time-limit=5400s --queue=long --bank=physics"),
     ],
 )
@@ -394,3 +398,106 @@ def test_a_node_that_flux_has_lost_is_an_excuse() -> None:
     assert entry is not None
     assert entry.status.excuse == "lost its node"
     assert flux.entry_of("a warning") is None
+
+
+def oar_job(state: str, *events: tuple[str, str], **more: Any) -> str:
+    """A job as oarstat -f -J of OAR 2.5.9 prints it, without what nobody reads."""
+    job = {
+        "Job_Id": 7,
+        "name": "heat-1-attempt-0-9cd1d73aae08",
+        "owner": "me",
+        "state": state,
+        "message": "R=1,W=0:10:0,J=B,N=heat-1-attempt-0-9cd1d73aae08 (Karma=0.000,quota_ok)",
+        "walltime": 600,
+        "exit_code": None,
+        "types": [],
+        "events": [{"type": type_, "description": told, "to_check": "NO", "job_id": 7} for type_, told in events],
+        **more,
+    }
+    return json.dumps({"7": job}, indent=3)
+
+
+BY_ITS_USER = ("FRAG_JOB_REQUEST", "User me requested to frag the job 7")
+BY_ROOT = ("FRAG_JOB_REQUEST", "User root requested to frag the job 7")
+OVER = ("WALLTIME", "[sarko] Job [7] from 1795883738 with 600; current time=1795884360 (Elapsed)")
+
+
+@pytest.mark.parametrize(
+    ("told", "status"),
+    [
+        (oar_job("Waiting"), JobStatus(state=JobState.QUEUED)),
+        (
+            oar_job("Waiting", message="No enough matching resources (no_matching_slot)"),
+            JobStatus(state=JobState.QUEUED, reason="No enough matching resources (no_matching_slot)"),
+        ),
+        (oar_job("Running"), JobStatus(state=JobState.RUNNING)),
+        (oar_job("Finishing"), JobStatus(state=JobState.ENDING)),
+        (oar_job("Terminated", exit_code=0), JobStatus(state=JobState.ENDED, exit_code=0)),
+        # Its own code is in job.exit.
+        (oar_job("Terminated", exit_code=768), JobStatus(state=JobState.ENDED)),
+        (oar_job("Error", BY_ITS_USER), JobStatus(state=JobState.ENDED)),
+        (
+            oar_job("Error", BY_ROOT),
+            JobStatus(
+                state=JobState.ENDED,
+                reason="was ended by OAR, as when a node is lost",
+                excuse="was ended by OAR, as when a node is lost",
+            ),
+        ),
+        (
+            oar_job("Error", ("BESTEFFORT_KILL", "[MetaSched] kill the besteffort job 7"), BY_ROOT),
+            JobStatus(state=JobState.ENDED, reason="was preempted by OAR", excuse="was preempted by OAR"),
+        ),
+        (
+            oar_job("Error", ("PING_CHECKER_NODE_SUSPECTED", "[bipbip] OAR suspects nodes for the job 7 : n1")),
+            JobStatus(state=JobState.ENDED, reason="lost its node", excuse="lost its node"),
+        ),
+        (
+            oar_job("Error", BY_ROOT, OVER),
+            JobStatus(
+                state=JobState.ENDED,
+                reason="ended after its walltime of 10 min (simulation.job.walltime)",
+                is_out_of_time=True,
+            ),
+        ),
+    ],
+)
+def test_what_oar_says_of_a_job_means_a_status(told: str, status: JobStatus) -> None:
+    (entry,) = oar.entries_in(told)
+    assert (entry.id, entry.name, entry.status) == ("7", "heat-1-attempt-0-9cd1d73aae08", status)
+    assert entry.was_cancelled == ("User me" in told)
+
+
+def test_a_job_that_oar_itself_submits_again_is_the_last_one_of_its_name() -> None:
+    jobs = {**json.loads(oar_job("Waiting", Job_Id=10)), "9": json.loads(oar_job("Error", Job_Id=9))["7"]}
+    assert [it.id for it in oar.entries_in(json.dumps(jobs))] == ["9", "10"]
+    assert oar.entries_in("") == []
+
+
+@pytest.mark.parametrize("told", ["[]", '{"1": {"ODD": 005}}'])
+def test_an_answer_that_is_no_object_is_no_answer(told: str) -> None:
+    for entries_in in (oar.entries_in, lsf.entries_in):
+        with pytest.raises(subprocess.SubprocessError, match="gave no JSON"):
+            entries_in(told)
+
+
+OAR_COMMANDS = {
+    "oarsub": "cat >/dev/null; printf '%s\\n' \"$@\" >\"$0.asked\"; echo '[ADMISSION RULE] Modify'; echo OAR_JOB_ID=7",
+    "oardel": "echo $* >>\"$0.asked\"; [ $1 != -s ] || echo 'Cannot signal 9 ; This job is not running.' >&2",
+    "oarstat": "",
+}
+
+
+def test_oardel_sends_term_first_and_kills_what_waits_and_what_is_still_there_the_next_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, script in OAR_COMMANDS.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{script}\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    scheduler = oar.Oar(JobKind.of_simulations(StudyFolder(tmp_path).load({"launcher.backend": "oar"})))
+    assert submitted(scheduler, "j", tmp_path) == "7"
+    scheduler.cancel(["7", "9"])
+    scheduler.cancel(["7"])
+    scheduler.cancel(["8"], at_once=True)
+    assert (tmp_path / "oardel.asked").read_text().splitlines() == ["-s TERM 7 9", "9", "7", "8"]

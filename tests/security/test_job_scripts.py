@@ -18,6 +18,7 @@ from stream_server.launcher.backends.flux import FluxBackend
 from stream_server.launcher.backends.local import LocalBackend
 from stream_server.launcher.backends.lsf import LsfBackend
 from stream_server.launcher.backends.mpirun import Mpirun
+from stream_server.launcher.backends.oar import OarBackend
 from stream_server.launcher.backends.pbs import PbsBackend
 from stream_server.launcher.backends.slurm import SlurmBackend
 from stream_server.launcher.simulations.attempts import Attempts
@@ -87,7 +88,7 @@ def test_a_job_on_this_machine(folder: Path, what: str) -> None:
     assert said(folder) == list(EVIL)
 
 
-@pytest.mark.parametrize("kind", [SlurmBackend, PbsBackend, LsfBackend, FluxBackend])
+@pytest.mark.parametrize("kind", [SlurmBackend, PbsBackend, LsfBackend, FluxBackend, OarBackend])
 @pytest.mark.parametrize("what", ["arguments", "variables"])
 def test_a_job_of_a_scheduler(folder: Path, kind: Any, what: str, monkeypatch: pytest.MonkeyPatch) -> None:
     words = (ARGUMENTS, *EVIL) if what == "arguments" else (VARIABLES, str(len(EVIL)))

@@ -103,7 +103,7 @@ def entries_in(told: str, walltime: str | None = None) -> list[QueueEntry]:
     Raises:
         subprocess.SubprocessError: it is none.
     """
-    records: list[Mapping[str, str]] = parsed(told, "bjobs", "RECORDS") or []
+    records: list[Mapping[str, str]] = parsed(told, "bjobs").get("RECORDS", [])
     return [
         QueueEntry(
             id=record["JOBID"],

@@ -21,6 +21,7 @@ LIMIT_S = 60.0
 # So many job numbers fit on a command line.
 MANY = 1000
 MIB = 2**20
+MAX_SHOWN = 200
 
 
 class SubmitRefusal(StrEnum):
@@ -298,18 +299,19 @@ def out_of_time(limit_s: float | None) -> JobStatus:
     return JobStatus(state=JobState.ENDED, reason=reason, is_out_of_time=True)
 
 
-def parsed(told: str, command: str, key: str) -> Any:
-    """The value of a key in the JSON of a command, None if it gave nothing, or nothing of that name.
+def parsed(told: str, command: str) -> dict[str, Any]:
+    """The object in the JSON of a command, an empty one if it gave nothing.
 
     Raises:
-        subprocess.SubprocessError: it is no JSON.
+        subprocess.SubprocessError: it is none.
     """
-    if not told.strip():
-        return None
     try:
-        return json.loads(told).get(key)
+        found = json.loads(told) if told.strip() else {}
     except ValueError as error:
         raise subprocess.SubprocessError(f"{command} gave no JSON: {error}") from error
+    if not isinstance(found, dict):
+        raise subprocess.SubprocessError(f"{command} gave no JSON object, but {told.strip()[:MAX_SHOWN]}")
+    return found
 
 
 def in_words(seconds: float) -> str:

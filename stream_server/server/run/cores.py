@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 # These run the simulations on cores of their own.
-WITH_OWN_NODES = frozenset({"slurm", "pbs", "lsf", "flux"})
+WITH_OWN_NODES = frozenset({"slurm", "pbs", "lsf", "flux", "oar"})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
