@@ -268,7 +268,7 @@ def test_a_user_without_a_name_is_told_before_the_study_starts(
         pbs_of(tmp_path)
 
 
-# As OpenPBS 23.06.06 prints a job that has ended, and one that waits, whose environment its JSON cannot say.
+# As OpenPBS prints a job that has ended, and one that waits by its documents; JSON cannot say the environment of these.
 QSTAT = """\
 Job Id: 53.pbs
     Job_Name = heat-1-attempt-0-9cd1d73aae08
