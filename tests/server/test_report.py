@@ -154,6 +154,8 @@ def test_a_study_that_ends_well_with_time_steps_missing_says_so_first() -> None:
     first = shown(found).splitlines()[0]
     assert first.endswith("finished: 10 time steps of 30 never came: 1 of 2 simulations failed for good")
     assert report(Outcome(exit_code=0, reason="max_batches"), simulations=missing)["message"] == ""
+    asked = Outcome(exit_code=0, reason="finished", message="an operator asked for it")
+    assert report(asked, simulations=missing)["message"] == "an operator asked for it"
 
 
 @pytest.mark.parametrize("reason", ["finished", "early_stop", "max_batches", "max_s"])

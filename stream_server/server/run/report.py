@@ -204,7 +204,7 @@ def _judge(outcome: Outcome, account: Account, study: StudyReport) -> Outcome:
             "optimizers were stepped without a gradient, or with a learning rate of 0: with manual optimisation call "
             "zero_grad, self.manual_backward(loss) and step in this order; then start over with --fresh"
         )
-    elif outcome.reason == "finished" and account.never_produced:
+    elif outcome.reason == "finished" and account.never_produced and not outcome.message:
         return replace(outcome, message=_what_is_missing(account, study.simulations))
     else:
         return outcome
