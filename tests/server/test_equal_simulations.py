@@ -79,7 +79,7 @@ def test_a_step_that_a_simulation_repeats_is_compared_with_no_other(equal: Equal
 
 
 def test_an_optional_field_that_no_simulation_sends_is_told_of_once_and_at_the_end() -> None:
-    missing = MissingFields(["label", "mask"])
+    missing = MissingFields(["label", "mask"], num_ranks=1)
     told = []
     for simulation in range(5):
         attempt = AttemptState.restored(simulation, LedgerEntry())
@@ -93,9 +93,18 @@ def test_an_optional_field_that_no_simulation_sends_is_told_of_once_and_at_the_e
 
 
 def test_nothing_is_told_of_optional_fields_that_came_or_where_nothing_came() -> None:
-    missing = MissingFields(["label"])
+    missing = MissingFields(["label"], num_ranks=1)
     assert [missing.finish(simulation, []) for simulation in range(4)] == [[]] * 4
     assert missing.warnings == []
     missing.note(StepRun(AttemptState.restored(0, LedgerEntry()), 0, range(1), [0], (), []))
     assert missing.warnings == []
     assert not missing.is_open
+
+
+def test_a_rank_that_sees_some_steps_of_each_simulation_waits_for_more_of_them() -> None:
+    missing = MissingFields(["label"], num_ranks=4)
+    for simulation in range(12):
+        assert missing.warnings == []
+        missing.note(StepRun(AttemptState.restored(simulation, LedgerEntry()), 0, range(1), [0], ("label",), []))
+        assert len(missing.finish(simulation, [])) == (simulation == 11)
+    assert len(missing.warnings) == 1

@@ -252,6 +252,16 @@ def test_an_optional_field_counts_where_it_was_sent() -> None:
     np.testing.assert_allclose(it.mean["v"], fields["v"][:2].mean(), rtol=1e-12)
 
 
+def test_values_that_come_late_are_no_jump_of_the_statistics() -> None:
+    it = normalization()
+    fields, parameters = samples(20)
+    it.observe({**fields, "v": fields["v"][:0]}, parameters)
+    it.sync()
+    it.observe({**fields, "v": fields["v"] + 1e4}, parameters)
+    it.sync()
+    assert it.warnings == []
+
+
 def test_statistics_that_nobody_asked_for_are_missed_with_the_key_to_write() -> None:
     it = Normalization(SoloRanks(), {"u": ()})
     with pytest.raises(ConfigError, match=r'statistics of w: write "w" in normalization\.fields'):

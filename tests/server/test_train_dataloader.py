@@ -224,6 +224,24 @@ def test_a_dataset_that_shuffles_before_it_refills_one_array_is_refused() -> Non
         all_of(stream)
 
 
+class Placed(IterableDataset[Any]):
+    """Puts as many rows of one table into each sample as it has."""
+
+    def __init__(self, dataset: Any) -> None:
+        self.dataset, self.table = dataset, np.arange(10.0)
+
+    def __iter__(self) -> Iterator[Any]:
+        for number, sample in enumerate(self.dataset):
+            sample[1] = self.table[: 2 + number // 3]
+            yield sample
+
+
+def test_samples_may_share_a_table_of_which_each_has_as_much_as_it_needs() -> None:
+    with loading(closed(9), lambda it: DataLoader(Placed(it), batch_size=3), server=Writing) as stream:
+        batches = all_of(stream)
+    assert [batch.data[1].shape for batch in batches] == [(3, 2), (3, 3), (3, 4)]
+
+
 def test_samples_may_share_an_array_that_stays_as_it_is() -> None:
     with loading(closed(9), lambda it: DataLoader(Derived(it, refills=False), batch_size=3), server=Writing) as stream:
         batches = all_of(stream)

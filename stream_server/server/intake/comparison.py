@@ -134,8 +134,10 @@ class MissingFields:
     A batch has zeros in their place, which a network would learn. `is_open`: one of them came in no time step so far.
     """
 
-    def __init__(self, names: Iterable[str]) -> None:
+    def __init__(self, names: Iterable[str], *, num_ranks: int) -> None:
         self._names = set(names)
+        # Of each simulation this rank may see one time step of `num_ranks`.
+        self._enough = ENOUGH * num_ranks
         self._sent: set[int] = set()
         self._finished: set[int] = set()
         self._is_told = False
@@ -147,7 +149,7 @@ class MissingFields:
     @property
     def warnings(self) -> list[str]:
         """What people should know of the time steps that were accepted so far."""
-        if not self._names or not self._sent:
+        if not self._names or len(self._finished & self._sent) < self._enough:
             return []
         return [
             f"no time step that was received has {listed(sorted(self._names))}, which study.fields says is optional: "
@@ -162,10 +164,9 @@ class MissingFields:
     def finish(self, simulation: int, parameters: Iterable[float]) -> list[str]:
         """Note that a simulation has finished; gives what is to be told now, once."""
         self._finished.add(simulation)
-        if self._is_told or len(self._finished & self._sent) < ENOUGH:
-            return []
-        self._is_told = True
-        return self.warnings
+        warnings = [] if self._is_told else self.warnings
+        self._is_told |= bool(warnings)
+        return warnings
 
 
 def _difference(earlier: Step, sent: Step) -> str:

@@ -90,7 +90,8 @@ class Intake:
         equal = EqualSimulations(buffer.slots, is_open=is_told and not state.static_fields)
         # What came before a restart is not known here.
         is_whole = is_told and state.incarnation == 1
-        missing = MissingFields(it.name for it in state.fields.values() if it.optional and is_whole)
+        optional = (it.name for it in state.fields.values() if it.optional and is_whole)
+        missing = MissingFields(optional, num_ranks=state.num_ranks)
         self.observers = self.settlement.observers = (equal, missing)
         self.assembly = Assembly(state, self.settlement)
         self.series = SeriesIntake(state, self.assembly, self.settlement)

@@ -8,12 +8,12 @@ integers does not depend on its order, so that a device may add as it likes.
 
 import hashlib
 import json
+import math
 import pickle
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
-from math import prod
 from typing import Any
 
 import numpy as np
@@ -32,8 +32,10 @@ Fingerprints = Mapping[str, int | None]
 CHUNK = 1 << 18
 # A list of attributes may hold itself.
 MOST_NESTED = 8
-# Of NumPy, torch and Python.
-GENERATORS = ("Generator", "RandomState", "Random")
+# A longer list is not gone through at each checkpoint.
+MOST_NUMBERS = 1000
+# By package, so that none need be imported. A user's network may be called Generator.
+GENERATORS = {"numpy": ("Generator", "RandomState"), "torch": ("Generator",), "random": ("Random",)}
 FACTOR = 0x9E3779B97F4A7C15 - 2**64
 
 _INTEGERS = {1: np.int8, 2: np.int16, 4: np.int32}
@@ -104,23 +106,25 @@ def of_arrays(state: Any, kinds: str = "fc") -> Fingerprints:
 def of_numbers(state: Any) -> Fingerprints:
     """The fingerprints of numbers, small arrays of whole numbers and random generators in memory, by path.
 
-    They are alone or in dicts, lists, tuples and deques. The numbers of a list, which may grow, have one in common.
-    True and False are none.
+    They are alone or in dicts, lists, tuples and deques. The numbers of a list, which may grow, have one in common; of
+    a long one it is that of its length. True and False are none.
     """
     generators: dict[str, int] = {}
     arrays: dict[str, Any] = {}
     found: dict[str, list[Any]] = {}
-    for path, value in _leaves(state, "", MOST_NESTED):
-        if isinstance(value, int | float | complex | np.number) and not isinstance(value, bool):
-            owner, _, place = path.rpartition(".")
-            found.setdefault(owner if owner and place.isdigit() else path, []).append(value)
-        elif isinstance(value, list | deque) and not value:
-            found[path] = []
-        elif hasattr(value, "__dlpack__") and prod(value.shape) <= CHUNK:
-            arrays[path] = value
-        elif type(value).__name__ in GENERATORS:
-            with suppress(TypeError):
-                generators[path] = fingerprint(np.frombuffer(pickle.dumps(value), np.uint8))
+    for path, value in _leaves(state, "", MOST_NESTED, MOST_NUMBERS):
+        # What is the user's may raise anything when it is asked what it is.
+        with suppress(Exception):
+            if _is_number(value):
+                owner, _, place = path.rpartition(".")
+                found.setdefault(owner if owner and place.isdigit() else path, []).append(value)
+            elif isinstance(value, list | deque):
+                if not value or _is_number(value[0]):
+                    found[path] = [len(value)] if value else []
+            elif hasattr(value, "__dlpack__") and math.prod(value.shape) <= CHUNK:
+                arrays[path] = value
+            elif _is_generator(value):
+                generators[path] = fingerprint(_state_of(value))
     numbers = {}
     for path, values in found.items():
         with suppress(OverflowError):
@@ -128,10 +132,27 @@ def of_numbers(state: Any) -> Fingerprints:
     return {**numbers, **of_arrays(arrays, kinds="iu"), **generators}
 
 
-def _leaves(value: Any, path: str, depth: int) -> Iterator[tuple[str, Any]]:
-    if depth and isinstance(value, dict | list | tuple | deque) and len(value):
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float | complex | np.number) and not isinstance(value, bool)
+
+
+def _is_generator(value: Any) -> bool:
+    kind = type(value)
+    return kind.__name__ in GENERATORS.get(kind.__module__.partition(".")[0], ())
+
+
+def _state_of(generator: Any) -> NDArray[np.generic]:
+    # A pickle of torch's has more than its state, and is another one each time.
+    if type(generator).__module__.startswith("torch"):
+        return as_array(generator.get_state())
+    return np.frombuffer(pickle.dumps(generator), np.uint8)
+
+
+def _leaves(value: Any, path: str, depth: int, most: float = math.inf) -> Iterator[tuple[str, Any]]:
+    """The items of containers of at most `most` items, by path; larger ones are given themselves."""
+    if depth and isinstance(value, dict | list | tuple | deque) and 0 < len(value) <= most:
         for key, item in list(value.items() if isinstance(value, dict) else enumerate(value)):
-            yield from _leaves(item, f"{path}.{key}" if path else str(key), depth - 1)
+            yield from _leaves(item, f"{path}.{key}" if path else str(key), depth - 1, most)
     else:
         yield path, value
 

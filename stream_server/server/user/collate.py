@@ -176,9 +176,10 @@ class SharedArrays:
             own = {self._collate.address_of(array): array for array in self._collate.arrays_in(sample)}
             shared |= {key: array for key, array in own.items() if key in found}
             found |= own
-        before = self._shared
+        before = [self._shared[key] for key in shared if key in self._shared]
         self._shared = {key: (array, self._collate.bytes_of(array)) for key, array in shared.items()}
-        if any(key in before and before[key][1] != content for key, (_, content) in self._shared.items()):
+        # Views of one table begin at one place: it is the array of before that is looked at again.
+        if any(self._collate.bytes_of(array) != content for array, content in before):
             raise UserCodeError(
                 f"samples of a batch that {name} makes hold one array, which is filled anew for each of them, so that "
                 "all hold the last content: put a new array into each sample, such as array.copy()"

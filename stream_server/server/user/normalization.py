@@ -176,7 +176,8 @@ class Normalization(Callback):
         flags = np.array([self._wants_to_freeze, self._num_own], np.float64)
         totals = self._ranks.all_reduce(_flat([flags, *(it.count for it in own), *(it.count * it.mean for it in own)]))
         (wants_to_freeze, num_new), totals = totals[:2], totals[2:]
-        before = (self.num_samples, self._scalings)
+        before = self.num_samples, self._scalings
+        had_come: dict[str, Any] = {key: it.count > 0 for key, it in self._shared.items()}
         if num_new:
             counts, sums = np.split(totals, 2)
             means = sums / np.maximum(counts, 1)
@@ -188,7 +189,7 @@ class Normalization(Callback):
         limit = self._freeze_after
         self.frozen = bool(wants_to_freeze) or (limit is not None and self.num_samples >= limit)
         self._refresh()
-        self._tell_of_jump(*before)
+        self._tell_of_jump(*before, had_come)
 
     def on_step_end(self, server: Any) -> None:
         if server.progress.batches % self._every_batches == 0:
@@ -252,11 +253,13 @@ class Normalization(Callback):
             moments.merge(new)
             start += size
 
-    def _tell_of_jump(self, num_samples: int, before: Mapping[str, Scaling]) -> None:
-        """Warn once if all values, with the statistics until now, are far from order one."""
+    def _tell_of_jump(self, num_samples: int, before: Mapping[str, Scaling], had_come: Mapping[str, Any]) -> None:
+        """Warn once if all values, with the statistics until now, are far from order one; those that `had_come`."""
         if not num_samples or self.warnings or self._ranks.rank:
             return
-        far = {key: before[key].size_of(it.mean, np.sqrt(it.variance)) for key, it in self._shared.items()}
+        far = {
+            key: before[key].size_of(it.mean, np.sqrt(it.variance), had_come[key]) for key, it in self._shared.items()
+        }
         names = [f"{key.removeprefix(FIELDS)} (root mean square {size:.3g})" for key, size in far.items() if size > FAR]
         if names:
             self.warnings.append(

@@ -34,10 +34,10 @@ class Scaling:
         array = _floating(array)
         return array * self._like(array, self._divisor) + self._like(array, self.mean)
 
-    def size_of(self, mean: Array, std: Array) -> float:
-        """The largest root mean square, after `apply`, of values that have such means and standard deviations."""
+    def size_of(self, mean: Array, std: Array, where: Any) -> float:
+        """The largest root mean square, after `apply`, of values of such means and standard deviations, if `where`."""
         sizes = np.sqrt((mean - self.mean) ** 2 + std**2) / self._divisor
-        return float(np.max(sizes, initial=0.0))
+        return float(np.max(sizes, initial=0.0, where=where))
 
     def _like(self, array: Any, values: Array) -> Any:
         """Means or divisors as the same kind of array, in a shape that goes with it."""

@@ -1,5 +1,7 @@
 """Fingerprints of arrays, and their comparison over the ranks."""
 
+import random
+from collections import deque
 from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -17,6 +19,7 @@ from stream_server.server.training.fingerprint import (
     CHUNK,
     Fingerprints,
     fingerprint,
+    of_numbers,
     of_replicated_state,
     require_equal,
 )
@@ -148,3 +151,35 @@ def test_the_state_that_a_server_calls_replicated_is_compared_by_path() -> None:
 def test_what_is_no_array_of_numbers_is_refused(value: Any) -> None:
     with pytest.raises(UserCodeError, match="must give arrays of numbers, but odd is something else"):
         of_replicated_state(server_of({"odd": value, "fine": np.ones(2)}))
+
+
+class Generator(nn.Module):
+    """A network, which cannot be pickled."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.activation = lambda x: x.relu()
+
+
+class Unasked:
+    def __getattr__(self, name: str) -> Any:
+        raise RuntimeError("not now")
+
+
+def test_numbers_are_found_beside_what_cannot_be_asked_and_of_a_long_list_its_length_counts() -> None:
+    state: dict[str, Any] = {
+        "count": 3,
+        "losses": [0.5] * 2000,
+        "names": ["a"] * 2000,
+        "history": deque([(np.ones(2), 1.0)] * 2000),
+        "network": Generator(),
+        "lazy": list(nn.LazyLinear(2).parameters()),
+        "other": Unasked(),
+        "own": random.Random(1),
+        "numpy": np.random.default_rng(1),
+        "torch": torch.Generator(),
+    }
+    found = of_numbers(state)
+    assert found.keys() == {"count", "losses", "own", "numpy", "torch"}
+    assert of_numbers({**state, "losses": [0.25] * 2000}) == found
+    assert of_numbers({**state, "losses": [0.5] * 2001})["losses"] != found["losses"]

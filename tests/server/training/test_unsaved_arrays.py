@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import prune
 
 from stream_server.server.progress.batches import UnionBatch
 from stream_server.server.ranks.communicator import SoloRanks
@@ -42,6 +43,19 @@ class Scaling(nn.Module):
         self.largest = torch.maximum(self.largest, x.abs().max())
         self.scale.mul_(0.9).add_(0.1 * x.abs().mean())
         return self.layer(x) / self.scale
+
+
+class Reparametrised(nn.Module):
+    """Its weights are computed from those that are saved, by the ways of torch that put them beside these."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.normed = nn.utils.weight_norm(nn.Linear(1, 2))
+        self.bounded = nn.utils.spectral_norm(nn.Linear(2, 2))
+        self.pruned = prune.l1_unstructured(nn.Linear(2, 1), "weight", amount=1)
+
+    def forward(self, x: Any) -> Any:
+        return self.pruned(self.bounded(self.normed(x)))
 
 
 class Averaging(TorchServer):
@@ -80,6 +94,11 @@ class AveragingAndSaving(Averaging):
 class Rescaling(AveragingAndSaving):
     def make_model(self) -> nn.Module:
         return Scaling()
+
+
+class Normed(AveragingAndSaving):
+    def make_model(self) -> nn.Module:
+        return Reparametrised()
 
 
 class Plain(StreamServer):
@@ -128,6 +147,7 @@ class SavedEma(Ema):
         (Averaging, Callback, "ema.weight, ema.bias"),
         (AveragingAndSaving, Callback, None),
         (Rescaling, Callback, "largest, scale"),
+        pytest.param(Normed, Callback, None, marks=pytest.mark.filterwarnings("ignore::FutureWarning")),
         (Plain, Callback, "momentum"),
         (PlainAndWhole, Callback, None),
         (PlainAndWhole, Ema, "Ema.mean"),

@@ -140,9 +140,25 @@ class ByName(Dataset[Any]):
         return (VALUES["abc".index(name)],)
 
 
+class Written(Dataset[Any]):
+    """Its items are what a collate_fn makes arrays of."""
+
+    def __len__(self) -> int:
+        return 3
+
+    def __getitem__(self, index: int) -> Any:
+        masked = np.ma.masked_array([1.0, 2.0], [False, True])
+        return np.array([f"{index}"]), np.array(["2026-01-01"], "M8[D]"), masked
+
+
+def read(items: list[Any]) -> Any:
+    return (torch.tensor([[float(text[0])] * 2 for text, _, _ in items]),)
+
+
 @pytest.mark.parametrize(
     "of_rank",
     [
+        lambda: DataLoader(Written(), batch_size=2, collate_fn=read),
         lambda: DataLoader(ByName(), sampler=list("abc")),
         lambda: DataLoader(TensorDataset(VALUES), batch_size=2),
         lambda: DataLoader(Generated(), batch_size=None),

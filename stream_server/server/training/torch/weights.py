@@ -86,9 +86,14 @@ class Weights:
         return found
 
     def attributes(self) -> dict[str, dict[str, Any]]:
-        """What the modules have in plain attributes, which is in no state, by the place of the module."""
+        """What the modules have in plain attributes, which is in no state, by the place of the module.
+
+        Without what is computed from parameters, as `weight_norm`, `spectral_norm` and pruning have it beside them.
+        """
         return {
-            _full(name, place).strip("."): {key: it for key, it in vars(part).items() if key not in IN_STATE}
+            _full(name, place).strip("."): {
+                key: it for key, it in vars(part).items() if key not in IN_STATE and not _is_computed(part, key, it)
+            }
             for name, module in self._modules()
             for place, part in module.named_modules()
         }
@@ -321,3 +326,9 @@ def _plain(module: nn.Module, name: str, left_out: Mapping[str, str] | None = No
         return plain(state, "the model" if name == MODEL else name)
     except TypeError as error:
         raise UserCodeError(f"the state of a module of the server cannot be saved: {error}") from error
+
+
+def _is_computed(module: nn.Module, key: str, value: Any) -> bool:
+    if isinstance(value, Tensor) and value.grad_fn is not None:
+        return True
+    return any(hasattr(module, f"{key}{end}") for end in ("_orig", "_g"))

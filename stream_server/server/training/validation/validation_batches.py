@@ -2,6 +2,7 @@
 
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import chain, islice
 from typing import Any
@@ -212,9 +213,13 @@ class ValidationSets:
         last = len(order) - 1
         numbers = sorted({last * part // NUM_COMPARED for part in range(NUM_COMPARED + 1)}) if order else []
         collate, checksum = self._server.collate, zlib.crc32(repr(order).encode())
-        for item in chain(first, (source[order[number]] for number in numbers)):
-            for array in collate.arrays_in(collate.convert(item)):
-                checksum = zlib.crc32(collate.bytes_of(array), checksum)
+        # What a collate_fn of the user's makes batches of need be none of our arrays.
+        items: Iterable[Any] = (source[order[number]] for number in numbers)
+        items = map(collate.convert, items) if source is loader else items
+        for item in chain(map(collate.convert, first), items):
+            for array in collate.arrays_in(item):
+                with suppress(TypeError, ValueError, RuntimeError):
+                    checksum = zlib.crc32(collate.bytes_of(array), checksum)
         return [_length_of(loader), len(first), checksum]
 
     def _refuse_different(self, mine: list[Any]) -> None:
