@@ -3,9 +3,11 @@
 import socket
 
 import pytest
+import zmq
 
 from stream_server.errors import ConfigError
 from stream_server.machine.network import Interface, chosen, described, interfaces
+from stream_server.messages import tcp
 
 THERE = [
     Interface(name="lo", address="127.0.0.1"),
@@ -63,3 +65,15 @@ def test_an_address_of_ipv6_is_chosen_as_one_of_ipv4_is_and_comes_second() -> No
 def test_a_subnet_with_several_addresses_of_this_node_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"ib0 \(10\.1\.2\.3\) and ib1 \(10\.1\.9\.9\) are in 10\.1\.0\.0/16"):
         chosen("10.1.0.0/16", THERE)
+
+
+def test_a_number_of_ipv4_is_reached_over_ipv4_also_where_there_is_no_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unknown(*arguments: object, **options: object) -> None:
+        raise socket.gaierror("no address of this family")
+
+    monkeypatch.setattr("stream_server.messages.tcp.system.getaddrinfo", unknown)
+    with zmq.Context() as context, context.socket(zmq.DEALER) as here:
+        tcp.connect_socket(here, "tcp://127.0.0.1:9")
+        assert not here.ipv6
+        tcp.connect_socket(here, "tcp://[::1]:9")
+        assert here.ipv6

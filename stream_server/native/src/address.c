@@ -1,6 +1,7 @@
 #define _POSIX_C_SOURCE 200809L
 #include "address.h"
 
+#include <arpa/inet.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <netdb.h>
@@ -110,6 +111,10 @@ bool sc_needs_ipv6(const char *address) {
         return false;
     memcpy(host, start, (size_t)(end - start));
     host[end - start] = '\0';
+    struct in_addr numeric;
+    /* Of 127.0.0.1 a node without a network says that it has no address. */
+    if (inet_pton(AF_INET, host, &numeric) == 1)
+        return false;
     struct addrinfo wanted = {.ai_family = AF_INET, .ai_flags = AI_ADDRCONFIG}, *found;
     if (getaddrinfo(host, NULL, &wanted, &found) != 0)
         return true;
