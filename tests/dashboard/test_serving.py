@@ -69,7 +69,7 @@ def attacked(access: Access, attack: Callable[[Connect], Awaitable[Any]], silenc
 
 
 def path_of(access: Access) -> str:
-    """What a browser asks for that opens the link."""
+    """The path that a browser requests, with the token, when it opens the link."""
     link = urlsplit(access.link(1))
     return f"{link.path}?{link.query}"
 

@@ -72,7 +72,7 @@ def says(commands: Path, words: str, code: int = 1) -> None:
 
 
 def status(backend: SlurmSteps, handle: str, state: JobState) -> JobStatus:
-    """What is told of a step once it is in this state."""
+    """Status of a step once it is in this state."""
     return until(lambda: (it := backend.query([handle])[handle]).state is state and it)
 
 

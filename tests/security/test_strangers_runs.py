@@ -215,7 +215,7 @@ def said_of(run: Path, to: Path, capsys: pytest.CaptureFixture[str]) -> str:
 def test_links_in_a_run_of_a_stranger_show_nothing_of_ours(
     shared: Path, tmp_path: Path, stranger: Stranger, linked: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What is made of his run may be sent to him."""
+    """Pictures and tables of his run may be sent to him."""
     ours, theirs = private_run(tmp_path / "ours"), shared / "theirs"
     theirs.mkdir()
     assert said_of(ours, tmp_path / "of-ours", capsys).count(MARK) > 20

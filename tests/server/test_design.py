@@ -219,7 +219,7 @@ def test_a_value_has_the_place_from_which_it_comes(low: int, num: int, place: fl
 
 
 def warnings_of(config: StudyConfig) -> list[str]:
-    """What is told of the design of a study when it starts."""
+    """Warnings about the design of a study at its start."""
     design = ParameterDesign(config)
     warnings = DesignWarnings(config, design.names)
     for simulation in range(config.validation.simulations + config.study.simulations):

@@ -61,7 +61,7 @@ def facts_of(config: StudyConfig, replay: Path | None = None) -> list[tuple[str,
 
 
 def _warnings_of_design(config: StudyConfig) -> list[str]:
-    """What a start would say of the parameters. A class of the user's is asked for them as there, unless it learns."""
+    """Warnings of a start about the parameters; a sampler class of the user is asked for them, unless it learns."""
     sampler, design = config.parameters.sampler, ParameterDesign(config)
     if not design.is_suggested:
         return design.warnings

@@ -86,7 +86,7 @@ class Weights:
         return found
 
     def attributes(self) -> dict[str, dict[str, Any]]:
-        """What the modules have in plain attributes, which is in no state, by the place of the module.
+        """Plain attributes of the modules, which are in no state, by the place of the module.
 
         Without what is computed from parameters, as `weight_norm`, `spectral_norm` and pruning have it beside them.
         """
