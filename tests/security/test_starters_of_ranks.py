@@ -92,7 +92,7 @@ assert not {"UCX_TLS", "OMPI_MCA_btl"} & os.environ.keys()
 """
 
 
-@pytest.mark.parametrize("starter", ["ours", "mpich", "openmpi"])
+@pytest.mark.parametrize("starter", ["ours", "mpich", pytest.param("openmpi", marks=pytest.mark.slow)])
 def test_ranks_on_one_node_open_no_port_and_no_memory_of_their_group(starter: str) -> None:
     """UCX writes whatever comes to its port to the address that stands in it.
 
