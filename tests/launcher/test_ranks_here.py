@@ -32,8 +32,11 @@ def run(script: str, num_ranks: int = 2) -> "subprocess.CompletedProcess[str]":
 def started(log: Path, script: str) -> Iterator["subprocess.Popen[bytes]"]:
     """Two ranks that are there."""
     with log.open("wb") as output, subprocess.Popen(command(2, script), stdout=output) as process:
-        until(lambda: log.read_text().count("there") == 2)
-        yield process
+        try:
+            until(lambda: log.read_text().count("there") == 2)
+            yield process
+        finally:
+            process.kill()
 
 
 def test_each_rank_knows_its_number_and_inherits_one_socket() -> None:
@@ -66,6 +69,11 @@ def test_a_signal_is_passed_on_to_all_ranks(tmp_path: Path) -> None:
         process.send_signal(signal.SIGUSR1)
         assert process.wait(LIMIT_S) == 0
     assert sorted((tmp_path / "log").read_text().splitlines())[:2] == ["heard 0", "heard 1"]
+
+
+def test_one_that_comes_while_ranks_are_started_reaches_those_that_come_later() -> None:
+    script = "trap 'exit 0' USR1; [ $PMI_RANK != 0 ] || kill -USR1 $PPID; while :; do sleep 0.1; done"
+    assert run(script, 8).returncode in (0, 128 + signal.SIGUSR1)
 
 
 def test_one_that_is_ignored_is_not(tmp_path: Path) -> None:

@@ -102,11 +102,10 @@ class RanksHere:
         woken.setblocking(False)
         wake.setblocking(False)
         signal.set_wakeup_fd(wake.fileno())
-        signal.signal(signal.SIGCHLD, lambda number, frame: None)
-        for number in PASSED_ON:
-            # What is ignored here is ignored by the ranks, too, until they say otherwise.
-            if signal.getsignal(number) is not signal.SIG_IGN:
-                signal.signal(number, lambda number, frame: self._send(number))
+        # What is ignored here is ignored by the ranks, too, until they say otherwise.
+        passed_on = {number for number in PASSED_ON if signal.getsignal(number) is not signal.SIG_IGN}
+        for number in (signal.SIGCHLD, *passed_on):
+            signal.signal(number, lambda number, frame: None)
         with selectors.DefaultSelector() as selector:
             selector.register(woken, selectors.EVENT_READ, None)
             for rank in range(self.meeting.num_ranks):
@@ -115,8 +114,9 @@ class RanksHere:
             while self._running:
                 for key, _ in selector.select():
                     if key.data is None:
-                        with suppress(BlockingIOError):
-                            woken.recv(LARGEST_READ)
+                        # The numbers of signals. Those that came while ranks were started reach all of them.
+                        for number in passed_on.intersection(woken.recv(LARGEST_READ)):
+                            self._send(number)
                         self._look_for_ends()
                     elif not self._hear(key.data):
                         selector.unregister(key.fileobj)
