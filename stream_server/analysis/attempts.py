@@ -12,7 +12,7 @@ from stream_server.launcher.backends.backend import EXIT_FILE, LOG_FILE, WORKER_
 from stream_server.launcher.journal import records
 from stream_server.launcher.journal.journal import JOURNAL_FILE
 from stream_server.launcher.journal.records import DamagedJournal
-from stream_server.launcher.schedule.actions import Fail, Give
+from stream_server.messages.launcher_link import Attached, Failed
 
 RUNNING = "running"
 ENDED = "ended"
@@ -77,7 +77,7 @@ class AttemptHistory:
             match record:
                 case (
                     records.AttemptStarting(simulation=simulation, attempt=attempt)
-                    | Give(simulation=simulation, attempt=attempt)
+                    | Attached(simulation=simulation, attempt=attempt)
                 ):
                     self._known[simulation, attempt] = AttemptFacts(simulation=simulation, attempt=attempt)
                     self._open.add((simulation, attempt))
@@ -85,7 +85,7 @@ class AttemptHistory:
                     self._change((simulation, attempt), state=CANCELLED, reason=reason)
                 case records.AttemptEnded(simulation=simulation, attempt=attempt, reason=reason):
                     self._end((simulation, attempt), ENDED, reason)
-                case Fail(simulation=simulation, attempt=attempt, reason=reason):
+                case Failed(simulation=simulation, attempt=attempt, reason=reason):
                     self._end((simulation, attempt), FAILED, reason)
                 case records.LauncherLeft():
                     self._end_all(INTERRUPTED, "")

@@ -172,12 +172,20 @@ class Queued:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Failed:
-    """To server: an attempt failed; another or `GaveUp` follows. `log` is the path of its output, "" without one."""
+    """To server: an attempt failed; another or `GaveUp` follows.
+
+    An `excuse` says why that does not count against the simulation. `log` is the path of its output, "" without one.
+    """
 
     simulation: int
     attempt: int
     reason: str
-    log: str
+    excuse: str = ""
+    log: str = ""
+
+    @property
+    def explanation(self) -> str:
+        return f"{self.reason} (not counted against it, for {self.excuse})" if self.excuse else self.reason
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -187,7 +195,7 @@ class FailedLater:
     simulation: int
     attempt: int
     reason: str
-    log: str
+    log: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -197,8 +205,8 @@ class GaveUp:
     simulation: int
     attempts: int
     reason: str
-    log: str
     redraw: bool
+    log: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -211,11 +219,12 @@ class Dropped:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Attached:
-    """To server: the client of this `AttachRequest` gets this attempt of this simulation."""
+    """To server: the client of this `AttachRequest`, and of its name, gets this attempt of this simulation."""
 
     token: int
     simulation: int
     attempt: int
+    client: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -229,9 +238,14 @@ class NoneLeft:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TooMany:
-    """To server: the study must stop, for the simulations cannot be made to run; `text` ends with a log's end."""
+    """To server: the study must stop, for the simulations cannot be made to run.
+
+    `simulation` and `attempt` are those of the last failure; `text` ends with the end of its log.
+    """
 
     text: str
+    simulation: int
+    attempt: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -8,7 +8,7 @@ import pytest
 from stream_server.analysis.attempts import AttemptHistory, newest_failures
 from stream_server.analysis.reading import RunFolder
 from stream_server.launcher.journal import records
-from stream_server.launcher.schedule.actions import Fail, Give
+from stream_server.messages.launcher_link import Attached, Failed
 from tests.dashboard.made_runs import STARTED, add_to_journal
 
 AT_S = 1_700_000_000
@@ -40,7 +40,7 @@ def test_an_attempt_runs_from_its_first_file_to_its_last_once_the_journal_says_t
     (first, second) = history.update(is_live=True)
     assert (first.state, first.started_s, first.ended_s) == ("running", AT_S, None)
     assert second.simulation == 1
-    add_to_journal(run.path, [Fail(simulation=0, attempt=0, reason="exit code 1")])
+    add_to_journal(run.path, [Failed(simulation=0, attempt=0, reason="exit code 1")])
     begin(run, 0, attempt=1)
     (first, _, third) = history.update(is_live=True)
     assert (first.state, first.ended_s, first.reason) == ("failed", AT_S + 3, "exit code 1")
@@ -60,7 +60,7 @@ def test_how_an_attempt_ended_is_told_apart(run: RunFolder) -> None:
 
 def test_in_a_run_that_was_killed_nothing_runs_and_a_client_that_attached_has_no_times(run: RunFolder) -> None:
     begin(run, 0)
-    add_to_journal(run.path, [Give(token=1, simulation=1, attempt=0, client="elsewhere")])
+    add_to_journal(run.path, [Attached(token=1, simulation=1, attempt=0, client="elsewhere")])
     history = AttemptHistory(run)
     found = history.update(is_live=False)
     assert [it.state for it in found] == ["interrupted"] * 2
@@ -82,7 +82,7 @@ def test_a_job_that_has_left_its_exit_code_does_not_run_whatever_the_journal_lac
     history = AttemptHistory(run)
     (begin(run, 0) / "job.exit").write_text("1\n")
     assert [it.state for it in history.update(is_live=True)] == ["ended"]
-    add_to_journal(run.path, [Fail(simulation=0, attempt=0, reason="exit code 1")])
+    add_to_journal(run.path, [Failed(simulation=0, attempt=0, reason="exit code 1")])
     (failed,) = history.update(is_live=True)
     assert (failed.state, failed.reason) == ("failed", "exit code 1")
 
@@ -90,7 +90,7 @@ def test_a_job_that_has_left_its_exit_code_does_not_run_whatever_the_journal_lac
 def test_a_failed_attempt_is_told_although_another_one_finished(run: RunFolder) -> None:
     begin(run, 0, 0)
     begin(run, 1, 0)
-    add_to_journal(run.path, [Fail(simulation=0, attempt=0, reason="was killed by SIGKILL")])
+    add_to_journal(run.path, [Failed(simulation=0, attempt=0, reason="was killed by SIGKILL")])
     begin(run, 0, 1)
     add_to_journal(run.path, [records.AttemptEnded(simulation=0, attempt=1, reason="ended with exit code 0")])
     assert newest_failures(run, is_live=True) == {0: "attempt 0 was killed by SIGKILL"}

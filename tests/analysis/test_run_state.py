@@ -12,9 +12,9 @@ from stream_server.analysis.run_state import is_run, newest_checkpoint, runs_bel
 from stream_server.commands.cli import main
 from stream_server.errors import NotRunning
 from stream_server.launcher.journal import records
-from stream_server.launcher.schedule.actions import Fail, GiveUp
 from stream_server.machine.run_folder import set_aside
 from stream_server.machine.study_lock import RUN_LOCK, SERVER_LOCK, StudyLock, holder_of
+from stream_server.messages.launcher_link import Failed, GaveUp
 from stream_server.storage.checksums import checksummed_json
 
 Facts = dict[str, Any]
@@ -158,10 +158,10 @@ def test_the_journal_and_the_folders_tell_of_simulations_that_no_checkpoint_has(
     (run.path / "simulations" / "0" / "attempt-1" / "output.log").touch()
     journal = [
         records.LauncherStarted(pid=1, boot="b", link="ipc:///l", supervises=False, resumed=False),
-        Fail(simulation=1, attempt=2, reason="crashed"),
-        GiveUp(simulation=1, attempts=3, reason="crashed", redraw=False),
-        Fail(simulation=2, attempt=0, reason="late"),
-        Fail(simulation=0, attempt=0, reason="slow"),
+        Failed(simulation=1, attempt=2, reason="crashed"),
+        GaveUp(simulation=1, attempts=3, reason="crashed", redraw=False),
+        Failed(simulation=2, attempt=0, reason="late"),
+        Failed(simulation=0, attempt=0, reason="slow"),
         records.AttemptStarting(simulation=0, attempt=1, folder="0/attempt-1", public_key=None),
         records.AttemptStarting(simulation=4, attempt=0, folder="4/attempt-0", public_key=None),
         records.AttemptEnded(simulation=4, attempt=0, reason="ended with exit code 0"),

@@ -5,8 +5,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from stream_server.launcher.journal import records
-from stream_server.launcher.schedule.actions import Fail
 from stream_server.machine.study_lock import RUN_LOCK
+from stream_server.messages.launcher_link import Failed
 from tests.analysis.logged_run import log_run
 
 STARTED = records.LauncherStarted(pid=1, boot="b", link="ipc:///l", supervises=False, resumed=False)
@@ -42,7 +42,7 @@ def add_attempts(folder: Path, simulation: int, *, is_running: bool) -> None:
             records.AttemptStarted(simulation=simulation, attempt=attempt, handle=f"{simulation} 1 b"),
         ]
         if attempt < last:
-            written.append(Fail(simulation=simulation, attempt=attempt, reason="exit code 1"))
+            written.append(Failed(simulation=simulation, attempt=attempt, reason="exit code 1"))
         elif not is_running:
             written.append(
                 records.AttemptEnded(simulation=simulation, attempt=attempt, reason="ended with exit code 0")

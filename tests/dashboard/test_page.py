@@ -19,8 +19,8 @@ from urllib.parse import urlsplit
 import pytest
 
 from stream_server.commands.cli import main
-from stream_server.launcher.schedule.actions import Fail
 from stream_server.machine.study_lock import RUN_LOCK, SERVER_LOCK, StudyLock
+from stream_server.messages.launcher_link import Failed
 from tests.analysis.logged_run import log_run
 from tests.dashboard.browser import Browser, chromium
 from tests.dashboard.made_runs import add_attempts, add_to_journal, make_run
@@ -331,7 +331,7 @@ def make_hostile_run(folder: Path) -> None:
         file.write(json.dumps(line | {f"time/{HOSTILE}": 0.5}) + "\n")
     (run / "logs" / f"server-{HOSTILE}.log").write_text(HOSTILE)
     (run / "simulations" / "0" / "attempt-0" / "output.log").write_text(HOSTILE)
-    add_to_journal(run, [Fail(simulation=0, attempt=0, reason=HOSTILE)])
+    add_to_journal(run, [Failed(simulation=0, attempt=0, reason=HOSTILE)])
     record(run, Doubling(), samples(4), unit=HOSTILE)
     report = {
         "exit_code": 70,

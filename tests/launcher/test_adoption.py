@@ -77,7 +77,7 @@ def test_a_simulation_that_ended_while_no_launcher_ran_is_judged_by_its_exit_cod
         run.wait_until(lambda: (0, 1) in run.attempts(0))
         (failed,) = [message for message in run.heard(0) if isinstance(message, launcher_link.Failed)]
         assert failed.reason == "was killed by SIGKILL"
-        (ended,) = [record for record in run.journal if record["message"] == "Fail"]
+        (ended,) = [record for record in run.journal if record["message"] == "Failed"]
         assert not ended["excuse"]
 
 
@@ -90,7 +90,7 @@ def test_a_simulation_of_which_nothing_is_left_has_not_failed_by_itself(tmp_path
             os.kill(process.pid, signal.SIGKILL)
         run.launcher = run.start()
         run.wait_until(lambda: (0, 1) in run.attempts(0))
-        (ended,) = [record for record in run.journal if record["message"] == "Fail"]
+        (ended,) = [record for record in run.journal if record["message"] == "Failed"]
         assert ended["excuse"]
 
 
@@ -315,7 +315,7 @@ def test_one_that_failed_is_to_blame_for_those_that_waited_for_it_until_their_ti
         told = dict([failed(rank_0), failed(rank_0)])
         excuse = "not counted against it, for simulation 1, which shared the job, failed"
         assert told == {0: f"was ended with its job ({excuse})", 1: "a rank ended with exit code 3"}
-        ends = {it["simulation"]: not it["excuse"] for it in journal(rank_0) if it["message"] == "Fail"}
+        ends = {it["simulation"]: not it["excuse"] for it in journal(rank_0) if it["message"] == "Failed"}
         assert ends == {0: False, 1: True}
         # The next launcher knows that it was cancelled, and does not wait for the time to be up again.
         cancels = [it["simulation"] for it in journal(rank_0) if it["message"] == "AttemptCancelled"]
@@ -380,7 +380,7 @@ def test_a_launcher_that_is_killed_at_any_record_of_a_shared_job_blames_nobody_w
         rank_0.wait_for_output(0, 1)
         rank_0.send(launcher_link.ProgressReport(simulation=0, attempt=1, received=1, blocked=False))
         rank_0.wait_for_output(1, 1)
-        ended = [it for it in journal(rank_0) if it["message"] == "Fail"]
+        ended = [it for it in journal(rank_0) if it["message"] == "Failed"]
         ends = {(it["simulation"], it["attempt"]): not it["excuse"] for it in ended}
         # Before its job was submitted, nobody has done anything wrong.
         assert ends == {(0, 0): record > 3, (1, 0): False}

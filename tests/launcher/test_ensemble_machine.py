@@ -12,7 +12,6 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from stream_server.launcher.journal import records
 from stream_server.launcher.journal.history import History, entries_of
-from stream_server.launcher.schedule.actions import Fail, GiveUp
 from stream_server.launcher.schedule.progress_clock import CONFIRM_S
 from stream_server.launcher.schedule.retry_policy import ScheduleLimits
 from stream_server.launcher.schedule.schedule import POSTPONE_S, SimulationSchedule
@@ -20,6 +19,7 @@ from stream_server.launcher.schedule.simulation import RESTARTED
 from stream_server.launcher.simulations.attempt_jobs import AttemptJobs
 from stream_server.launcher.simulations.ensemble import Ensemble
 from stream_server.messages import operator
+from stream_server.messages.launcher_link import Failed, GaveUp
 from tests.launcher.node import (
     KILLED_BY_TERM,
     LauncherKilled,
@@ -389,12 +389,12 @@ def test_an_attempt_that_saw_a_restart_is_excused_though_the_launcher_was_killed
 
 def test_a_simulation_whose_launcher_was_killed_before_it_gave_it_up_is_not_tried_again() -> None:
     started = records.AttemptStarting(simulation=0, attempt=0, folder="/0", public_key=None)
-    ended = Fail(simulation=0, attempt=0, reason="ended with exit code 1", excuse="")
+    ended = Failed(simulation=0, attempt=0, reason="ended with exit code 1", excuse="")
     past = History.of([records.PlanTaken(incarnation=1), started, ended])
     schedule = SimulationSchedule(ScheduleLimits(retries=0, max_failed=100))
     schedule.restore(past.highest, entries_of(past, 0.0))
     assert schedule.replan({0: 0}, 0.0) == [
-        GiveUp(simulation=0, attempts=1, reason="ended with exit code 1", redraw=False)
+        GaveUp(simulation=0, attempts=1, reason="ended with exit code 1", redraw=False)
     ]
 
 

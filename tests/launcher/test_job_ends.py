@@ -4,8 +4,10 @@ from pathlib import Path
 
 import pytest
 
+from stream_server.launcher.backends.backend import JobState, JobStatus
+from stream_server.launcher.journal.records import AttemptEnded
 from stream_server.launcher.schedule.simulation import RESTARTED
-from stream_server.launcher.simulations.attempt_jobs import AttemptEnd, JobEnd, Traces, ends
+from stream_server.launcher.simulations.attempt_jobs import Traces, ends
 
 NUM_RANKS = 2
 
@@ -21,12 +23,19 @@ def traces(tmp_path: Path, *codes: str, log: str = "") -> dict[tuple[int, int], 
     return folders
 
 
-def ended(tmp_path: Path, exit_code: int | None, reason: str = "ended", *, excuse: str = "") -> JobEnd:
-    return JobEnd(folder=tmp_path / "0", exit_code=exit_code, reason=reason, excuse=excuse)
+def ended(exit_code: int | None, reason: str = "ended", *, excuse: str = "") -> JobStatus:
+    return JobStatus(state=JobState.ENDED, exit_code=exit_code, reason=reason, excuse=excuse)
 
 
-def judged(folders: dict[tuple[int, int], Path], job: JobEnd) -> list[tuple[int | None, str, str]]:
-    return [(it.exit_code, it.reason, it.excuse) for it in ends(folders, job, num_ranks=NUM_RANKS)]
+def ends_of(folders: dict[tuple[int, int], Path], job: JobStatus) -> list[AttemptEnded]:
+    return ends(folders, job, log=folders[0, 0] / "output.log", num_ranks=NUM_RANKS)
+
+
+def judged(folders: dict[tuple[int, int], Path], job: JobStatus) -> list[tuple[int | None, str, str]]:
+    return [
+        (it.exit_code, it.reason, it.excuse)
+        for it in ends(folders, job, log=folders[0, 0] / "output.log", num_ranks=NUM_RANKS)
+    ]
 
 
 WELL = (0, "ended with exit code 0", "")
@@ -40,7 +49,7 @@ def test_one_of_which_a_rank_failed_is_to_blame_and_the_others_are_excused(
 ) -> None:
     excused = (None, "was ended with its job", "simulation 1, which shared the job, failed")
     folders = traces(tmp_path, "0", codes, "0 0", "")
-    assert judged(folders, ended(tmp_path, 3)) == [excused, (3, reason, ""), WELL, excused]
+    assert judged(folders, ended(3)) == [excused, (3, reason, ""), WELL, excused]
 
 
 def test_one_that_called_mpi_abort_under_mpich_is_to_blame(tmp_path: Path) -> None:
@@ -48,46 +57,43 @@ def test_one_that_called_mpi_abort_under_mpich_is_to_blame(tmp_path: Path) -> No
     text = "RuntimeError: diverged\nAbort(1) on node 1 (rank 1 in comm 0): application called MPI_Abort\n"
     (folders[1, 0] / "output.log").write_text(text)
     excused = (None, "was ended with its job", "simulation 1, which shared the job, failed")
-    assert judged(folders, ended(tmp_path, 1)) == [excused, (1, "a rank called MPI_Abort", "")]
+    assert judged(folders, ended(1)) == [excused, (1, "a rank called MPI_Abort", "")]
 
 
 def test_when_nobody_can_be_shown_to_be_at_fault_all_that_did_not_end_well_have_failed(tmp_path: Path) -> None:
     folders = traces(tmp_path, "0", "0 0", "")
     failed = (137, "was killed by SIGKILL", "")
-    assert judged(folders, ended(tmp_path, 137, "was killed by SIGKILL")) == [failed, WELL, failed]
+    assert judged(folders, ended(137, "was killed by SIGKILL")) == [failed, WELL, failed]
 
 
 def test_a_job_that_ended_well_has_ended_well_for_all(tmp_path: Path) -> None:
-    assert judged(traces(tmp_path, "", "0"), ended(tmp_path, 0)) == [WELL, WELL]
+    assert judged(traces(tmp_path, "", "0"), ended(0)) == [WELL, WELL]
 
 
 def test_a_job_whose_end_nobody_saw_is_no_failure_of_anybody(tmp_path: Path) -> None:
-    job = ended(tmp_path, None, "gone", excuse=RESTARTED)
+    job = ended(None, "gone", excuse=RESTARTED)
     assert all(excuse for _, _, excuse in judged(traces(tmp_path, "", "0 0"), job))
 
 
 def test_one_that_is_alone_ended_as_its_job_did(tmp_path: Path) -> None:
     folders = traces(tmp_path, "3")
-    assert ends(folders, ended(tmp_path, 9, "ended with exit code 9"), num_ranks=NUM_RANKS) == [
-        AttemptEnd(
+    assert ends_of(folders, ended(9, "ended with exit code 9")) == [
+        AttemptEnded(
             simulation=0,
             attempt=0,
             exit_code=9,
             reason="ended with exit code 9",
-            log=tmp_path / "0" / "output.log",
+            log=str(tmp_path / "0" / "output.log"),
         )
     ]
-    (unseen,) = ends(folders, ended(tmp_path, None, excuse=RESTARTED), num_ranks=NUM_RANKS)
+    (unseen,) = ends_of(folders, ended(None, excuse=RESTARTED))
     assert unseen.excuse == RESTARTED
 
 
 def test_one_that_never_wrote_anything_is_explained_by_the_log_of_mpirun(tmp_path: Path) -> None:
     folders = traces(tmp_path, "", "")
     (folders[1, 0] / "output.log").unlink()
-    assert [it.log for it in ends(folders, ended(tmp_path, 1), num_ranks=NUM_RANKS)] == [
-        tmp_path / "0" / "output.log",
-        tmp_path / "0" / "output.log",
-    ]
+    assert [it.log for it in ends_of(folders, ended(1))] == [str(tmp_path / "0" / "output.log")] * 2
 
 
 @pytest.mark.parametrize("content", [b"", b"\n", b"x\n", b"\xff\n", b"-1\n"])

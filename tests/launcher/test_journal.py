@@ -33,9 +33,8 @@ from stream_server.launcher.journal.records import (
     ServerStarted,
     ServerStarting,
 )
-from stream_server.launcher.schedule.actions import Fail, Give, GiveUp
 from stream_server.machine import processes
-from stream_server.messages.launcher_link import Committed, FinishSimulations
+from stream_server.messages.launcher_link import Attached, Committed, Failed, FinishSimulations, GaveUp
 from tests.support.lesser_disks import without_locks
 
 BEGIN = LauncherStarted(pid=1, boot="b", link="", supervises=True, resumed=False)
@@ -52,11 +51,11 @@ RECORDS: list[JournalRecord] = [
     AttemptStarting(simulation=0, attempt=1, folder="/runs/é", public_key=None),
     AttemptStarting(simulation=2, attempt=0, folder="/runs/2", public_key="k", job="/runs/0", ranks=4),
     AttemptStarted(simulation=0, attempt=1, handle="20 11 boot"),
-    Give(token=1, simulation=1, attempt=0),
+    Attached(token=1, simulation=1, attempt=0),
     AttemptCancelled(simulation=0, attempt=1, reason="no new time step for 60 s", excuse=""),
     AttemptEnded(simulation=0, attempt=1, reason="ended with exit code 0"),
-    Fail(simulation=0, attempt=1, reason="crashed", excuse=""),
-    GiveUp(simulation=0, attempts=1, redraw=False, reason="crashed"),
+    Failed(simulation=0, attempt=1, reason="crashed", excuse=""),
+    GaveUp(simulation=0, attempts=1, redraw=False, reason="crashed"),
     FirstStep(),
     FinishSimulations(reason="enough"),
     LauncherLeft(exit_code=0),
@@ -207,7 +206,7 @@ def test_attempts_of_one_job_are_known_as_such_also_when_some_have_ended() -> No
     group = [
         AttemptStarting(simulation=it, attempt=0, folder=f"/{it}/0", public_key="k", job="/0/0") for it in range(3)
     ]
-    ended = Fail(simulation=0, attempt=0, reason="", excuse="")
+    ended = Failed(simulation=0, attempt=0, reason="", excuse="")
     past = History.of([BEGIN, *group, attempt(3, 0), ended])
     assert past.jobs == {"/0/0": ((0, 0), (1, 0), (2, 0))}
     assert [it.simulation for it in past.in_job("/0/0")] == [1, 2]
@@ -218,7 +217,7 @@ def test_a_journal_of_another_format_is_refused_and_says_so(tmp_path: Path) -> N
     line = b'{"message": "LauncherStarted", "pid": 1, "boot": "b", "link": "", "supervises": true, "resumed": false'
     (tmp_path / "journal.jsonl").write_bytes(records.with_checksum(line) + b"\n")
     with (
-        pytest.raises(ConfigError, match="another version: it is of format 1, this version knows 4 only"),
+        pytest.raises(ConfigError, match="another version: it is of format 1, this version knows 5 only"),
         Journal(tmp_path),
     ):
         pass
@@ -263,20 +262,20 @@ def test_a_cancel_outlives_the_launcher_that_sent_it_but_not_its_attempt() -> No
 
 
 def test_failures_count_only_when_they_count() -> None:
-    ends = [Fail(simulation=0, attempt=i, reason="", excuse="restarted" if i == 1 else "") for i in range(3)]
+    ends = [Failed(simulation=0, attempt=i, reason="", excuse="restarted" if i == 1 else "") for i in range(3)]
     past = History.of([BEGIN, *ends])
     assert past.failures == {0: 2}
     assert past.attempts == {}
 
 
 def test_a_new_run_knows_only_what_numbers_were_used() -> None:
-    before = [BEGIN, SERVER, attempt(0, 4), Fail(simulation=0, attempt=4, reason="", excuse=""), FirstStep()]
+    before = [BEGIN, SERVER, attempt(0, 4), Failed(simulation=0, attempt=4, reason="", excuse=""), FirstStep()]
     new = LauncherStarted(pid=3, boot="b", link="l", supervises=False, resumed=False)
     assert History.of([*before, new]) == History(launcher=new, ended_in_order=False, highest={0: 4}, num_starts=3)
 
 
 def test_a_launcher_that_resumes_knows_everything() -> None:
-    before = [BEGIN, SERVER, attempt(0, 4), FirstStep(), GiveUp(simulation=1, attempts=1, redraw=False, reason="r")]
+    before = [BEGIN, SERVER, attempt(0, 4), FirstStep(), GaveUp(simulation=1, attempts=1, redraw=False, reason="r")]
     past = History.of([*before, RESUME])
     assert past.launcher == RESUME
     assert past.server is not None

@@ -4,11 +4,12 @@ import math
 
 import pytest
 
-from stream_server.launcher.schedule.actions import AbortStudy, Action, Cancel, Continue, Fail, Give, GiveUp, Submit
+from stream_server.launcher.schedule.actions import Action, Cancel, Continue, Submit
 from stream_server.launcher.schedule.progress_clock import CONFIRM_FAILURE_S, CONFIRM_S
 from stream_server.launcher.schedule.retry_policy import ScheduleLimits
 from stream_server.launcher.schedule.schedule import POSTPONE_S, SimulationSchedule
 from stream_server.launcher.schedule.simulation import RESTARTED, ScheduledSimulation, ScheduledState
+from stream_server.messages.launcher_link import Attached, Failed, GaveUp, TooMany
 
 
 def running(simulations: int, **limits: object) -> SimulationSchedule:
@@ -70,7 +71,7 @@ def test_an_attempt_that_was_cancelled_and_ended_before_the_plan_came_has_failed
     schedule = recalled(entry, retries=1)
     assert schedule.job_ended(0, 0, 143, "was killed by SIGTERM", 1.0) == []
     assert schedule.replan({0: 0}, 2.0, new_incarnation=False) == [
-        Fail(simulation=0, attempt=0, reason="no new time step for 8 s"),
+        Failed(simulation=0, attempt=0, reason="no new time step for 8 s"),
         Submit(simulation=0, attempt=1),
     ]
 
@@ -82,7 +83,7 @@ def test_an_attempt_that_was_cancelled_and_ended_before_the_plan_came_fails_with
     schedule = recalled(entry, retries=0)
     schedule.job_ended(0, 0, 143, "was killed by SIGTERM", 1.0)
     fail, submit = schedule.replan({0: 0}, 2.0, new_incarnation=False)
-    assert fail == Fail(simulation=0, attempt=0, reason="over", excuse="another")
+    assert fail == Failed(simulation=0, attempt=0, reason="over", excuse="another")
     assert submit == Submit(simulation=0, attempt=1)
 
 
@@ -140,8 +141,8 @@ def test_a_simulation_that_was_given_up_and_is_planned_is_given_up_again() -> No
     schedule.tick(1.0 + CONFIRM_FAILURE_S)
     schedule.pause()
     actions = schedule.replan(dict.fromkeys(range(20), -1), 5.0)
-    assert GiveUp(simulation=0, attempts=1, reason="crashed", redraw=False) in actions
-    assert not any(isinstance(action, AbortStudy) for action in actions)
+    assert GaveUp(simulation=0, attempts=1, reason="crashed", redraw=False) in actions
+    assert not any(isinstance(action, TooMany) for action in actions)
 
 
 def test_too_many_that_were_given_up_stop_the_next_server_too() -> None:
@@ -150,8 +151,8 @@ def test_too_many_that_were_given_up_stop_the_next_server_too() -> None:
     schedule.tick(1.0 + CONFIRM_FAILURE_S)
     schedule.pause()
     stop, give_up = schedule.replan({0: 0, 1: -1}, 5.0)
-    assert isinstance(stop, AbortStudy)
-    assert isinstance(give_up, GiveUp)
+    assert isinstance(stop, TooMany)
+    assert isinstance(give_up, GaveUp)
 
 
 def test_a_redrawn_simulation_that_the_server_has_lost_is_known_when_it_comes_again() -> None:
@@ -160,7 +161,7 @@ def test_a_redrawn_simulation_that_the_server_has_lost_is_known_when_it_comes_ag
     schedule.tick(1.0 + CONFIRM_FAILURE_S)
     assert schedule.add(1, 3.0) == [Submit(simulation=1, attempt=0)]
     schedule.pause()
-    assert schedule.replan({0: 0}, 5.0) == [GiveUp(simulation=0, attempts=1, reason="crashed", redraw=True)]
+    assert schedule.replan({0: 0}, 5.0) == [GaveUp(simulation=0, attempts=1, reason="crashed", redraw=True)]
     assert schedule.add(1, 6.0) == [Continue(simulation=1, attempt=0, attached=False)]
 
 
@@ -171,7 +172,7 @@ def test_the_last_word_of_a_simulation_is_awaited_even_after_a_stop_that_did_not
     schedule.stop(2.0)
     assert schedule.replan({0: 0}, 3.0, new_incarnation=False) == []
     failed, again = schedule.tick(3.0 + CONFIRM_S)
-    assert isinstance(failed, Fail)
+    assert isinstance(failed, Failed)
     assert again == Submit(simulation=0, attempt=1)
 
 
@@ -184,19 +185,19 @@ def test_the_failure_of_an_attempt_that_saw_a_restart_does_not_count_but_the_nex
     schedule.pause()
     schedule.replan({0: 0}, 1.0)
     assert fail(schedule, 0, 2.0) == [
-        Fail(simulation=0, attempt=0, reason="lost steps", excuse=RESTARTED),
+        Failed(simulation=0, attempt=0, reason="lost steps", excuse=RESTARTED),
         Submit(simulation=0, attempt=1),
     ]
     failed, gave_up = fail(schedule, 1, 5.0)
-    assert failed == Fail(simulation=0, attempt=1, reason="lost steps")
-    assert isinstance(gave_up, GiveUp)
+    assert failed == Failed(simulation=0, attempt=1, reason="lost steps")
+    assert isinstance(gave_up, GaveUp)
 
 
 def test_under_the_same_server_a_failure_counts_whatever_launcher_sees_it() -> None:
     schedule = running(1, retries=0, max_failed=100)
     schedule.pause()
     schedule.replan({0: 0}, 1.0, new_incarnation=False)
-    assert any(isinstance(action, GiveUp) for action in fail(schedule, 0, 2.0))
+    assert any(isinstance(action, GaveUp) for action in fail(schedule, 0, 2.0))
 
 
 def test_under_the_same_server_a_last_word_is_still_awaited() -> None:
@@ -213,7 +214,7 @@ def test_an_end_that_nobody_saw_does_not_count() -> None:
     schedule = running(1, retries=0)
     schedule.job_ended(0, 0, None, "gone", 1.0, excuse=RESTARTED)
     assert schedule.tick(1.0 + CONFIRM_FAILURE_S) == [
-        Fail(simulation=0, attempt=0, reason="gone", excuse=RESTARTED),
+        Failed(simulation=0, attempt=0, reason="gone", excuse=RESTARTED),
         Submit(simulation=0, attempt=1),
     ]
 
@@ -224,7 +225,7 @@ def test_an_attached_client_keeps_its_attempt() -> None:
     schedule.attach(7, 1, 0.0)
     schedule.pause()
     assert schedule.replan({0: -1, 1: -1}, 5.0) == [Continue(simulation=1, attempt=0, attached=True)]
-    assert schedule.attach(8, 1, 6.0) == [Give(token=8, simulation=1, attempt=0)]
+    assert schedule.attach(8, 1, 6.0) == [Attached(token=8, simulation=1, attempt=0)]
 
 
 @pytest.mark.parametrize(("own", "planned", "attempt"), [(0, 5, 6), (7, 5, 8)])
@@ -239,7 +240,7 @@ def test_an_attempt_that_the_server_knows_to_be_an_old_one_is_ended() -> None:
     schedule.pause()
     assert schedule.replan({0: 3}, 1.0) == [Cancel(simulation=0, attempt=0)]
     assert schedule.job_ended(0, 0, 143, "was killed by SIGTERM", 2.0) == [
-        Fail(simulation=0, attempt=0, reason="the server has seen a later attempt", excuse=RESTARTED),
+        Failed(simulation=0, attempt=0, reason="the server has seen a later attempt", excuse=RESTARTED),
         Submit(simulation=0, attempt=4),
     ]
 
@@ -274,7 +275,7 @@ def test_a_study_that_was_stopped_goes_on_under_the_next_server() -> None:
 
 def test_max_failed_is_a_share_of_the_whole_study_not_of_what_is_left_of_it() -> None:
     schedule = running(2, retries=0, max_failed=0.1, num_simulations=20)
-    assert not any(isinstance(action, AbortStudy) for action in fail(schedule, 0, 1.0))
+    assert not any(isinstance(action, TooMany) for action in fail(schedule, 0, 1.0))
 
 
 def test_a_client_that_attached_to_a_study_that_was_stopped_is_watched_again_under_the_next_server() -> None:

@@ -2,13 +2,13 @@ import math
 
 import pytest
 
-from stream_server.launcher.schedule.actions import AbortStudy, Cancel, Drop, Fail, FailLater, Give, GiveUp, Submit
+from stream_server.launcher.schedule.actions import Cancel, Submit
 from stream_server.launcher.schedule.progress_clock import CONFIRM_FAILURE_S, CONFIRM_S
 from stream_server.launcher.schedule.queues import ATTACH_WAIT_S
 from stream_server.launcher.schedule.retry_policy import ScheduleLimits
 from stream_server.launcher.schedule.schedule import SimulationSchedule
 from stream_server.launcher.schedule.simulation import ScheduledState
-from stream_server.messages.launcher_link import NoneLeft
+from stream_server.messages.launcher_link import Attached, Dropped, Failed, FailedLater, GaveUp, NoneLeft, TooMany
 
 
 def running(simulations: int, **limits: object) -> SimulationSchedule:
@@ -50,7 +50,7 @@ def test_a_job_that_ends_makes_room_for_the_next_simulation() -> None:
 def test_a_simulation_that_the_server_has_is_finished_whatever_its_exit_code() -> None:
     schedule = running(1)
     schedule.finished(0, 1.0)
-    later = FailLater(simulation=0, attempt=0, reason="was killed by SIGSEGV")
+    later = FailedLater(simulation=0, attempt=0, reason="was killed by SIGSEGV")
     assert schedule.job_ended(0, 0, 139, "was killed by SIGSEGV", 2.0) == [later]
     assert schedule.state(0) is ScheduledState.FINISHED
 
@@ -58,7 +58,7 @@ def test_a_simulation_that_the_server_has_is_finished_whatever_its_exit_code() -
 def test_a_failure_after_the_last_time_step_is_told_whichever_is_heard_of_first() -> None:
     schedule = running(1)
     assert schedule.job_ended(0, 0, 1, "ended with exit code 1", 1.0) == []
-    assert schedule.finished(0, 1.5) == [FailLater(simulation=0, attempt=0, reason="ended with exit code 1")]
+    assert schedule.finished(0, 1.5) == [FailedLater(simulation=0, attempt=0, reason="ended with exit code 1")]
     assert schedule.finished(0, 1.6) == []
 
 
@@ -82,7 +82,7 @@ def test_a_program_that_never_connects_is_told_what_was_expected_of_it() -> None
     schedule = running(1)
     schedule.job_ended(0, 0, 0, "ended with exit code 0", 1.0)
     failed, _ = schedule.tick(1.0 + CONFIRM_S)
-    assert isinstance(failed, Fail)
+    assert isinstance(failed, Failed)
     assert failed.reason == (
         "ended with exit code 0, but had not finished: no time step had come. The program that simulation.command "
         "starts must connect with the client library, which reads STREAM_CONNECTION, send its time steps and "
@@ -97,7 +97,7 @@ def test_exit_code_0_without_all_time_steps_is_a_failure() -> None:
     schedule.progress(0, 0, 1, False, 1.0)
     assert schedule.tick(0.99 + CONFIRM_S) == []
     failed, again = schedule.tick(1.0 + CONFIRM_S)
-    assert failed == Fail(
+    assert failed == Failed(
         simulation=0,
         attempt=0,
         reason="ended with exit code 0, but had not finished: 1 time step had come, and no finish() afterwards "
@@ -113,7 +113,7 @@ def test_a_retry_that_ends_early_with_0_is_not_told_that_nothing_ever_came() -> 
     schedule.tick(1.0 + CONFIRM_S)
     # The server has its steps from the first attempt, so that none of them counts for the second.
     schedule.job_ended(0, 1, 0, "ended with exit code 0", 20.0)
-    [failed] = [it for it in schedule.tick(20.0 + CONFIRM_S) if isinstance(it, Fail)]
+    [failed] = [it for it in schedule.tick(20.0 + CONFIRM_S) if isinstance(it, Failed)]
     assert failed.reason == (
         "ended with exit code 0, but had not finished: no time step had come that the server did not have, and no "
         "finish() afterwards (leaving `with connect()` calls it)"
@@ -123,15 +123,15 @@ def test_a_retry_that_ends_early_with_0_is_not_told_that_nothing_ever_came() -> 
 def test_a_failed_simulation_is_started_again_before_others() -> None:
     schedule = after_the_first_step(running(3))
     actions = fail(schedule, 0, 0, 1.0)
-    assert actions == [Fail(simulation=0, attempt=0, reason="crashed"), Submit(simulation=0, attempt=1)]
+    assert actions == [Failed(simulation=0, attempt=0, reason="crashed"), Submit(simulation=0, attempt=1)]
 
 
 def test_after_its_retries_a_simulation_is_given_up_and_the_next_one_starts() -> None:
     schedule = after_the_first_step(running(20, retries=1))
     fail(schedule, 0, 0, 1.0)
     assert fail(schedule, 0, 1, 3.0) == [
-        Fail(simulation=0, attempt=1, reason="crashed"),
-        GiveUp(simulation=0, attempts=2, reason="crashed", redraw=False),
+        Failed(simulation=0, attempt=1, reason="crashed"),
+        GaveUp(simulation=0, attempts=2, reason="crashed", redraw=False),
         Submit(simulation=1, attempt=0),
     ]
     assert schedule.state(0) is ScheduledState.GIVEN_UP
@@ -139,15 +139,15 @@ def test_after_its_retries_a_simulation_is_given_up_and_the_next_one_starts() ->
 
 def test_a_redraw_is_asked_for_and_the_new_simulation_runs() -> None:
     schedule = after_the_first_step(running(1, retries=0, on_failure="redraw", max_failed=100))
-    assert GiveUp(simulation=0, attempts=1, reason="crashed", redraw=True) in fail(schedule, 0, 0, 1.0)
+    assert GaveUp(simulation=0, attempts=1, reason="crashed", redraw=True) in fail(schedule, 0, 0, 1.0)
     assert schedule.add(1, 3.0) == [Submit(simulation=1, attempt=0)]
 
 
 def test_on_failure_stop_stops_the_study_at_the_first_simulation_that_fails_for_good() -> None:
     schedule = after_the_first_step(running(20, retries=0, on_failure="stop"))
     stop, give_up = fail(schedule, 0, 0, 1.0)[-2:]
-    assert isinstance(stop, AbortStudy)
-    assert isinstance(give_up, GiveUp)
+    assert isinstance(stop, TooMany)
+    assert isinstance(give_up, GaveUp)
     assert "simulation.on_failure is stop" in stop.text
 
 
@@ -155,7 +155,7 @@ def test_on_failure_stop_stops_the_study_at_the_first_simulation_that_fails_for_
 def test_max_failed_is_a_share_below_1_and_a_number_from_1_on(max_failed: float, num: int) -> None:
     schedule = after_the_first_step(running(20, retries=0, max_failed=max_failed))
     stops = [
-        any(isinstance(action, AbortStudy) for action in fail(schedule, simulation, 0, 1.0 + 2 * simulation))
+        any(isinstance(action, TooMany) for action in fail(schedule, simulation, 0, 1.0 + 2 * simulation))
         for simulation in range(num)
     ]
     assert stops == [False] * (num - 1) + [True]
@@ -165,7 +165,7 @@ def test_above_max_failed_the_study_stops() -> None:
     schedule = after_the_first_step(running(20, retries=0, max_failed=0.05))
     assert submits(fail(schedule, 0, 0, 1.0)) == [Submit(simulation=1, attempt=0)]
     stop = fail(schedule, 1, 0, 3.0)[-2]
-    assert isinstance(stop, AbortStudy)
+    assert isinstance(stop, TooMany)
     assert "2 of 20 simulations failed for good, more than simulation.max_failed = 0.05" in stop.text
 
 
@@ -173,9 +173,9 @@ def test_above_max_failed_the_study_stops() -> None:
 def test_three_failures_before_anything_came_stop_the_study(max_running: int) -> None:
     schedule = running(10, max_running=max_running, max_failed=100)
     seen = [*fail(schedule, 0, 0, 1.0), *fail(schedule, 1, 0, 3.0)]
-    assert not any(isinstance(action, AbortStudy) for action in seen)
+    assert not any(isinstance(action, TooMany) for action in seen)
     stop = fail(schedule, 2, 0, 5.0)[-1]
-    assert stop == AbortStudy(
+    assert stop == TooMany(
         text="3 attempts in a row failed and no time step ever came: simulation 2 crashed", simulation=2, attempt=0
     )
     assert schedule.stopped
@@ -189,7 +189,7 @@ def test_one_that_always_crashes_does_not_stop_a_study_in_which_others_run() -> 
     assert schedule.job_ended(1, 0, 0, "", 3.0) == [Submit(simulation=0, attempt=1)]
     fail(schedule, 0, 1, 4.0)
     actions = fail(schedule, 0, 2, 6.0)
-    assert GiveUp(simulation=0, attempts=3, reason="crashed", redraw=False) in actions
+    assert GaveUp(simulation=0, attempts=3, reason="crashed", redraw=False) in actions
     assert submits(actions) == [Submit(simulation=2, attempt=0)]
 
 
@@ -205,7 +205,7 @@ def test_a_simulation_without_progress_is_cancelled_and_started_again() -> None:
     assert schedule.tick(60.0) == [Cancel(simulation=0, attempt=0)]
     assert schedule.tick(61.0) == []
     assert schedule.job_ended(0, 0, 143, "was killed by SIGTERM", 62.0) == [
-        Fail(simulation=0, attempt=0, reason="sent no new time step for 60 s (simulation.timeout_s)"),
+        Failed(simulation=0, attempt=0, reason="sent no new time step for 60 s (simulation.timeout_s)"),
         Submit(simulation=0, attempt=1),
     ]
 
@@ -272,14 +272,14 @@ def test_an_invalid_simulation_is_not_tried_again() -> None:
 
 def test_a_client_that_attaches_gets_the_next_simulation() -> None:
     schedule = running(3)
-    assert schedule.attach(7, None, 1.0) == [Give(token=7, simulation=1, attempt=0)]
+    assert schedule.attach(7, None, 1.0) == [Attached(token=7, simulation=1, attempt=0)]
 
 
 def test_a_request_that_the_server_repeats_is_answered_once() -> None:
     schedule = running(4)
     schedule.attach(7, None, 1.0)
     assert schedule.attach(7, None, 1.1) == []
-    assert schedule.attach(8, None, 1.2) == [Give(token=8, simulation=2, attempt=0)]
+    assert schedule.attach(8, None, 1.2) == [Attached(token=8, simulation=2, attempt=0)]
 
 
 def test_a_request_of_the_next_server_is_a_new_one_whatever_its_number() -> None:
@@ -287,17 +287,17 @@ def test_a_request_of_the_next_server_is_a_new_one_whatever_its_number() -> None
     schedule.attach(7, None, 1.0)
     schedule.pause()
     schedule.replan(dict.fromkeys(range(3), -1), 2.0)
-    assert schedule.attach(7, None, 2.0) == [Give(token=7, simulation=2, attempt=0)]
+    assert schedule.attach(7, None, 2.0) == [Attached(token=7, simulation=2, attempt=0)]
 
 
 def test_a_client_that_asks_again_gets_the_simulation_that_it_has() -> None:
     schedule = running(3)
     schedule.attach(7, None, 1.0, client="b")
-    assert schedule.attach(8, None, 1.1, client="b") == [Give(token=8, simulation=1, attempt=0, client="b")]
+    assert schedule.attach(8, None, 1.1, client="b") == [Attached(token=8, simulation=1, attempt=0, client="b")]
     schedule.pause()
     schedule.replan(dict.fromkeys(range(3), -1), 2.0)
-    assert schedule.attach(7, None, 2.0, client="c") == [Give(token=7, simulation=2, attempt=0, client="c")]
-    assert schedule.attach(8, None, 2.0, client="b") == [Give(token=8, simulation=1, attempt=0, client="b")]
+    assert schedule.attach(7, None, 2.0, client="c") == [Attached(token=7, simulation=2, attempt=0, client="c")]
+    assert schedule.attach(8, None, 2.0, client="b") == [Attached(token=8, simulation=1, attempt=0, client="b")]
 
 
 def test_a_client_whose_attempt_has_failed_gets_another_one() -> None:
@@ -305,18 +305,18 @@ def test_a_client_whose_attempt_has_failed_gets_another_one() -> None:
     schedule.replan({0: -1}, 0.0)
     schedule.attach(1, None, 0.0, client="b")
     schedule.tick(60.0)
-    assert schedule.attach(2, None, 61.0, client="b") == [Give(token=2, simulation=0, attempt=1, client="b")]
+    assert schedule.attach(2, None, 61.0, client="b") == [Attached(token=2, simulation=0, attempt=1, client="b")]
 
 
 def test_a_client_that_attaches_may_name_its_simulation() -> None:
     schedule = running(3)
-    assert schedule.attach(7, 2, 1.0) == [Give(token=7, simulation=2, attempt=0)]
+    assert schedule.attach(7, 2, 1.0) == [Attached(token=7, simulation=2, attempt=0)]
 
 
 def test_all_ranks_of_a_client_that_attaches_get_the_same_attempt() -> None:
     schedule = running(3)
     schedule.attach(7, 2, 1.0)
-    assert schedule.attach(8, 2, 1.0) == [Give(token=8, simulation=2, attempt=0)]
+    assert schedule.attach(8, 2, 1.0) == [Attached(token=8, simulation=2, attempt=0)]
 
 
 @pytest.mark.parametrize(
@@ -337,7 +337,7 @@ def test_a_study_without_a_command_only_waits_for_clients() -> None:
     schedule = SimulationSchedule(ScheduleLimits(starts_jobs=False))
     assert schedule.replan(dict.fromkeys(range(2), -1), 0.0) == []
     assert schedule.wake_at == math.inf
-    assert schedule.attach(1, None, 5.0) == [Give(token=1, simulation=0, attempt=0)]
+    assert schedule.attach(1, None, 5.0) == [Attached(token=1, simulation=0, attempt=0)]
 
 
 def test_no_more_than_max_attached_clients_are_attached_at_once() -> None:
@@ -354,7 +354,7 @@ def test_a_worker_may_ask_for_its_next_simulation_before_the_server_says_that_it
     schedule.replan(dict.fromkeys(range(2), -1), 0.0)
     schedule.attach(1, None, 0.0)
     assert schedule.attach(2, None, 1.0) == []
-    assert schedule.finished(0, 1.1) == [Give(token=2, simulation=1, attempt=0)]
+    assert schedule.finished(0, 1.1) == [Attached(token=2, simulation=1, attempt=0)]
 
 
 def test_a_worker_that_asks_when_everything_is_done_is_told_so() -> None:
@@ -371,9 +371,9 @@ def test_an_attached_simulation_without_progress_waits_for_another_client() -> N
     schedule.replan({0: -1}, 0.0)
     schedule.attach(1, None, 0.0)
     assert schedule.tick(60.0) == [
-        Fail(simulation=0, attempt=0, reason="sent no new time step for 60 s (simulation.timeout_s)")
+        Failed(simulation=0, attempt=0, reason="sent no new time step for 60 s (simulation.timeout_s)")
     ]
-    assert schedule.attach(2, None, 61.0) == [Give(token=2, simulation=0, attempt=1)]
+    assert schedule.attach(2, None, 61.0) == [Attached(token=2, simulation=0, attempt=1)]
 
 
 def test_stop_cancels_what_runs_and_starts_nothing_more() -> None:
@@ -388,7 +388,7 @@ def test_stop_cancels_what_runs_and_starts_nothing_more() -> None:
 
 def test_a_schedule_that_stops_by_itself_is_done_only_when_the_server_has_said_stop() -> None:
     schedule = running(1, retries=0, on_failure="stop")
-    assert any(isinstance(action, AbortStudy) for action in fail(schedule, 0, 0, 1.0))
+    assert any(isinstance(action, TooMany) for action in fail(schedule, 0, 0, 1.0))
     assert not schedule.done
     schedule.stop(3.0)
     assert schedule.done
@@ -396,7 +396,7 @@ def test_a_schedule_that_stops_by_itself_is_done_only_when_the_server_has_said_s
 
 def test_a_study_that_is_to_finish_starts_nothing_and_lets_go_of_what_waits() -> None:
     schedule = after_the_first_step(running(4, max_running=2))
-    assert schedule.finish("enough", 1.0) == [Drop(simulations=(2, 3), reason="enough")]
+    assert schedule.finish("enough", 1.0) == [Dropped(simulations=(2, 3), reason="enough")]
     assert schedule.finish("enough", 1.0) == []
     assert schedule.state(0) is ScheduledState.RUNNING
     schedule.finished(0, 2.0)
@@ -407,8 +407,8 @@ def test_an_attempt_that_fails_while_a_study_finishes_is_not_repeated() -> None:
     schedule = after_the_first_step(running(1, retries=2))
     schedule.finish("enough", 1.0)
     failure, drop = fail(schedule, 0, 0, 2.0)
-    assert isinstance(failure, Fail)
-    assert drop == Drop(simulations=(0,), reason="enough")
+    assert isinstance(failure, Failed)
+    assert drop == Dropped(simulations=(0,), reason="enough")
 
 
 def test_a_study_that_finishes_starts_nothing_for_a_new_server_either() -> None:
@@ -417,7 +417,7 @@ def test_a_study_that_finishes_starts_nothing_for_a_new_server_either() -> None:
     schedule.pause()
     schedule.job_ended(0, 0, 1, "crashed", 2.0)
     # The new server continues from a checkpoint in which all of them were still to come.
-    assert schedule.replan({0: 0, 1: -1, 2: -1}, 3.0) == [Drop(simulations=(0, 1, 2), reason="enough")]
+    assert schedule.replan({0: 0, 1: -1, 2: -1}, 3.0) == [Dropped(simulations=(0, 1, 2), reason="enough")]
 
 
 def test_a_client_that_attaches_while_a_study_finishes_gets_nothing() -> None:

@@ -4,21 +4,11 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from stream_server.launcher.schedule.actions import (
-    AbortStudy,
-    Action,
-    Cancel,
-    Continue,
-    Fail,
-    FailLater,
-    Give,
-    GiveUp,
-    Submit,
-)
+from stream_server.launcher.schedule.actions import Action, Cancel, Continue, Submit
 from stream_server.launcher.schedule.retry_policy import ScheduleLimits
 from stream_server.launcher.schedule.schedule import SimulationSchedule
 from stream_server.launcher.schedule.simulation import ScheduledState
-from stream_server.messages.launcher_link import NoneLeft
+from stream_server.messages.launcher_link import Attached, Failed, FailedLater, GaveUp, NoneLeft, TooMany
 from tests.support.examples import examples
 
 
@@ -64,7 +54,7 @@ class ScheduleRules(RuleBasedStateMachine):
     def carry_out(self, actions: list[Action]) -> None:
         for action in actions:
             match action:
-                case Submit(simulation=simulation, attempt=attempt) | Give(simulation=simulation, attempt=attempt):
+                case Submit(simulation=simulation, attempt=attempt) | Attached(simulation=simulation, attempt=attempt):
                     assert not self.stopped
                     assert not self.away
                     assert simulation not in self.terminal
@@ -77,7 +67,7 @@ class ScheduleRules(RuleBasedStateMachine):
                     if simulation not in self.attached:
                         assert attempt == self.attempts[simulation] + 1
                     self.attempts[simulation] = attempt
-                    if isinstance(action, Give):
+                    if isinstance(action, Attached):
                         self.attached.add(simulation)
                     elif action.beside:
                         self.carry_out(list(action.beside))
@@ -95,27 +85,27 @@ class ScheduleRules(RuleBasedStateMachine):
                     assert self.jobs[simulation] == attempt
                     assert simulation not in self.cancelled
                     self.cancelled |= set(self.job_members[simulation])
-                case Fail(simulation=simulation, attempt=attempt, excuse=excuse):
+                case Failed(simulation=simulation, attempt=attempt, excuse=excuse):
                     assert simulation not in self.jobs
                     assert simulation not in self.terminal
                     assert attempt == self.attempts[simulation]
                     self.attached.discard(simulation)
                     self.failures[simulation] += not excuse
                     assert not self.away
-                case FailLater(simulation=simulation, attempt=attempt):
+                case FailedLater(simulation=simulation, attempt=attempt):
                     assert simulation in self.terminal
                     assert simulation not in self.jobs
                     assert attempt == self.attempts[simulation]
                     assert not self.stopped
-                case GiveUp(simulation=simulation, attempts=attempts, redraw=redraw):
+                case GaveUp(simulation=simulation, attempts=attempts, redraw=redraw):
                     assert attempts == self.attempts[simulation] + 1
                     assert self.failures[simulation] == self.limits.retries + 1
                     self.terminal.add(simulation)
                     self.redraws += redraw
-                case FailLater(simulation=simulation, attempt=attempt):
+                case FailedLater(simulation=simulation, attempt=attempt):
                     assert simulation in self.terminal
                     assert attempt == self.attempts[simulation]
-                case AbortStudy():
+                case TooMany():
                     assert not self.stopped
                     self.stopped = True
                 case NoneLeft():

@@ -50,7 +50,7 @@ TO_SERVER = [
     launcher_link.Dropped(simulations=(1, 2), reason="enough"),
     launcher_link.Attached(token=1, simulation=7, attempt=0),
     launcher_link.NoneLeft(token=1, text="none", busy=False),
-    launcher_link.TooMany(text="é\n"),
+    launcher_link.TooMany(text="é\n", simulation=7, attempt=0),
     launcher_link.Queued(simulations=(1, 2), waits_for=None),
     launcher_link.Status(waiting=1, running=2, done=3, failed=4),
     launcher_link.HeldBack(text="no room"),

@@ -4,11 +4,12 @@ from itertools import permutations
 
 import pytest
 
-from stream_server.launcher.schedule.actions import AbortStudy, Action, Cancel, Continue, Fail, GiveUp, Submit
+from stream_server.launcher.schedule.actions import Action, Cancel, Continue, Submit
 from stream_server.launcher.schedule.progress_clock import CONFIRM_FAILURE_S, CONFIRM_S
 from stream_server.launcher.schedule.retry_policy import ScheduleLimits
 from stream_server.launcher.schedule.schedule import SimulationSchedule
 from stream_server.launcher.schedule.simulation import ScheduledSimulation, ScheduledState
+from stream_server.messages.launcher_link import Failed, GaveUp, TooMany
 
 EXCUSE = "simulation 0, which shared the job, failed"
 CANCELLED = "simulation 0, which shared the job, was cancelled"
@@ -87,9 +88,9 @@ def test_in_whatever_order_ends_are_told_each_member_is_judged_by_its_own(
         actions += schedule.finished(2, 1.5)
     actions += schedule.tick(1.0 + CONFIRM_FAILURE_S)
     assert [it for it in actions if not isinstance(it, Submit)] == [
-        Fail(simulation=0, attempt=0, reason="crashed"),
-        GiveUp(simulation=0, attempts=1, reason="crashed", redraw=False),
-        Fail(simulation=1, attempt=0, reason="was ended with its job", excuse=EXCUSE),
+        Failed(simulation=0, attempt=0, reason="crashed"),
+        GaveUp(simulation=0, attempts=1, reason="crashed", redraw=False),
+        Failed(simulation=1, attempt=0, reason="was ended with its job", excuse=EXCUSE),
     ]
     assert submits(actions) == [Submit(simulation=1, attempt=1)]
     assert schedule.state(2) is ScheduledState.FINISHED
@@ -102,9 +103,9 @@ def test_one_that_made_no_progress_ends_the_job_and_the_others_are_excused() -> 
     assert schedule.tick(95.0) == []
     late = schedule.job_ended(0, 0, 143, "was killed by SIGTERM", 96.0)
     other = schedule.job_ended(1, 0, None, "was ended with its job", 96.0, excuse="none that counts")
-    assert [it for it in late + other if isinstance(it, Fail)] == [
-        Fail(simulation=0, attempt=0, reason="sent no new time step for 60 s (simulation.timeout_s)"),
-        Fail(
+    assert [it for it in late + other if isinstance(it, Failed)] == [
+        Failed(simulation=0, attempt=0, reason="sent no new time step for 60 s (simulation.timeout_s)"),
+        Failed(
             simulation=1,
             attempt=0,
             reason="was ended with its job",
@@ -119,7 +120,7 @@ def test_the_late_one_is_not_excused_by_what_the_cancel_did_to_the_others() -> N
     schedule.progress(1, 0, 1, False, 30.0)
     schedule.tick(60.0)
     (failed, *_) = schedule.job_ended(0, 0, None, "ended", 61.0, excuse="simulation 1, which shared the job, failed")
-    assert failed == Fail(simulation=0, attempt=0, reason="sent no new time step for 60 s (simulation.timeout_s)")
+    assert failed == Failed(simulation=0, attempt=0, reason="sent no new time step for 60 s (simulation.timeout_s)")
 
 
 def test_a_finished_simulation_may_stay_as_long_as_the_others_of_its_job_run() -> None:
@@ -143,11 +144,11 @@ def test_a_job_that_fails_before_anything_came_counts_once_for_all_in_it() -> No
     schedule, _ = begun(9, per_job=3, max_running=3)
     actions: list[Action] = []
     for first in (0, 3, 6):
-        assert not any(isinstance(it, AbortStudy) for it in actions)
+        assert not any(isinstance(it, TooMany) for it in actions)
         now = 10.0 * first
         actions = [it for i in range(3) for it in schedule.job_ended(first + i, 0, 1, "crashed", now)]
         actions += schedule.tick(now + CONFIRM_FAILURE_S)
-    assert [it.simulation for it in actions if isinstance(it, AbortStudy)] == [6]
+    assert [it.simulation for it in actions if isinstance(it, TooMany)] == [6]
 
 
 def test_all_of_a_job_go_on_under_the_next_server_and_what_is_finished_waits_for_the_others() -> None:
@@ -175,7 +176,7 @@ def test_those_that_a_launcher_finds_in_one_job_are_cancelled_with_it() -> None:
         Cancel(simulation=1, attempt=0),
     ]
     (failed, again) = schedule.job_ended(0, 0, None, "ended", 2.0)
-    assert isinstance(failed, Fail)
+    assert isinstance(failed, Failed)
     assert failed.excuse
     assert again == Submit(simulation=0, attempt=1)
 
@@ -186,11 +187,11 @@ def test_exit_code_0_of_one_is_judged_by_what_has_come_of_it() -> None:
         schedule.job_ended(simulation, 0, 0, "ended with exit code 0", 1.0)
     schedule.finished(1, 1.1)
     actions = schedule.tick(1.0 + CONFIRM_S)
-    assert [it.simulation for it in actions if isinstance(it, GiveUp)] == [0]
+    assert [it.simulation for it in actions if isinstance(it, GaveUp)] == [0]
 
 
-def fails(actions: list[Action]) -> list[Fail]:
-    return [it for it in actions if isinstance(it, Fail)]
+def fails(actions: list[Action]) -> list[Failed]:
+    return [it for it in actions if isinstance(it, Failed)]
 
 
 def killed(schedule: SimulationSchedule, *simulations: int, now: float) -> list[Action]:
@@ -208,8 +209,8 @@ def test_those_that_wait_for_one_that_failed_are_not_to_blame_when_the_time_is_u
     excuse = f"simulation {guilty}, which shared the job, failed"
     told = sorted(fails(killed(schedule, 0, 1, now=61.0)), key=lambda it: it.simulation != guilty)
     assert told == [
-        Fail(simulation=guilty, attempt=0, reason=EXIT_3),
-        Fail(simulation=innocent, attempt=0, reason=WITH_ITS_JOB, excuse=excuse),
+        Failed(simulation=guilty, attempt=0, reason=EXIT_3),
+        Failed(simulation=innocent, attempt=0, reason=WITH_ITS_JOB, excuse=excuse),
     ]
 
 
@@ -223,7 +224,7 @@ def test_one_that_failed_takes_nobody_down_that_makes_progress() -> None:
     assert schedule.wake_at == 560.0
     schedule.job_ended(0, 0, 0, "ended with exit code 0", 501.0)
     schedule.job_ended(1, 0, 3, EXIT_3, 501.0)
-    assert fails(schedule.tick(501.0 + CONFIRM_FAILURE_S)) == [Fail(simulation=1, attempt=0, reason=EXIT_3)]
+    assert fails(schedule.tick(501.0 + CONFIRM_FAILURE_S)) == [Failed(simulation=1, attempt=0, reason=EXIT_3)]
 
 
 def test_one_that_ended_without_finish_takes_nobody_down_and_is_judged_by_that_whoever_ends_the_job() -> None:
@@ -235,7 +236,7 @@ def test_one_that_ended_without_finish_takes_nobody_down_and_is_judged_by_that_w
     assert schedule.tick(110.0) == []
     late = schedule.job_ended(0, 0, 143, "was killed by SIGTERM", 111.0)
     assert fails(late) == [
-        Fail(simulation=0, attempt=0, reason="sent no new time step for 60 s (simulation.timeout_s)")
+        Failed(simulation=0, attempt=0, reason="sent no new time step for 60 s (simulation.timeout_s)")
     ]
     assert fails(schedule.job_ended(1, 0, 0, "ended with exit code 0", 111.0)) == []
     (failed,) = fails(schedule.tick(111.0 + CONFIRM_S))
@@ -249,8 +250,8 @@ def test_what_its_processes_do_when_they_are_told_to_end_is_held_against_nobody(
     schedule.tick(60.0)
     schedule.ranks_ended(1, 0, "a rank was killed by SIGTERM", 60.5, over=True)
     assert fails([*killed(schedule, 0, now=61.0), *schedule.job_ended(1, 0, 143, "killed", 61.0)]) == [
-        Fail(simulation=0, attempt=0, reason="sent no new time step for 60 s (simulation.timeout_s)"),
-        Fail(simulation=1, attempt=0, reason=WITH_ITS_JOB, excuse=CANCELLED),
+        Failed(simulation=0, attempt=0, reason="sent no new time step for 60 s (simulation.timeout_s)"),
+        Failed(simulation=1, attempt=0, reason=WITH_ITS_JOB, excuse=CANCELLED),
     ]
 
 
@@ -275,7 +276,7 @@ def test_what_had_finished_for_a_server_that_lost_it_does_not_take_the_others_do
     schedule.job_ended(1, 0, 0, "ended with exit code 0", 501.0)
     schedule.job_ended(0, 0, 0, "ended with exit code 0", 501.0)
     failed, again = schedule.tick(501.0 + CONFIRM_S)
-    assert isinstance(failed, Fail)
+    assert isinstance(failed, Failed)
     assert failed.excuse
     assert again == Submit(simulation=0, attempt=1)
 

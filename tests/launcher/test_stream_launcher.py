@@ -102,7 +102,7 @@ def test_a_simulation_that_fails_after_a_restart_of_the_server_has_not_failed_by
         run.wait_until(lambda: run.attempts(1) == [(0, 0)])
         os.kill(int(run.wait_for_output(0)), signal.SIGKILL)
         run.wait_until(lambda: run.attempts(1) == [(0, 0), (0, 1)])
-        (ended,) = [record for record in run.journal if record["message"] == "Fail"]
+        (ended,) = [record for record in run.journal if record["message"] == "Failed"]
         assert ended["excuse"]
 
 

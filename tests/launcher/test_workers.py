@@ -2,13 +2,15 @@
 
 from pathlib import Path
 
-from stream_server.launcher.schedule.actions import Action, Cancel, Fail, FailLater, Submit
+from stream_server.launcher.backends.backend import JobState, JobStatus
+from stream_server.launcher.schedule.actions import Action, Cancel, Submit
 from stream_server.launcher.schedule.progress_clock import CONFIRM_FAILURE_S, CONFIRM_S
 from stream_server.launcher.schedule.retry_policy import ScheduleLimits
 from stream_server.launcher.schedule.schedule import SimulationSchedule
 from stream_server.launcher.schedule.shared_jobs import BEHIND, num_for_worker
 from stream_server.launcher.schedule.simulation import NOT_BEGUN, ScheduledState
-from stream_server.launcher.simulations.attempt_jobs import OUT_OF_TIME, JobEnd, ends_of_worker
+from stream_server.launcher.simulations.attempt_jobs import OUT_OF_TIME, ends_of_worker
+from stream_server.messages.launcher_link import Failed, FailedLater
 
 
 def workers(num: int, **limits: object) -> tuple[SimulationSchedule, list[Action]]:
@@ -31,7 +33,7 @@ def die(schedule: SimulationSchedule, *simulations: int, exit_code: int = 137, n
 
 
 def failures(actions: list[Action]) -> dict[int, str]:
-    return {it.simulation: it.excuse for it in actions if isinstance(it, Fail)}
+    return {it.simulation: it.excuse for it in actions if isinstance(it, Failed)}
 
 
 def test_workers_count_as_one_simulation_each_and_get_fewer_towards_the_end() -> None:
@@ -72,7 +74,7 @@ def test_what_a_worker_leaves_of_its_own_accord_is_tried_alone() -> None:
     schedule.finished(0, 1.0)
     ended = die(schedule, 0, 1, 2, 3, exit_code=0)
     assert failures(ended) == dict.fromkeys((1, 2, 3), NOT_BEGUN)
-    reasons = {it.reason.partition(":")[0] for it in ended if isinstance(it, Fail)}
+    reasons = {it.reason.partition(":")[0] for it in ended if isinstance(it, Failed)}
     assert reasons == {"ended without having taken this simulation"}
     assert lists(ended) == [(1,)]
 
@@ -113,15 +115,15 @@ def test_a_worker_that_dies_after_its_last_simulation_is_told_once() -> None:
     for simulation in range(4):
         schedule.finished(simulation, 1.0)
     ended = [it for each in range(4) for it in schedule.job_ended(each, 0, 139, "was killed by SIGSEGV", 2.0)]
-    assert [it for it in ended if isinstance(it, FailLater)] == [
-        FailLater(simulation=3, attempt=0, reason="was killed by SIGSEGV")
+    assert [it for it in ended if isinstance(it, FailedLater)] == [
+        FailedLater(simulation=3, attempt=0, reason="was killed by SIGSEGV")
     ]
 
 
 def test_the_simulations_that_a_dead_worker_had_finished_have_not_failed_later() -> None:
     schedule, _ = workers(8)
     schedule.finished(0, 1.0)
-    assert not [it for it in die(schedule, 0, 1, 2, 3) if isinstance(it, FailLater)]
+    assert not [it for it in die(schedule, 0, 1, 2, 3) if isinstance(it, FailedLater)]
 
 
 def test_a_worker_has_not_come_to_what_is_behind_another_one_on_its_list() -> None:
@@ -133,7 +135,7 @@ def test_a_worker_has_not_come_to_what_is_behind_another_one_on_its_list() -> No
 
 def test_the_time_limit_of_a_worker_counts_against_the_first_of_its_list_alone() -> None:
     folders = {(simulation, 0): Path(str(simulation)) for simulation in range(3)}
-    end = JobEnd(folder=Path("0"), exit_code=None, reason="ended after its walltime of 10 min", is_out_of_time=True)
+    end = JobStatus(state=JobState.ENDED, reason="ended after its walltime of 10 min", is_out_of_time=True)
     excuses = [it.excuse for it in ends_of_worker(folders, end)]
     assert excuses == ["", OUT_OF_TIME, OUT_OF_TIME]
 

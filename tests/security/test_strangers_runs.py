@@ -23,10 +23,10 @@ from stream_server.dashboard.facts import RunFacts
 from stream_server.dashboard.page import Page
 from stream_server.dashboard.watch import Watch, _WatchedRun
 from stream_server.errors import NotRunning
-from stream_server.launcher.schedule.actions import Fail
 from stream_server.machine.log_end import log_end
 from stream_server.machine.study_lock import RUN_LOCK
 from stream_server.messages.connection import ConnectionFile
+from stream_server.messages.launcher_link import Failed
 from stream_server.messages.operator import AskStop, StopAccepted
 from stream_server.server.replay.record_reader import Recording
 from stream_server.storage.checksums import checksummed_json
@@ -179,7 +179,7 @@ def private_run(folder: Path) -> Path:
     for name in ("rank-0", "histograms"):
         write(run / "metrics" / f"{name}.jsonl", (run / "metrics" / "metrics.jsonl").read_text())
     write(run / "parameters.csv", f"simulation,{MARK}\n0,1\n")
-    add_to_journal(run, [Fail(simulation=0, attempt=0, reason=MARK)])
+    add_to_journal(run, [Failed(simulation=0, attempt=0, reason=MARK)])
     manifest(run, batches=987_654_321)
     for log in ("logs/server-0.log", "simulations/0/attempt-0/output.log"):
         write(run / log, f"{MARK}\n")

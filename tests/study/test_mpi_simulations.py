@@ -37,7 +37,7 @@ def troubled(trouble: str, victim: int, *more: str) -> dict[str, Any]:
 def counted(run: Run) -> dict[tuple[int, int], bool]:
     """The attempts that failed, and whether that counted against their simulation."""
     records = journal_of(run.output_dir)
-    ends = {(it["simulation"], it["attempt"]): it for it in records if it["message"] == "Fail"}
+    ends = {(it["simulation"], it["attempt"]): it for it in records if it["message"] == "Failed"}
     return {attempt: not it["excuse"] for attempt, it in ends.items() if "exit code 0" not in it["reason"]}
 
 

@@ -13,7 +13,7 @@ import pytest
 from stream_server.errors import DamagedCheckpoint
 from stream_server.launcher.journal.journal import JOURNAL_FILE, Journal
 from stream_server.launcher.journal.records import decode
-from stream_server.launcher.schedule.actions import Give
+from stream_server.messages.launcher_link import Attached
 from stream_server.server.model.model_export import MODEL_FILE, export_model
 from stream_server.server.model.warm_start import find_source
 from stream_server.server.run.output import OutputFolder
@@ -56,7 +56,7 @@ def failing(*names: str) -> Iterator[None]:
 
 
 def write(journal: Journal, number: int) -> None:
-    journal.write(Give(token=1, simulation=number, attempt=0))
+    journal.write(Attached(token=1, simulation=number, attempt=0))
 
 
 def test_a_start_that_was_killed_while_it_wrote_study_json_can_be_repeated(tmp_path: Path) -> None:
@@ -75,7 +75,7 @@ def test_a_record_that_could_neither_be_synced_nor_taken_back_is_gone_before_the
         with failing("fsync"), pytest.raises(OSError, match="Input/output"):
             write(journal, 4)
     found = list(decode((tmp_path / JOURNAL_FILE).read_bytes()))
-    assert found == [Give(token=1, simulation=number, attempt=0) for number in (1, 3)]
+    assert found == [Attached(token=1, simulation=number, attempt=0) for number in (1, 3)]
 
 
 def test_a_recording_whose_file_cannot_be_closed_ends_and_the_study_goes_on(tmp_path: Path) -> None:

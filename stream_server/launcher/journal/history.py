@@ -17,10 +17,9 @@ from stream_server.launcher.journal.records import (
     ServerStarted,
     ServerStarting,
 )
-from stream_server.launcher.schedule.actions import Fail, Give, GiveUp
 from stream_server.launcher.schedule.simulation import RESTARTED, ScheduledSimulation, ScheduledState
 from stream_server.machine.processes import Leader
-from stream_server.messages.launcher_link import Committed, FinishSimulations
+from stream_server.messages.launcher_link import Attached, Committed, Failed, FinishSimulations, GaveUp
 
 
 @dataclass(kw_only=True, slots=True)
@@ -113,11 +112,11 @@ class History:
                 self.anything_came = True
             case FinishSimulations(reason=reason):
                 self.why_finishing = reason
-            case GiveUp(simulation=simulation, reason=reason):
+            case GaveUp(simulation=simulation, reason=reason):
                 self.given_up[simulation] = reason
             case ServerStarting() | ServerStarted() | ServerEnded() | Committed():
                 self._add_of_server(record)
-            case AttemptStarting() | AttemptStarted() | Give() | AttemptCancelled() | AttemptEnded() | Fail():
+            case AttemptStarting() | AttemptStarted() | Attached() | AttemptCancelled() | AttemptEnded() | Failed():
                 self._add_of_attempt(record)
 
     def _add_of_server(self, record: ServerStarting | ServerStarted | ServerEnded | Committed) -> None:
@@ -134,7 +133,7 @@ class History:
                 self.num_in_a_row = 0
 
     def _add_of_attempt(
-        self, record: AttemptStarting | AttemptStarted | Give | AttemptCancelled | AttemptEnded | Fail
+        self, record: AttemptStarting | AttemptStarted | Attached | AttemptCancelled | AttemptEnded | Failed
     ) -> None:
         simulation, attempt = record.simulation, record.attempt
         self.highest[simulation] = max(attempt, self.highest.get(simulation, -1))
@@ -154,18 +153,18 @@ class History:
                 )
                 if record.job is not None:
                     self.jobs[job] = (*self.jobs.get(job, ()), (simulation, attempt))
-            case Give():
+            case Attached():
                 self.attempts[simulation] = OpenAttempt(simulation=simulation, attempt=attempt, client=record.client)
             case AttemptStarted() if simulation in self.attempts:
                 self.attempts[simulation].handle = record.handle
             case AttemptCancelled() if simulation in self.attempts:
                 self.attempts[simulation].cancelled = record
-            case AttemptEnded() | Fail():
+            case AttemptEnded() | Failed():
                 was_open = self.attempts.pop(simulation, None)
-                is_counted = isinstance(record, Fail) and not record.excuse
+                is_counted = isinstance(record, Failed) and not record.excuse
                 self.failures[simulation] = self.failures.get(simulation, 0) + is_counted
                 self.reasons[simulation] = record.reason
-                if isinstance(record, Fail):
+                if isinstance(record, Failed):
                     self.failed.add(simulation)
                 elif was_open is None or was_open.cancelled is None:
                     self.ended.add(simulation)

@@ -1,7 +1,8 @@
 """The records of a journal, and their lines. Pure.
 
 Records that are written together make one line: what a power failure tears can then only be the last line. What the
-schedule decides (`Give`, `Fail`, `GiveUp`) and the server says (`Committed`, `FinishSimulations`) is recorded as it is.
+launcher tells the server (`Attached`, `Failed`, `GaveUp`) and hears of it (`Committed`, `FinishSimulations`) is
+recorded as it is.
 """
 
 import zlib
@@ -10,12 +11,11 @@ from dataclasses import dataclass
 from typing import Any, get_args
 
 from stream_server.errors import MalformedMessage, StreamServerError
-from stream_server.launcher.schedule.actions import Fail, Give, GiveUp
 from stream_server.messages import codec
-from stream_server.messages.launcher_link import Committed, FinishSimulations
+from stream_server.messages.launcher_link import Attached, Committed, Failed, FinishSimulations, GaveUp
 from stream_server.storage.typed import quoted
 
-FORMAT = 4
+FORMAT = 5
 
 
 class DamagedJournal(StreamServerError):
@@ -129,11 +129,18 @@ class AttemptCancelled:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AttemptEnded:
-    """An attempt is over, and has not failed by itself; `Fail` is the record of one that has."""
+    """An attempt is over; of one that has failed by itself `Failed` is recorded.
+
+    `exit_code` is None when it is not known or not its own. An `excuse` says why a failure would not count against the
+    simulation. `log` is the path of its last words.
+    """
 
     simulation: int
     attempt: int
     reason: str
+    exit_code: int | None = None
+    excuse: str = ""
+    log: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -151,11 +158,11 @@ JournalRecord = (
     | Committed
     | AttemptStarting
     | AttemptStarted
-    | Give
+    | Attached
     | AttemptCancelled
     | AttemptEnded
-    | Fail
-    | GiveUp
+    | Failed
+    | GaveUp
     | FirstStep
     | FinishSimulations
 )

@@ -5,11 +5,12 @@ from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
-from stream_server.launcher.schedule.actions import Give
 from stream_server.launcher.schedule.simulation import ScheduledSimulation, ScheduledState
-from stream_server.messages.launcher_link import NoneLeft
+from stream_server.messages.launcher_link import Attached, NoneLeft
 
 ATTACH_WAIT_S = 10.0
+
+Answer = Attached | NoneLeft
 
 
 class StartQueue:
@@ -92,8 +93,8 @@ class PendingRequest:
     since: float
     client: str = ""
 
-    def give(self, it: ScheduledSimulation) -> Give:
-        return Give(token=self.token, simulation=it.id, attempt=it.attempt, client=self.client)
+    def give(self, it: ScheduledSimulation) -> Attached:
+        return Attached(token=self.token, simulation=it.id, attempt=it.attempt, client=self.client)
 
     def decline(self, text: str, *, busy: bool) -> NoneLeft:
         return NoneLeft(token=self.token, text=text, busy=busy)
@@ -126,9 +127,9 @@ class AttachQueue:
         self._open.clear()
         self._tokens.clear()
 
-    def decline_all(self, text: str) -> list[Give | NoneLeft]:
+    def decline_all(self, text: str) -> list[Answer]:
         """Decline all requests."""
-        answers: list[Give | NoneLeft] = [it.decline(text, busy=False) for it in self._open]
+        answers: list[Answer] = [it.decline(text, busy=False) for it in self._open]
         self._open.clear()
         return answers
 
@@ -139,14 +140,14 @@ class AttachQueue:
         *,
         attached: Sequence[ScheduledSimulation],
         take: Callable[[int | None, str], ScheduledSimulation | None],
-    ) -> list[Give | NoneLeft]:
+    ) -> list[Answer]:
         """The answers that are due; `attached` are the simulations that clients have already.
 
         `take` begins an attempt of this simulation, or of any that waits, if one does, for the client of this name.
         """
         of_client = {it.client: it for it in attached if it.client}
         num_attached = len(attached)
-        answers: list[Give | NoneLeft] = []
+        answers: list[Answer] = []
         waiting: deque[PendingRequest] = deque()
         for request in self._open:
             answer = self._given_before(request, of_client) or self._named(request, simulations)
@@ -161,12 +162,14 @@ class AttachQueue:
         self._open = waiting
         return answers
 
-    def _given_before(self, request: PendingRequest, of_client: Mapping[str, ScheduledSimulation]) -> Give | None:
+    def _given_before(self, request: PendingRequest, of_client: Mapping[str, ScheduledSimulation]) -> Attached | None:
         """The simulation that this client has: the answer was lost with a server or a connection."""
         it = None if request.simulation is not None else of_client.get(request.client)
         return request.give(it) if it else None
 
-    def _named(self, request: PendingRequest, simulations: Mapping[int, ScheduledSimulation]) -> Give | NoneLeft | None:
+    def _named(
+        self, request: PendingRequest, simulations: Mapping[int, ScheduledSimulation]
+    ) -> Attached | NoneLeft | None:
         """The answer to a client that asks for one simulation, from its state; None when that waits for an attempt."""
         if request.simulation is None:
             return None

@@ -7,8 +7,8 @@ Whose fault the failure of a shared job is, is decided in `shared_jobs.py`. Rest
 import math
 from dataclasses import dataclass
 
-from stream_server.launcher.schedule.actions import AbortStudy, Fail, GiveUp
 from stream_server.launcher.schedule.simulation import ScheduledSimulation, ScheduledState
+from stream_server.messages.launcher_link import Failed, GaveUp, TooMany
 
 MAX_EARLY_FAILURES = 3
 
@@ -56,13 +56,13 @@ class RetryPolicy:
 
     def failed(
         self, it: ScheduledSimulation, *, anything_came: bool, num_given_up: int
-    ) -> list[Fail | GiveUp | AbortStudy]:
+    ) -> list[Failed | GaveUp | TooMany]:
         """The attempt of a simulation has failed: it waits for the next one, or, when none is left, is given up.
 
         `num_given_up` others were given up before.
         """
         it.state = ScheduledState.WAITING
-        failure = Fail(simulation=it.id, attempt=it.attempt, reason=it.why_failed, excuse=it.excuse)
+        failure = Failed(simulation=it.id, attempt=it.attempt, reason=it.why_failed, excuse=it.excuse)
         if it.excuse:
             return [failure]
         it.failures += 1
@@ -71,14 +71,14 @@ class RetryPolicy:
             return [failure, *self.give_up(it, num_given_up + 1, why_stop)]
         return [failure, *_abort(it, why_stop)]
 
-    def give_up(self, it: ScheduledSimulation, num_given_up: int, why_stop: str = "") -> list[GiveUp | AbortStudy]:
+    def give_up(self, it: ScheduledSimulation, num_given_up: int, why_stop: str = "") -> list[GaveUp | TooMany]:
         """No attempt is left for a simulation, the `num_given_up`-th one."""
         it.state = ScheduledState.GIVEN_UP
         redraw = self.limits.on_failure == "redraw"
         # Said before the last simulation of a study is given up, after which nothing would be left to stop.
         return [
             *_abort(it, why_stop or self._too_many(num_given_up)),
-            GiveUp(simulation=it.id, attempts=it.attempt + 1, reason=it.why_failed, redraw=redraw),
+            GaveUp(simulation=it.id, attempts=it.attempt + 1, reason=it.why_failed, redraw=redraw),
         ]
 
     def _failed_early(self, it: ScheduledSimulation) -> str:
@@ -98,6 +98,6 @@ class RetryPolicy:
         return ""
 
 
-def _abort(it: ScheduledSimulation, why: str) -> list[AbortStudy]:
+def _abort(it: ScheduledSimulation, why: str) -> list[TooMany]:
     text = f"{why}: simulation {it.id} {it.why_failed}"
-    return [AbortStudy(text=text, simulation=it.id, attempt=it.attempt)] if why else []
+    return [TooMany(text=text, simulation=it.id, attempt=it.attempt)] if why else []

@@ -6,13 +6,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from operator import attrgetter
 
-from stream_server.launcher.schedule.actions import AbortStudy, Action, Cancel, Continue, Drop, FailLater, Submit
+from stream_server.launcher.schedule.actions import Action, Cancel, Continue, Submit
 from stream_server.launcher.schedule.live import LiveSimulations
 from stream_server.launcher.schedule.progress_clock import ProgressClock
 from stream_server.launcher.schedule.queues import AttachQueue, StartQueue
 from stream_server.launcher.schedule.retry_policy import RetryPolicy, ScheduleLimits
 from stream_server.launcher.schedule.shared_jobs import SharedJobs
 from stream_server.launcher.schedule.simulation import NOT_BEGUN, RESTARTED, ScheduledSimulation, ScheduledState
+from stream_server.messages.launcher_link import Dropped, FailedLater, TooMany
 
 POSTPONE_S = 10.0
 STATE = attrgetter("state")
@@ -372,7 +373,7 @@ class SimulationSchedule:
 
     def _failed_later(self, it: ScheduledSimulation) -> list[Action]:
         failed = self.failed_later(it.id)
-        return [FailLater(simulation=it.id, attempt=it.attempt, reason=it.reason)] if failed else []
+        return [FailedLater(simulation=it.id, attempt=it.attempt, reason=it.reason)] if failed else []
 
     def _fail(self, it: ScheduledSimulation) -> list[Action]:
         num_given_up = self.counts[ScheduledState.GIVEN_UP]
@@ -387,9 +388,9 @@ class SimulationSchedule:
         return self._abort_once(decided)
 
     def _abort_once(self, decided: Sequence[Action]) -> list[Action]:
-        """The decided actions, without `AbortStudy` if the study has been stopped before."""
-        actions = [it for it in decided if not (self.stopped and isinstance(it, AbortStudy))]
-        self.stopped = self.stopped or any(isinstance(it, AbortStudy) for it in actions)
+        """The decided actions, without `TooMany` if the study has been stopped before."""
+        actions = [it for it in decided if not (self.stopped and isinstance(it, TooMany))]
+        self.stopped = self.stopped or any(isinstance(it, TooMany) for it in actions)
         return actions
 
     def _fill(self, now: float) -> list[Action]:
@@ -414,12 +415,12 @@ class SimulationSchedule:
             actions.append(replace(submits[0], beside=tuple(submits[1:])))
         return actions + self._answer_requests(now)
 
-    def _drop_all(self, reason: str) -> list[Drop]:
+    def _drop_all(self, reason: str) -> list[Dropped]:
         """Drop all simulations that wait to be started."""
         dropped = self._waiting.clear()
         for simulation in dropped:
             self._simulations[simulation].state = ScheduledState.DROPPED
-        return [Drop(simulations=dropped, reason=reason)] if dropped else []
+        return [Dropped(simulations=dropped, reason=reason)] if dropped else []
 
     def _submit(self, simulation: int, now: float, job: tuple[int, ...]) -> Submit:
         it = self._begin(simulation, now, has_job=True, job_members=job)

@@ -25,6 +25,7 @@ from stream_server.launcher.backends.backend import (
 from stream_server.launcher.backends.mpirun import RANKS_FILE, Mpirun
 from stream_server.launcher.backends.outage import Outage, said_by
 from stream_server.launcher.journal.history import History
+from stream_server.launcher.journal.records import AttemptEnded
 from stream_server.launcher.schedule.shared_jobs import ENDED_WITH_JOB, excuse_of_failed
 from stream_server.launcher.schedule.simulation import RESTARTED
 from stream_server.launcher.simulations.attempts import CONNECTION_FILE, Attempts
@@ -42,35 +43,6 @@ NOT_SUBMITTED = "no job can be submitted"
 UNANSWERED = "its submission was not answered"
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class JobEnd:
-    """A job is over, and so is every process of it. `exit_code` is 128 + n after signal n, None if unknown.
-
-    An `excuse` says why a failure would not count. `is_out_of_time`: it reached its time limit.
-    """
-
-    folder: Path
-    exit_code: int | None
-    reason: str
-    excuse: str = ""
-    is_out_of_time: bool = False
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class AttemptEnd:
-    """An attempt is over. `exit_code` is None when it is not known or not its own.
-
-    An `excuse` says why a failure would not count against its simulation. `log` holds the last words.
-    """
-
-    simulation: int
-    attempt: int
-    exit_code: int | None
-    reason: str
-    log: Path
-    excuse: str = ""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -92,7 +64,7 @@ class _AttemptJob:
     is_cancelled: bool = False
     state: JobState = JobState.RUNNING
     waits_for: str = ""
-    end: JobEnd | None = None
+    end: JobStatus | None = None
     unknown_since: float = math.inf
 
 
@@ -187,10 +159,10 @@ class AttemptJobs:
         for job in jobs:
             job.is_cancelled = True
             if job.spec is not None:
-                job.end = JobEnd(folder=job.folder, exit_code=None, reason="was cancelled before it was submitted")
+                job.end = JobStatus(state=JobState.ENDED, reason="was cancelled before it was submitted")
         self._cancel(jobs)
 
-    def poll(self, now: float) -> list[AttemptEnd]:
+    def poll(self, now: float) -> list[AttemptEnded]:
         """Return the attempts that have ended since the last call, once no process of their job is left."""
         self._reattach()
         for job in self._jobs.values():
@@ -212,7 +184,7 @@ class AttemptJobs:
                 found = (
                     ends_of_worker(folders, job.end)
                     if self.are_workers
-                    else ends(folders, job.end, num_ranks=job.ranks)
+                    else ends(folders, job.end, log=job.folder / LOG_FILE, num_ranks=job.ranks)
                 )
                 ended += [replace(it, reason=it.reason + self._explanation(it)) for it in found]
                 del self._jobs[job.folder]
@@ -230,16 +202,17 @@ class AttemptJobs:
                     if traces.codes:
                         yield attempt, traces.at_fault, traces.all_ended(job.ranks)
 
-    def mistake(self, end: AttemptEnd) -> str:
+    def mistake(self, end: AttemptEnded) -> str:
         """The words of the native client in its log about a mistake that the program passed over, "" if none."""
         return last_mistake(self._log_end(end))
 
-    def _log_end(self, end: AttemptEnd) -> str:
+    def _log_end(self, end: AttemptEnded) -> str:
         # The log of a job that several share is that of the first of them.
-        is_own = end.log.parent == self.attempts.folder(end.simulation, end.attempt)
-        return words_at_end(end.log) if is_own else ""
+        log_path = Path(end.log)
+        is_own = log_path.parent == self.attempts.folder(end.simulation, end.attempt)
+        return words_at_end(log_path) if is_own else ""
 
-    def _explanation(self, end: AttemptEnd) -> str:
+    def _explanation(self, end: AttemptEnded) -> str:
         """The words of its log about what went wrong, "" if there are none."""
         if not end.exit_code:
             return ""
@@ -262,7 +235,7 @@ class AttemptJobs:
         except SubmitError as error:
             with contextlib.suppress(OSError):
                 (spec.folder / LOG_FILE).write_text(f"{error}\n")
-            job.end = JobEnd(folder=spec.folder, exit_code=error.exit_code, reason=str(error))
+            job.end = JobStatus(state=JobState.ENDED, exit_code=error.exit_code, reason=str(error))
         except (OSError, subprocess.SubprocessError) as error:
             # It may run. To submit it again could give two jobs the name and the folder of one attempt.
             log.warning("whether the job in %s was submitted is not known: %s", job.folder, said_by(error))
@@ -307,13 +280,7 @@ class AttemptJobs:
             reason = status.reason or ("ended, and left no exit code" if code is None else describe(code))
             unseen = code is None and not job.is_cancelled
             excuse = status.excuse or (job.excuse if unseen else "")
-            job.end = JobEnd(
-                folder=job.folder,
-                exit_code=code,
-                reason=reason,
-                excuse=excuse,
-                is_out_of_time=status.is_out_of_time,
-            )
+            job.end = replace(status, exit_code=code, reason=reason, excuse=excuse)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -349,14 +316,16 @@ class Traces:
         return self.all_ended(num_ranks) and not any(self.codes)
 
 
-def ends(folders: Mapping[Attempt, Path], job: JobEnd, *, num_ranks: int) -> list[AttemptEnd]:
-    """Tell how the attempts in these folders ended, which shared a job or had one alone."""
+def ends(folders: Mapping[Attempt, Path], job: JobStatus, *, log: Path, num_ranks: int) -> list[AttemptEnded]:
+    """How the attempts in these folders ended, which shared a job with this log or had one alone."""
     if len(folders) > 1:
-        return judge({attempt: Traces.read(folder) for attempt, folder in folders.items()}, folders, job, num_ranks)
+        traces = {attempt: Traces.read(folder) for attempt, folder in folders.items()}
+        logs = {attempt: _log(folder / LOG_FILE, log) for attempt, folder in folders.items()}
+        return judge(traces, logs, job, num_ranks)
     return [_end(attempt, job, folder / LOG_FILE, job.exit_code, job.reason) for attempt, folder in folders.items()]
 
 
-def ends_of_worker(folders: Mapping[Attempt, Path], job: JobEnd) -> list[AttemptEnd]:
+def ends_of_worker(folders: Mapping[Attempt, Path], job: JobStatus) -> list[AttemptEnded]:
     """Tell that the program ended which computed these: which of them it was at, the schedule knows."""
     first = next(iter(folders))
     late = OUT_OF_TIME if job.is_out_of_time else ""
@@ -367,13 +336,13 @@ def ends_of_worker(folders: Mapping[Attempt, Path], job: JobEnd) -> list[Attempt
 
 
 def judge(
-    traces: Mapping[Attempt, Traces], folders: Mapping[Attempt, Path], job: JobEnd, num_ranks: int
-) -> list[AttemptEnd]:
+    traces: Mapping[Attempt, Traces], logs: Mapping[Attempt, Path], job: JobStatus, num_ranks: int
+) -> list[AttemptEnded]:
     """Tell how the attempts of one job ended. When none is shown to be at fault, all that did not end well are."""
     culprit = next((simulation for (simulation, _), it in traces.items() if it.at_fault), None)
     judged = []
     for attempt, it in traces.items():
-        log = _log(folders[attempt], job.folder)
+        log = logs[attempt]
         if job.exit_code == 0 or it.ended_well(num_ranks):
             judged.append(_end(attempt, job, log, 0, describe(0)))
         elif it.at_fault or culprit is None:
@@ -383,10 +352,17 @@ def judge(
     return judged
 
 
-def _end(attempt: Attempt, job: JobEnd, log: Path, exit_code: int | None, reason: str, excuse: str = "") -> AttemptEnd:
-    simulation, number = attempt
-    excuse = excuse or job.excuse
-    return AttemptEnd(simulation=simulation, attempt=number, exit_code=exit_code, reason=reason, log=log, excuse=excuse)
+def _end(
+    attempt: Attempt, job: JobStatus, log: Path, exit_code: int | None, reason: str, excuse: str = ""
+) -> AttemptEnded:
+    return AttemptEnded(
+        simulation=attempt[0],
+        attempt=attempt[1],
+        exit_code=exit_code,
+        reason=reason,
+        log=str(log),
+        excuse=excuse or job.excuse,
+    )
 
 
 def _ranks_cannot_be_read(folder: Path) -> str:
@@ -402,7 +378,6 @@ def _codes(folder: Path) -> tuple[int, ...]:
     return tuple(code for code in codes if code is not None)
 
 
-def _log(folder: Path, job: Path) -> Path:
+def _log(own: Path, of_job: Path) -> Path:
     """The log that tells of its end: its own, or that of mpirun if it never wrote any."""
-    own = folder / LOG_FILE
-    return own if own.exists() and own.stat().st_size else job / LOG_FILE
+    return own if own.exists() and own.stat().st_size else of_job

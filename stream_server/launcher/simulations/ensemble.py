@@ -6,32 +6,23 @@ import shutil
 import time
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from stream_server.failpoints import failpoint
 from stream_server.launcher.journal import records
 from stream_server.launcher.journal.history import History, entries_of
 from stream_server.launcher.journal.journal import Journal
-from stream_server.launcher.schedule.actions import (
-    AbortStudy,
-    Action,
-    Cancel,
-    Continue,
-    Drop,
-    Fail,
-    FailLater,
-    Give,
-    GiveUp,
-    Submit,
-)
+from stream_server.launcher.schedule.actions import Action, Cancel, Continue, Submit
 from stream_server.launcher.schedule.schedule import SimulationSchedule
 from stream_server.launcher.schedule.simulation import ScheduledState
-from stream_server.launcher.simulations.attempt_jobs import AttemptEnd, AttemptJobs
+from stream_server.launcher.simulations.attempt_jobs import AttemptJobs
 from stream_server.launcher.simulations.attempts import Attempts
 from stream_server.launcher.simulations.server_connection import ServerConnection
 from stream_server.launcher.simulations.starter import Starter
 from stream_server.machine.log_end import log_end
 from stream_server.messages import launcher_link
+from stream_server.messages.launcher_link import Attached, Dropped, Failed, FailedLater, GaveUp, NoneLeft, TooMany
 from stream_server.storage.disk import place_of
 from stream_server.wording import counted
 
@@ -41,6 +32,8 @@ POLL_BUSY_S = 0.05
 SUSPENDED_S = 1.0
 STATUS_S = 0.5
 LEAVE_S = 15.0
+
+Decided = Attached | Dropped | Failed | FailedLater | GaveUp | NoneLeft | TooMany
 
 log = logging.getLogger(__name__)
 
@@ -223,7 +216,7 @@ class Ensemble:
         # Whose fault it is that a clock runs out is to be known before.
         if now < min(self._poll_at, self.schedule.wake_at):
             return
-        ended_for_good: list[AttemptEnd] = []
+        ended_for_good: list[records.AttemptEnded] = []
         polled = self.jobs.poll(now)
         self.starter.note_submitted()
         for ended in polled:
@@ -232,8 +225,8 @@ class Ensemble:
                 self._has_ended(ended, now)
                 if self.schedule.state(ended.simulation).terminal:
                     ended_for_good.append(ended)
-        # Whoever takes over before this is written finds the jobs ended, and judges again.
-        self.reports.attempts_ended(ended_for_good)
+        # A launcher that takes over before this is written finds the jobs ended, and judges again.
+        self.journal.defer(*ended_for_good)
         for (simulation, attempt), at_fault, over in self.jobs.ranks_ended():
             if self.schedule.ranks_ended(simulation, attempt, at_fault, now, over=over):
                 what = at_fault or "all ranks ended with exit code 0"
@@ -245,7 +238,7 @@ class Ensemble:
         self._polled_at = now
         self._poll_at = now + max(self.jobs.backend.query_interval_s, POLL_BUSY_S if self.jobs.busy else POLL_S)
 
-    def _has_ended(self, ended: AttemptEnd, now: float) -> None:
+    def _has_ended(self, ended: records.AttemptEnded, now: float) -> None:
         simulation, attempt = ended.simulation, ended.attempt
         self.reports.job_ended(ended)
         reason = ended.reason
@@ -362,19 +355,12 @@ class Reports:
         """A client that nobody started runs this attempt."""
         self._given[simulation] = attempt
 
-    def job_ended(self, ended: AttemptEnd) -> None:
+    def job_ended(self, ended: records.AttemptEnded) -> None:
         """The job of an attempt is over, whatever that means for the simulation."""
         # That it has finished, or has failed although its program did not, is told by itself.
         level = logging.DEBUG if ended.exit_code == 0 else logging.INFO
         log.log(level, "simulation %d, attempt %d %s", ended.simulation, ended.attempt, ended.reason)
-        self._logs[ended.simulation, ended.attempt] = ended.log
-
-    def attempts_ended(self, ended: Sequence[AttemptEnd]) -> None:
-        """Note in the journal that these attempts have ended, so that no later launcher waits for them."""
-        if ended:
-            self.journal.defer(
-                *(records.AttemptEnded(simulation=it.simulation, attempt=it.attempt, reason=it.reason) for it in ended)
-            )
+        self._logs[ended.simulation, ended.attempt] = Path(ended.log)
 
     def let_go(self, simulation: int, reason: str) -> None:
         """A simulation that a client brought to its end by itself has no job whose end could be waited for."""
@@ -382,49 +368,36 @@ class Reports:
         if attempt is not None:
             self.journal.note(records.AttemptEnded(simulation=simulation, attempt=attempt, reason=reason))
 
-    def tell(self, action: Fail | FailLater | GiveUp | Drop | Give | launcher_link.NoneLeft | AbortStudy) -> None:
+    def tell(self, decided: Decided) -> None:
         """Pass a decision on."""
-        match action:
-            case Fail(simulation=simulation, attempt=attempt, reason=reason, excuse=excuse):
-                reason = f"{reason} (not counted against it, for {excuse})" if excuse else reason
-                log.warning("simulation %d, attempt %d failed: %s", simulation, attempt, reason)
+        match decided:
+            case Failed(simulation=simulation, attempt=attempt):
+                log.warning("simulation %d, attempt %d failed: %s", simulation, attempt, decided.explanation)
                 self._given.pop(simulation, None)
-                self.journal.note(action)
-                path = self._log_path(simulation, attempt)
-                self.server.send(launcher_link.Failed(simulation=simulation, attempt=attempt, reason=reason, log=path))
-            case FailLater(simulation=simulation, attempt=attempt, reason=reason):
+                self.journal.note(decided)
+                decided = replace(decided, log=self._log_path(simulation, attempt))
+            case FailedLater(simulation=simulation, attempt=attempt, reason=reason):
                 log.warning(
                     "simulation %d, attempt %d failed after its last time step: %s", simulation, attempt, reason
                 )
-                path = self._log_path(simulation, attempt)
-                self.server.send(
-                    launcher_link.FailedLater(simulation=simulation, attempt=attempt, reason=reason, log=path)
-                )
-            case GiveUp(simulation=simulation, attempts=attempts, reason=reason, redraw=redraw):
+                decided = replace(decided, log=self._log_path(simulation, attempt))
+            case GaveUp(simulation=simulation, attempts=attempts, reason=reason):
                 log.warning("simulation %d is given up after %s: %s", simulation, counted(attempts, "attempt"), reason)
-                self.journal.note(action)
-                path = self._log_path(simulation, attempts - 1)
-                self.server.send(
-                    launcher_link.GaveUp(
-                        simulation=simulation, attempts=attempts, reason=reason, log=path, redraw=redraw
-                    )
-                )
-            case Drop(simulations=simulations, reason=reason):
-                self.server.send(launcher_link.Dropped(simulations=simulations, reason=reason))
-            case Give(token=token, simulation=simulation, attempt=attempt):
+                self.journal.note(decided)
+                decided = replace(decided, log=self._log_path(simulation, attempts - 1))
+            case Attached(simulation=simulation, attempt=attempt):
                 log.info("simulation %d, attempt %d goes to a client that attached", simulation, attempt)
                 if self._given.get(simulation) != attempt:
                     self.given(simulation, attempt)
-                    self.journal.note(action)
-                self.server.send(launcher_link.Attached(token=token, simulation=simulation, attempt=attempt))
-            case launcher_link.NoneLeft(text=text):
+                    self.journal.note(decided)
+            case NoneLeft(text=text):
                 log.info("a client that attached is declined: %s", text)
-                self.server.send(action)
-            case AbortStudy(text=text, simulation=simulation, attempt=attempt):
+            case TooMany(text=text, simulation=simulation, attempt=attempt):
                 log.error("the study stops: %s", text)
                 output = self._log(simulation, attempt)
-                end = log_end(output)
-                self.server.send(launcher_link.TooMany(text=f"{text}\nend of {output}:\n{end}" if end else text))
+                if end := log_end(output):
+                    decided = replace(decided, text=f"{text}\nend of {output}:\n{end}")
+        self.server.send(decided)
 
     def _log_path(self, simulation: int, attempt: int) -> str:
         path = self._log(simulation, attempt)

@@ -159,7 +159,7 @@ class Coordinator:
             case launcher_link.TooMany():
                 self.perform(self.roster.too_many(message.text))
             case launcher_link.Failed():
-                self.perform(self.roster.failed(message.simulation, message.attempt, message.reason, message.log))
+                self.perform(self.roster.failed(message.simulation, message.attempt, message.explanation, message.log))
                 self.tell_main(mailbox.FromLauncher(message=message))
             case launcher_link.FailedLater():
                 if self.roster.fails_later(message):

@@ -54,9 +54,8 @@ class SourceEvents(Callback):
                 self._stops.note(reason)
             case mailbox.FromLauncher(message=launcher_link.Failed() as failed):
                 where = f"; its log: {failed.log}" if failed.log else ""
-                log.warning(
-                    "simulation %d, attempt %d failed: %s%s", failed.simulation, failed.attempt, failed.reason, where
-                )
+                who = f"simulation {failed.simulation}, attempt {failed.attempt}"
+                log.warning("%s failed: %s%s", who, failed.explanation, where)
             case mailbox.FromLauncher(
                 message=launcher_link.FailedLater(simulation=simulation, reason=reason, log=path)
             ):

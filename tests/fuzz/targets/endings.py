@@ -1,8 +1,8 @@
 """The traces of the ends of jobs, ranks and servers: exit codes, logs, report.json, exit.json. Never an error."""
 
-from stream_server.launcher.backends.backend import EXIT_FILE, LOG_FILE, describe, exit_code_of
+from stream_server.launcher.backends.backend import EXIT_FILE, LOG_FILE, JobState, JobStatus, describe, exit_code_of
 from stream_server.launcher.backends.mpirun import RANKS_FILE
-from stream_server.launcher.simulations.attempt_jobs import JobEnd, Traces, judge
+from stream_server.launcher.simulations.attempt_jobs import Traces, judge
 from stream_server.launcher.supervision.server_restart import FAILURE_FILE, REPORT_FILE, EndReports
 from stream_server.machine.log_end import MAX_BYTES, log_end
 from stream_server.server.run.output import OutputFolder
@@ -32,7 +32,7 @@ def _job() -> None:
 
 def _ranks() -> None:
     assert len(log_end(FOLDER / LOG_FILE).encode()) <= 3 * MAX_BYTES
-    job = JobEnd(folder=FOLDER, exit_code=1, reason="r")
+    job = JobStatus(state=JobState.ENDED, exit_code=1, reason="r")
     folders = {(0, 0): FOLDER, (1, 0): FOLDER.parent}
     traces = {attempt: Traces.read(folder) for attempt, folder in folders.items()}
     for end in judge(traces, folders, job, 2):

@@ -17,8 +17,7 @@ from stream_server.launcher.journal.records import (
     decode,
     encode,
 )
-from stream_server.launcher.schedule.actions import Fail, Give, GiveUp
-from stream_server.messages.launcher_link import Committed
+from stream_server.messages.launcher_link import Attached, Committed, Failed, GaveUp
 from tests.fuzz.target import Target
 
 EXAMPLE = b"".join(
@@ -31,12 +30,12 @@ EXAMPLE = b"".join(
             PlanTaken(incarnation=1),
             AttemptStarting(simulation=3, attempt=0, folder="/tmp/3", public_key=None, job="/tmp/j", ranks=2),
             AttemptStarted(simulation=3, attempt=0, handle="10 11 boot"),
-            Give(token=1, simulation=4, attempt=0),
+            Attached(token=1, simulation=4, attempt=0),
             FirstStep(),
             AttemptCancelled(simulation=3, attempt=0, reason="r", excuse=""),
             AttemptEnded(simulation=5, attempt=0, reason="r"),
-            Fail(simulation=3, attempt=0, reason="r", excuse=""),
-            GiveUp(simulation=3, attempts=1, redraw=False, reason="r"),
+            Failed(simulation=3, attempt=0, reason="r", excuse=""),
+            GaveUp(simulation=3, attempts=1, redraw=False, reason="r"),
             Committed(checkpoint=1, batches=1),
             ServerEnded(number=1, exit_code=7, num_in_a_row=1, failed_batch=None),
             LauncherLeft(exit_code=0),

@@ -42,7 +42,7 @@ MESSAGES: tuple[Known, ...] = (
     launcher_link.GaveUp(simulation=0, attempts=3, reason="r", log="", redraw=True),
     launcher_link.Attached(token=0, simulation=0, attempt=1),
     launcher_link.NoneLeft(token=0, text="t", busy=True),
-    launcher_link.TooMany(text="t"),
+    launcher_link.TooMany(text="t", simulation=0, attempt=0),
     launcher_link.Queued(simulations=(1, 2), waits_for="Priority"),
     launcher_link.Status(waiting=1, running=2, done=3, failed=4),
     launcher_link.Bye(),

@@ -6,12 +6,12 @@ from pathlib import Path
 
 from stream_server.launcher.journal.journal import JOURNAL_FILE, Journal
 from stream_server.launcher.journal.records import decode
-from stream_server.launcher.schedule.actions import GiveUp
+from stream_server.messages.launcher_link import GaveUp
 from tests.support.small_disk import PAGE, SmallDisk
 
 WORDS = ("amber", "beech", "cedar", "damson", "elder", "fir", "gorse", "hazel", "ivy", "juniper")
 LONGEST = 200
-LAST = GiveUp(simulation=99_999, attempts=1, redraw=False, reason="the last one")
+LAST = GaveUp(simulation=99_999, attempts=1, redraw=False, reason="the last one")
 
 
 def case(disk: SmallDisk, folder: Path, num_pages: int, draw: random.Random) -> Iterator[str]:
@@ -38,13 +38,13 @@ def case(disk: SmallDisk, folder: Path, num_pages: int, draw: random.Random) -> 
             yield "the next launcher does not know the last record"
 
 
-def _record(number: int, draw: random.Random) -> GiveUp:
-    return GiveUp(
+def _record(number: int, draw: random.Random) -> GaveUp:
+    return GaveUp(
         simulation=number, attempts=1, redraw=False, reason=" ".join(draw.choices(WORDS, k=draw.randrange(LONGEST)))
     )
 
 
-def _wrong_content(folder: Path, expected: Sequence[GiveUp], where: str) -> Iterator[str]:
+def _wrong_content(folder: Path, expected: Sequence[GaveUp], where: str) -> Iterator[str]:
     found = list(decode((folder / JOURNAL_FILE).read_bytes()))
     # What was owed may have fitted, if it is shorter than what did not.
     if found[: len(expected)] != expected:

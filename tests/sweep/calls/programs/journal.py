@@ -7,7 +7,7 @@ from stream_server.errors import ConfigError
 from stream_server.launcher.journal import records
 from stream_server.launcher.journal.journal import JOURNAL_FILE, Journal
 from stream_server.launcher.journal.records import JournalRecord, LauncherStarted, PlanTaken
-from stream_server.launcher.schedule.actions import Give
+from stream_server.messages.launcher_link import Attached
 from tests.sweep.calls.programs.program import Program
 from tests.sweep.calls.ran import Ran, Say
 
@@ -77,7 +77,7 @@ def _before() -> list[JournalRecord]:
 
 
 def _record(number: int) -> JournalRecord:
-    return Give(token=1, simulation=number, attempt=0)
+    return Attached(token=1, simulation=number, attempt=0)
 
 
 PROGRAM = Program(name="journal", make=make, run=run, judge=judge)

@@ -12,7 +12,7 @@ from stream_server.launcher.journal.records import (
     LauncherStarted,
     PlanTaken,
 )
-from stream_server.launcher.schedule.actions import Fail
+from stream_server.messages.launcher_link import Failed
 from tests.sweep.corruption.stores.store import Store, Verdict
 
 
@@ -45,7 +45,7 @@ def _records(study: int) -> list[JournalRecord]:
         PlanTaken(incarnation=1),
         *(AttemptStarting(simulation=it, attempt=0, folder=f"/runs/{it}", public_key=None) for it in attempts),
         *(AttemptStarted(simulation=it, attempt=0, handle=f"{2000 + it} 99") for it in attempts),
-        *(Fail(simulation=it, attempt=0, reason="crashed", excuse="") for it in attempts),
+        *(Failed(simulation=it, attempt=0, reason="crashed", excuse="") for it in attempts),
     ]
 
 
