@@ -316,7 +316,7 @@ class NodeLink:
 
     def send(self, message: launcher_link.ToServer) -> None:
         self.node.door()
-        if isinstance(message, launcher_link.Failed) and "not counted against it" not in message.reason:
+        if isinstance(message, launcher_link.Failed) and not message.excuse:
             self.node.num_counted[message.simulation] += 1
         if self.peer is not None and self.peer is self.node.server and not self.is_broken:
             self.peer.from_launcher.append(launcher_link.to_server(launcher_link.encode(message)))

@@ -196,7 +196,9 @@ def test_a_client_that_attached_keeps_its_attempt_under_the_next_launcher(tmp_pa
             simulation=1, attempt=0, public_key=None, attached=True, goes_on=True
         )
         rank_0.send(launcher_link.AttachRequest(token=6, simulation=None, client="b"))
-        assert rank_0.wait_for(launcher_link.Attached) == launcher_link.Attached(token=6, simulation=1, attempt=0)
+        assert rank_0.wait_for(launcher_link.Attached) == launcher_link.Attached(
+            token=6, simulation=1, attempt=0, client="b"
+        )
         rank_0.send(launcher_link.AttachRequest(token=7, simulation=None, client="c"))
         assert rank_0.wait_for(launcher_link.Attached) == launcher_link.Attached(token=7, simulation=0, attempt=1)
 
@@ -276,7 +278,7 @@ while not os.path.exists("go"):
 def failed(rank_0: Rank0) -> tuple[int, str]:
     """The simulation, and why it failed, without the last line of its output."""
     message = rank_0.wait_for(launcher_link.Failed)
-    return message.simulation, message.reason.partition("; the last line")[0]
+    return message.simulation, message.explanation.partition("; the last line")[0]
 
 
 def test_of_a_job_that_fails_one_is_to_blame_and_each_is_tried_again_alone(tmp_path: Path) -> None:

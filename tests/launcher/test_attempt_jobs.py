@@ -161,7 +161,7 @@ def test_a_job_that_cannot_be_started_has_ended_and_its_log_says_why(jobs: Attem
     assert jobs.take_submitted() == []
     [end] = jobs.poll(1.0)
     assert (end.exit_code, end.reason) == (1, "the queue is closed")
-    assert end.log.read_text() == "the queue is closed\n"
+    assert Path(end.log).read_text() == "the queue is closed\n"
     assert jobs.num_running == 0
 
 
