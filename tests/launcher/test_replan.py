@@ -4,11 +4,18 @@ import math
 
 import pytest
 
-from stream_server.launcher.schedule.actions import Action, Cancel, Continue, Submit
 from stream_server.launcher.schedule.progress_clock import CONFIRM_FAILURE_S, CONFIRM_S
 from stream_server.launcher.schedule.retry_policy import ScheduleLimits
 from stream_server.launcher.schedule.schedule import POSTPONE_S, SimulationSchedule
-from stream_server.launcher.schedule.simulation import RESTARTED, ScheduledSimulation, ScheduledState
+from stream_server.launcher.schedule.simulation import (
+    RESTARTED,
+    Action,
+    Cancel,
+    Continue,
+    ScheduledSimulation,
+    ScheduledState,
+    Submit,
+)
 from stream_server.messages.launcher_link import Attached, Failed, GaveUp, TooMany
 
 

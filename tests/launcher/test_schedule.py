@@ -2,12 +2,11 @@ import math
 
 import pytest
 
-from stream_server.launcher.schedule.actions import Cancel, Submit
 from stream_server.launcher.schedule.progress_clock import CONFIRM_FAILURE_S, CONFIRM_S
 from stream_server.launcher.schedule.queues import ATTACH_WAIT_S
 from stream_server.launcher.schedule.retry_policy import ScheduleLimits
 from stream_server.launcher.schedule.schedule import SimulationSchedule
-from stream_server.launcher.schedule.simulation import ScheduledState
+from stream_server.launcher.schedule.simulation import Cancel, ScheduledState, Submit
 from stream_server.messages.launcher_link import Attached, Dropped, Failed, FailedLater, GaveUp, NoneLeft, TooMany
 
 

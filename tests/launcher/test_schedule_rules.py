@@ -4,10 +4,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from stream_server.launcher.schedule.actions import Action, Cancel, Continue, Submit
 from stream_server.launcher.schedule.retry_policy import ScheduleLimits
 from stream_server.launcher.schedule.schedule import SimulationSchedule
-from stream_server.launcher.schedule.simulation import ScheduledState
+from stream_server.launcher.schedule.simulation import Action, Cancel, Continue, ScheduledState, Submit
 from stream_server.messages.launcher_link import Attached, Failed, FailedLater, GaveUp, NoneLeft, TooMany
 from tests.support.examples import examples
 

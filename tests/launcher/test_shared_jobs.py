@@ -4,11 +4,17 @@ from itertools import permutations
 
 import pytest
 
-from stream_server.launcher.schedule.actions import Action, Cancel, Continue, Submit
 from stream_server.launcher.schedule.progress_clock import CONFIRM_FAILURE_S, CONFIRM_S
 from stream_server.launcher.schedule.retry_policy import ScheduleLimits
 from stream_server.launcher.schedule.schedule import SimulationSchedule
-from stream_server.launcher.schedule.simulation import ScheduledSimulation, ScheduledState
+from stream_server.launcher.schedule.simulation import (
+    Action,
+    Cancel,
+    Continue,
+    ScheduledSimulation,
+    ScheduledState,
+    Submit,
+)
 from stream_server.messages.launcher_link import Failed, GaveUp, TooMany
 
 EXCUSE = "simulation 0, which shared the job, failed"

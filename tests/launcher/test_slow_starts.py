@@ -1,8 +1,8 @@
 """Clocks of a launcher that is slow itself; whole turns of it are in tests/simulated/seeds.txt."""
 
-from stream_server.launcher.schedule.actions import Cancel
 from stream_server.launcher.schedule.retry_policy import ScheduleLimits
 from stream_server.launcher.schedule.schedule import SimulationSchedule
+from stream_server.launcher.schedule.simulation import Cancel
 
 
 def test_the_clock_of_an_attempt_starts_when_its_job_does() -> None:

@@ -5,7 +5,7 @@ from typing import Any
 
 from stream_server.messages.client import Ack, End, TimeSteps
 from stream_server.server.intake import mailbox
-from stream_server.server.reception.acknowledgements import Acknowledgements
+from stream_server.server.reception.dispatcher import Acknowledgements
 from tests.server.test_receiver import data, opening, value, welcome
 from tests.support.reception import INCARNATION, RawClient, StudyShape, reception
 from tests.support.timing import until

@@ -4,8 +4,7 @@ import math
 from collections.abc import Iterable
 from heapq import heappop, heappush
 
-from stream_server.launcher.schedule.live import LiveSimulations
-from stream_server.launcher.schedule.shared_jobs import SharedJobs
+from stream_server.launcher.schedule.shared_jobs import LiveSimulations, SharedJobs
 from stream_server.launcher.schedule.simulation import ScheduledSimulation, ScheduledState
 
 CONFIRM_S = 10.0

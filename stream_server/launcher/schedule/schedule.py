@@ -6,13 +6,20 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from operator import attrgetter
 
-from stream_server.launcher.schedule.actions import Action, Cancel, Continue, Submit
-from stream_server.launcher.schedule.live import LiveSimulations
 from stream_server.launcher.schedule.progress_clock import ProgressClock
 from stream_server.launcher.schedule.queues import AttachQueue, StartQueue
 from stream_server.launcher.schedule.retry_policy import RetryPolicy, ScheduleLimits
-from stream_server.launcher.schedule.shared_jobs import SharedJobs
-from stream_server.launcher.schedule.simulation import NOT_BEGUN, RESTARTED, ScheduledSimulation, ScheduledState
+from stream_server.launcher.schedule.shared_jobs import LiveSimulations, SharedJobs
+from stream_server.launcher.schedule.simulation import (
+    NOT_BEGUN,
+    RESTARTED,
+    Action,
+    Cancel,
+    Continue,
+    ScheduledSimulation,
+    ScheduledState,
+    Submit,
+)
 from stream_server.messages.launcher_link import Dropped, FailedLater, TooMany
 
 POSTPONE_S = 10.0

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
+from stream_server.messages.launcher_link import Attached, Dropped, Failed, FailedLater, GaveUp, NoneLeft, TooMany
 from stream_server.wording import counted
 
 NOT_BEGUN = "its worker ended before it had come to it"
@@ -140,3 +141,32 @@ class ScheduledSimulation:
         if self.cancelled:
             return
         self.reason, self.ended_well = reason, exit_code == 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Submit:
+    """Start the job of an attempt, and with it those of the attempts `beside` it, which share the job."""
+
+    simulation: int
+    attempt: int
+    beside: tuple["Submit", ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Cancel:
+    """End the job of an attempt, and with it all that share it; `job_ended` is told of each when it is over."""
+
+    simulation: int
+    attempt: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Continue:
+    """An attempt goes on under a new plan: the server and its client are to hear of each other."""
+
+    simulation: int
+    attempt: int
+    attached: bool
+
+
+Action = Submit | Cancel | Continue | Failed | FailedLater | GaveUp | Dropped | Attached | NoneLeft | TooMany

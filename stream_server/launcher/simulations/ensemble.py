@@ -13,9 +13,8 @@ from stream_server.failpoints import failpoint
 from stream_server.launcher.journal import records
 from stream_server.launcher.journal.history import History, entries_of
 from stream_server.launcher.journal.journal import Journal
-from stream_server.launcher.schedule.actions import Action, Cancel, Continue, Submit
 from stream_server.launcher.schedule.schedule import SimulationSchedule
-from stream_server.launcher.schedule.simulation import ScheduledState
+from stream_server.launcher.schedule.simulation import Action, Cancel, Continue, ScheduledState, Submit
 from stream_server.launcher.simulations.attempt_jobs import AttemptJobs
 from stream_server.launcher.simulations.attempts import Attempts
 from stream_server.launcher.simulations.server_connection import ServerConnection

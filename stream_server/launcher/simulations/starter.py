@@ -13,8 +13,8 @@ from stream_server.failpoints import failpoint
 from stream_server.launcher.backends.backend import JobSpec
 from stream_server.launcher.journal import records
 from stream_server.launcher.journal.journal import Journal
-from stream_server.launcher.schedule.actions import Action, Continue, Submit
 from stream_server.launcher.schedule.schedule import SimulationSchedule
+from stream_server.launcher.schedule.simulation import Action, Continue, Submit
 from stream_server.launcher.simulations.attempt_jobs import AttemptJobs
 from stream_server.launcher.simulations.server_connection import ServerConnection
 from stream_server.messages import launcher_link

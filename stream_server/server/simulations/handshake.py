@@ -24,7 +24,7 @@ from stream_server.messages.routing import StudyRouting
 from stream_server.messages.simulation_phase import SimulationPhase
 from stream_server.server.intake.attempts import why_stale
 from stream_server.server.intake.mailbox import SimulationsFailed, SimulationWarning
-from stream_server.server.simulations.simulation_state import SimulationState
+from stream_server.server.simulations.simulation_table import SimulationState
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -17,8 +17,7 @@ from stream_server.server.intake.mailbox import SimulationsFailed, SimulationWar
 from stream_server.server.intake.parameters import Origin
 from stream_server.server.simulations.failures import FailedAttempt, FailedAttempts
 from stream_server.server.simulations.handshake import Action, Handshake, Reply, StudyFacts, brought, refuse
-from stream_server.server.simulations.simulation_state import SimulationState
-from stream_server.server.simulations.simulation_table import SimulationTable
+from stream_server.server.simulations.simulation_table import SimulationState, SimulationTable
 from stream_server.server.simulations.warnings import SimulationWarnings
 
 MOST_NAMED = 5

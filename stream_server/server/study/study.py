@@ -44,7 +44,7 @@ from stream_server.server.run.output import OutputFolder, require_given_up
 from stream_server.server.run.plan import make_plan, memory_problem, memory_warning
 from stream_server.server.run.report import Outcome, RankReport
 from stream_server.server.run.start import RANK_0_REPORTS_S, Start
-from stream_server.server.simulations.saved_roster import given_up_in
+from stream_server.server.simulations.simulation_table import given_up_in
 from stream_server.server.study.closing import FAILED, Closing, Results, outcome_of
 from stream_server.server.study.failure import Failure, leave_together
 from stream_server.server.study.prometheus import StudyCollector, serve_metrics
