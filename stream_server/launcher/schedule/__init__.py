@@ -1,5 +1,5 @@
 """The schedule: which simulation is started, retried or given up, and when. Pure.
 
-Offers: actions, retry_policy, schedule, shared_jobs, simulation.
+Offers: retry_policy, schedule, shared_jobs, simulation.
 May import: messages.
 """
