@@ -7,8 +7,8 @@ from rich.table import Table
 from rich.text import Text
 
 from stream_server.config import StudyConfig
-from stream_server.doctor import facts, findings
-from stream_server.doctor.findings import Finding, Severity
+from stream_server.doctor import checks
+from stream_server.doctor.checks import Finding, Severity
 
 MAX_WIDTH = 10_000
 STYLES = {Severity.GOOD: "green", Severity.NOTE: "yellow", Severity.REPAIR: "bold red"}
@@ -22,13 +22,13 @@ def examine(config: StudyConfig | None = None) -> Iterator[Finding]:
     Raises:
         ConfigError: the server of the study cannot be started here at all.
     """
-    yield findings.of_python(facts.PythonFacts.gather())
-    yield findings.of_torch(facts.TorchFacts.gather())
-    yield findings.of_mpi(facts.MpiFacts.gather(config))
-    yield findings.of_memory(facts.MemoryFacts.gather())
-    yield findings.of_files(facts.FileFacts.gather())
-    yield findings.of_ports(facts.PortFacts.gather())
-    yield findings.of_scheduler(facts.SchedulerFacts.gather())
+    yield checks.check_python()
+    yield checks.check_torch()
+    yield checks.check_mpi(config)
+    yield checks.check_memory()
+    yield checks.check_open_files()
+    yield checks.check_ports()
+    yield checks.check_scheduler()
 
 
 def report(config: StudyConfig | None = None) -> int:

@@ -1,18 +1,24 @@
-"""`stream-study doctor`: what facts about a machine mean, and one look at this one."""
+"""`stream-study doctor`: what its checks find on machines of many kinds, and one look at this one."""
 
+import json
+import resource
+import shutil
+import socket
 import subprocess
 import sys
-from dataclasses import replace
+import sysconfig
 from io import StringIO
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
 
 from stream_server.config import StudyConfig
-from stream_server.doctor import examination, facts, findings
+from stream_server.doctor import checks, examination
+from stream_server.doctor.checks import CPU_TORCH, Finding, Severity
 from stream_server.doctor.examination import as_table, conclusion
-from stream_server.doctor.findings import CPU_TORCH, Finding, Severity
+from stream_server.doctor.trial import CommandOutput, run
 from stream_server.machine import private_folder
 from stream_server.machine.interpreter import python_command
 from stream_server.server.run.plan import MemoryLimit
@@ -21,76 +27,146 @@ from tests.support.launch import OPENMPI_PREFIX, alone
 from tests.support.studies import StudyFolder
 
 GOOD, NOTE, REPAIR = Severity
-
-PYTHON = facts.PythonFacts(
-    version=(3, 12, 1),
-    prefix="/env",
-    package="0.1.0 in /env/lib",
-    command="/env/bin/stream-server",
-    is_own_command=True,
-)
-TORCH = facts.TorchFacts(version="2.13.0", gpu_build="13.0", num_cores=8)
-MPI = facts.MpiFacts(mpi="MPICH 5.0.2", start="/env/bin/mpirun -n 2", sizes=(2, 2))
-PORTS = facts.PortFacts(host="node1", folder="/tmp")
+GIB = 2**30
 
 
-def memory(limit_gib: float, free_gib: float) -> facts.MemoryFacts:
-    limit = MemoryLimit(num_bytes=int(limit_gib * 2**30), source="MemTotal")
-    return facts.MemoryFacts(limit=limit, free=MemoryLimit(num_bytes=int(free_gib * 2**30), source="MemAvailable"))
-
-
-@pytest.mark.parametrize(
-    ("finding", "severity", "found", "advice"),
-    [
-        (findings.of_python(PYTHON), GOOD, "3.12.1 in /env; stream-server 0.1.0 in /env/lib", ""),
-        (findings.of_python(replace(PYTHON, version=(3, 10, 0))), REPAIR, "3.10.0", "Python 3.11 or newer"),
-        (findings.of_python(replace(PYTHON, command=None)), REPAIR, "/env", "activate this environment"),
-        (
-            findings.of_python(replace(PYTHON, command="/other/stream-server", is_own_command=False)),
-            REPAIR,
-            "/env",
-            "another one, /other/stream-server: activate",
-        ),
-        (findings.of_torch(TORCH), GOOD, "2.13.0 on the CPU, 8 cores", ""),
-        (findings.of_torch(replace(TORCH, gpus=("H200", "H200"))), GOOD, "2.13.0 on 2 × H200", ""),
-        (findings.of_torch(facts.TorchFacts(error="No module named 'torch'")), REPAIR, "No module", CPU_TORCH),
-        (findings.of_torch(replace(TORCH, node_has_gpu=True)), NOTE, "on the CPU", "built for 13.0, finds no GPU"),
-        (
-            findings.of_torch(replace(TORCH, node_has_gpu=True, gpu_build=None)),
-            NOTE,
-            "on the CPU",
-            "built for CPUs: pip install --force-reinstall torch",
-        ),
-        (findings.of_memory(memory(64, 60)), GOOD, "64.0 GiB (MemTotal), 60.0 GiB free", ""),
-        (findings.of_memory(memory(4, 60)), GOOD, "4.0 GiB (MemTotal), 4.0 GiB free", ""),
-        (findings.of_memory(memory(64, 1)), NOTE, "1.0 GiB free", "stream-server --check"),
-        (findings.of_memory(facts.MemoryFacts(limit=None, free=None)), GOOD, "not known", ""),
-        (findings.of_files(facts.FileFacts(hard=None)), GOOD, "unlimited", ""),
-        (findings.of_files(facts.FileFacts(hard=4096)), GOOD, "4,096 (ulimit -Hn): 3,968 connections", ""),
-        (findings.of_files(facts.FileFacts(hard=1024)), NOTE, "896 connections", "a flood of connections"),
-        (findings.of_files(facts.FileFacts(hard=256)), NOTE, "128 connections", "have the limit raised"),
-        (findings.of_files(facts.FileFacts(hard=64)), REPAIR, "0 connections", "have the limit raised"),
-        (findings.of_ports(PORTS), GOOD, "TCP at node1, and sockets in /tmp", ""),
-        (findings.of_ports(replace(PORTS, tcp_error="not permitted")), REPAIR, "no port: not permitted", "TCP"),
-        (findings.of_ports(replace(PORTS, folder_error="read-only")), REPAIR, "no socket in /tmp: read-only", "TMPDIR"),
-        (findings.of_ports(replace(PORTS, host_error="unknown")), NOTE, "node1 does not lead here", "other nodes"),
-        (findings.of_scheduler(facts.SchedulerFacts(found=())), GOOD, "none", ""),
-        (findings.of_scheduler(facts.SchedulerFacts(found=("sbatch",))), NOTE, "Slurm (sbatch)", "run the doctor in a"),
-        (
-            findings.of_scheduler(facts.SchedulerFacts(found=("qsub",), job="17")),
-            GOOD,
-            "PBS or Grid Engine (qsub), in job 17",
-            "",
-        ),
-    ],
-)
-def test_facts_have_a_verdict_and_whatever_is_not_good_has_advice(
-    finding: Finding, severity: Severity, found: str, advice: str
-) -> None:
+def check(finding: Finding, severity: Severity, found: str, advice: str = "") -> None:
     assert finding.severity is severity
     assert found in finding.found
     assert advice in finding.advice
     assert bool(advice) == bool(finding.advice)
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> "Machine":
+    return Machine(monkeypatch)
+
+
+class Machine:
+    """A machine on which programs print what a test says, and which is in no job."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.patch = monkeypatch
+        for name in checks.JOBS:
+            monkeypatch.delenv(name, raising=False)
+
+    def has_programs(self, **paths: str) -> None:
+        self.patch.setattr(shutil, "which", paths.get)
+
+    def prints(self, output: str, name: str = '{"mpi": "MPICH 5.0.2"}') -> None:
+        """What any program prints; `name` is what the rank prints that is asked for its MPI alone."""
+        self.patch.setattr(
+            checks, "run", lambda command, *_: CommandOutput(output=name if "--name" in command else output)
+        )
+
+
+def test_the_environment_of_this_python_must_be_the_one_on_the_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", sysconfig.get_path("scripts"))
+    check(checks.check_python(), GOOD, f"in {sys.prefix}; stream-server 0.")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    check(checks.check_python(), REPAIR, sys.prefix, "not on the PATH: activate this environment")
+    other = tmp_path / "stream-server"
+    other.touch(0o755)
+    check(checks.check_python(), REPAIR, sys.prefix, f"another one, {other}: activate this environment")
+
+
+@pytest.mark.parametrize(
+    ("gpus", "node_has_gpu", "gpu_build", "severity", "found", "advice"),
+    [
+        ([], False, "13.0", GOOD, "2.13.0 on the CPU, 8 cores", ""),
+        (["H200", "H200"], True, "13.0", GOOD, "2.13.0 on 2 × H200", ""),
+        ([], True, "13.0", NOTE, "on the CPU", "built for 13.0, finds no GPU"),
+        ([], True, None, NOTE, "on the CPU", "built for CPUs: pip install --force-reinstall torch"),
+    ],
+)
+def test_a_torch_that_does_not_find_the_gpu_of_its_node_is_noted(
+    gpus: list[str],
+    node_has_gpu: bool,
+    gpu_build: str | None,
+    severity: Severity,
+    found: str,
+    advice: str,
+    machine: Machine,
+    tmp_path: Path,
+) -> None:
+    machine.prints(json.dumps({"version": "2.13.0", "gpu_build": gpu_build, "gpus": gpus}))
+    machine.patch.setattr(checks, "GPUS", (str(tmp_path),) if node_has_gpu else ())
+    machine.patch.setattr(checks, "within_quota", lambda _: 8)
+    check(checks.check_torch(), severity, found, advice)
+
+
+def test_without_torch_a_way_to_install_it_is_named(machine: Machine) -> None:
+    machine.prints("Traceback\nNo module named 'torch'")
+    check(checks.check_torch(), REPAIR, "cannot be imported: No module named 'torch'", CPU_TORCH)
+
+
+@pytest.mark.parametrize(
+    ("limit_gib", "free_gib", "severity", "found", "advice"),
+    [
+        (64, 60, GOOD, "64.0 GiB (MemTotal), 60.0 GiB free", ""),
+        (4, 60, GOOD, "4.0 GiB (MemTotal), 4.0 GiB free", ""),
+        (64, 1, NOTE, "1.0 GiB free", "stream-server --check"),
+    ],
+)
+def test_little_free_memory_is_noted(
+    limit_gib: int, free_gib: int, severity: Severity, found: str, advice: str, machine: Machine
+) -> None:
+    limit = MemoryLimit(num_bytes=limit_gib * GIB, source="MemTotal")
+    free = MemoryLimit(num_bytes=free_gib * GIB, source="MemAvailable")
+    machine.patch.setattr(checks, "limit_of_node", lambda: limit)
+    machine.patch.setattr(checks, "free_on_node", lambda: free)
+    check(checks.check_memory(), severity, found, advice)
+
+
+def test_memory_of_which_nothing_is_known_is_no_fault(machine: Machine) -> None:
+    machine.patch.setattr(checks, "limit_of_node", lambda: None)
+    check(checks.check_memory(), GOOD, "not known")
+
+
+@pytest.mark.parametrize(
+    ("hard", "severity", "found", "advice"),
+    [
+        (resource.RLIM_INFINITY, GOOD, "unlimited", ""),
+        (4096, GOOD, "4,096 (ulimit -Hn): 3,968 connections", ""),
+        (1024, NOTE, "896 connections", "a flood of connections"),
+        (256, NOTE, "128 connections", "have the limit raised"),
+        (64, REPAIR, "0 connections", "have the limit raised"),
+    ],
+)
+def test_the_hard_limit_on_open_files_is_judged(
+    hard: int, severity: Severity, found: str, advice: str, machine: Machine
+) -> None:
+    machine.patch.setattr(resource, "getrlimit", lambda _: (64, hard))
+    check(checks.check_open_files(), severity, found, advice)
+
+
+def test_a_server_must_be_able_to_listen_and_its_host_name_should_lead_to_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(socket, "gethostname", lambda: "localhost")
+    check(checks.check_ports(), GOOD, f"TCP at localhost, and sockets in {private_folder.place()}")
+    monkeypatch.setattr(socket, "gethostname", lambda: "node.invalid")
+    check(checks.check_ports(), NOTE, "node.invalid does not lead here: ", "nodes need that; see network.interface")
+    monkeypatch.setattr(private_folder, "place", lambda: tmp_path / "missing")
+    check(checks.check_ports(), REPAIR, f"no socket in {tmp_path}/missing: [Errno 2]", "set TMPDIR")
+
+    def not_permitted(*_: object, **__: object) -> None:
+        raise OSError("not permitted")
+
+    monkeypatch.setattr(socket, "create_server", not_permitted)
+    check(checks.check_ports(), REPAIR, "no port: not permitted", "TCP")
+
+
+def test_a_scheduler_is_noted_outside_of_its_jobs(machine: Machine) -> None:
+    machine.has_programs()
+    check(checks.check_scheduler(), GOOD, "none")
+    machine.has_programs(sbatch="/bin/sbatch")
+    check(checks.check_scheduler(), NOTE, "Slurm (sbatch)", "run the doctor in a job")
+    machine.has_programs(qsub="/bin/qsub")
+    machine.patch.setenv("PBS_JOBID", "17")
+    check(checks.check_scheduler(), GOOD, "PBS or Grid Engine (qsub), in job 17")
 
 
 NONE = "mpi4py loads no MPI: cannot load MPI library. Install one with `pip install mpich`"
@@ -100,35 +176,49 @@ WRONG = (
 
 
 @pytest.mark.parametrize(
-    ("told", "severity", "advice"),
+    ("output", "severity", "advice"),
     [
-        (MPI, GOOD, ""),
-        (facts.MpiFacts(problem=NONE), REPAIR, NONE),
-        (replace(MPI, sizes=(), failure="srun: error: no"), REPAIR, "a variable names Slurm as the launcher"),
-        (
-            replace(MPI, sizes=(), failure="Bus error", shared_bytes=4 * 2**20),
-            REPAIR,
-            "has 4.0 MiB free, and the memory",
-        ),
-        (replace(MPI, start=None, sizes=()), REPAIR, "put the mpirun of MPICH 5.0.2 on the PATH"),
-        (replace(MPI, start=None, sizes=(), other_starter="/bin/srun"), NOTE, "start the ranks with /bin/srun"),
-        (replace(MPI, sizes=(), problem=WRONG), REPAIR, WRONG),
+        ('{"size": 2}\n{"size": 2}', GOOD, ""),
+        ("srun: error: no", REPAIR, "a variable names Slurm as the launcher"),
+        (f'{{"problem": "{WRONG}"}}', REPAIR, WRONG),
         # Each rank a world of its own: an mpirun that leaves no sign of itself.
-        (replace(MPI, sizes=(1, 1)), REPAIR, "do not find each other: use the mpirun of MPICH 5.0.2"),
-        (replace(MPI, sizes=(), failure="no route to host"), REPAIR, "it failed: no route to host"),
-        (replace(MPI, sizes=(2,), failure="Killed"), REPAIR, "it failed: Killed"),
+        ('{"size": 1}\n{"size": 1}', REPAIR, "do not find each other: use the mpirun of MPICH 5.0.2"),
+        ("no route to host", REPAIR, "it failed: no route to host"),
+        ('{"size": 2}\nKilled', REPAIR, "… Killed"),
     ],
 )
-def test_an_mpirun_is_good_if_its_ranks_find_each_other(told: facts.MpiFacts, severity: Severity, advice: str) -> None:
-    finding = findings.of_mpi(told)
-    assert finding.severity is severity
-    assert advice in finding.advice
+def test_an_mpirun_is_good_if_its_ranks_find_each_other(
+    output: str, severity: Severity, advice: str, machine: Machine
+) -> None:
+    machine.has_programs(mpirun="/env/bin/mpirun")
+    machine.prints(output)
+    check(checks.check_mpi(), severity, "MPICH 5.0.2, /env/bin/mpirun -n 2", advice)
+
+
+def test_ranks_that_die_beside_little_shared_memory_are_told_of_it(machine: Machine) -> None:
+    machine.has_programs(mpirun="/env/bin/mpirun")
+    machine.prints("Bus error")
+    machine.patch.setattr(checks, "SHARED_MEMORY", "/")
+    machine.patch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=4 * 2**20))
+    check(
+        checks.check_mpi(), REPAIR, "MPICH", "/ has 4.0 MiB free, and the memory that ranks share is there: give it 32"
+    )
+
+
+def test_without_an_mpirun_another_program_may_start_the_ranks(machine: Machine) -> None:
+    machine.has_programs()
+    machine.prints("", name=f'{{"problem": "{NONE}"}}')
+    check(checks.check_mpi(), REPAIR, "none", NONE)
+    machine.prints("")
+    check(checks.check_mpi(), REPAIR, "MPICH 5.0.2, no mpirun", "put the mpirun of MPICH 5.0.2 on the PATH")
+    machine.has_programs(srun="/bin/srun")
+    check(checks.check_mpi(), NOTE, "MPICH 5.0.2, no mpirun", "start the ranks with /bin/srun")
 
 
 def test_the_table_shows_each_verdict_and_its_advice_and_the_last_line_what_to_repair() -> None:
     found = [
-        Finding(subject="torch", found="2.13.0 [cpu]"),
-        Finding(subject="MPI", found="none", severity=REPAIR, advice="pip install mpich"),
+        Finding("torch", "2.13.0 [cpu]"),
+        Finding("MPI", "none", REPAIR, "pip install mpich"),
     ]
     shown = StringIO()
     Console(width=60, file=shown).print(as_table(found))
@@ -140,23 +230,23 @@ def test_the_table_shows_each_verdict_and_its_advice_and_the_last_line_what_to_r
 
 def test_a_path_is_not_cut_in_a_pipe(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     path = "/" + "/".join(["a folder of a cluster"] * 20)
-    monkeypatch.setattr(examination, "examine", lambda _: [Finding(subject="Python", found=f"3.11.7 in {path}")])
+    monkeypatch.setattr(examination, "examine", lambda _: [Finding("Python", f"3.11.7 in {path}")])
     assert examination.report() == 0
     assert path in capsys.readouterr().out
 
 
 def test_a_program_that_does_not_end_is_killed_with_all_that_it_started() -> None:
-    done = facts.run(["sh", "-c", "echo first; sleep 60 & sleep 60"], 0.2)
+    done = run(["sh", "-c", "echo first; sleep 60 & sleep 60"], 0.2)
     assert done.output == "first\n\nit did not end within 0 s"
 
 
 def test_a_program_that_is_not_there_is_a_fact() -> None:
-    assert facts.run(["/nowhere/mpirun"], 1.0).last_line == "/nowhere/mpirun cannot be run: No such file or directory"
+    assert run(["/nowhere/mpirun"], 1.0).last_line == "/nowhere/mpirun cannot be run: No such file or directory"
 
 
 def test_answers_are_found_among_what_else_is_printed() -> None:
     said = 'warning: {"size": 3\n{broken}\n[1]\n{"size": 2}\n{"size": 1}{"problem": "{"}\n\n{'
-    assert facts.CommandOutput(output=said).answers == [{"size": 2}, {"size": 1}, {"problem": "{"}]
+    assert CommandOutput(output=said).answers == [{"size": 2}, {"size": 1}, {"problem": "{"}]
 
 
 def test_a_rank_that_finds_no_mpi_says_how_to_get_one() -> None:
@@ -164,7 +254,7 @@ def test_a_rank_that_finds_no_mpi_says_how_to_get_one() -> None:
     for arguments in ([], ["--name"]):
         command = [sys.executable, "-m", "stream_server.doctor.rank", *arguments]
         said = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=100).stdout
-        (told,) = facts.CommandOutput(output=said).answers
+        (told,) = CommandOutput(output=said).answers
         assert told["problem"].startswith("mpi4py loads no MPI: cannot load MPI library /nowhere/libmpi.so")
         assert "Install one with `pip install mpich`" in told["problem"]
 
@@ -173,7 +263,7 @@ def with_first_on_the_path(folder: Path, monkeypatch: pytest.MonkeyPatch, config
     """The MPI that is found with this folder first on the PATH, for a study if there is one."""
     environment = alone([]).environment
     monkeypatch.setenv("PATH", f"{folder}:{Path(sys.prefix) / 'bin'}:{environment['PATH']}")
-    return findings.of_mpi(facts.MpiFacts.gather(config))
+    return checks.check_mpi(config)
 
 
 @pytest.mark.slow
@@ -214,7 +304,7 @@ def test_an_mpirun_that_hangs_where_a_study_would_is_to_be_repaired(
     mpirun = tmp_path / "mpirun"
     mpirun.write_text(HANGING % Path(sys.executable).with_name("mpirun"))
     mpirun.chmod(0o755)
-    monkeypatch.setattr(facts, "MPIRUN_LIMIT_S", 1.0)
+    monkeypatch.setattr(checks, "MPIRUN_LIMIT_S", 1.0)
     monkeypatch.setenv("SLURM_JOB_ID", "17")
     monkeypatch.setenv("SLURM_TASKS_PER_NODE", "2")
     found = with_first_on_the_path(tmp_path, monkeypatch)

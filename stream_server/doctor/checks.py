@@ -1,0 +1,263 @@
+"""The checks of a machine: each looks at one thing, and gives its finding and what to do about it."""
+
+import os
+import resource
+import shlex
+import shutil
+import socket
+import sys
+import sysconfig
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from importlib.metadata import version
+from pathlib import Path
+
+import stream_server
+from stream_server.config import StudyConfig
+from stream_server.doctor.trial import run
+from stream_server.launcher.backends.allocation import ServerSize
+from stream_server.launcher.backends.environment import mpirun_environment
+from stream_server.launcher.backends.mpirun import server_ranks
+from stream_server.machine import private_folder
+from stream_server.machine.cgroups import within_quota
+from stream_server.machine.descriptors import BURST, OWN, STRANGERS
+from stream_server.machine.interpreter import python_command
+from stream_server.machine.screen import size_shown
+from stream_server.server.run.plan import free_on_node, limit_of_node
+from stream_server.wording import counted
+
+COMMAND = "stream-server"
+NUM_RANKS = 2
+CONNECT_S = 3.0
+TORCH_LIMIT_S = 120.0
+MPI_LIMIT_S = 60.0
+MPIRUN_LIMIT_S = 60.0
+SCHEDULERS = {"sbatch": "Slurm", "qsub": "PBS or Grid Engine", "bsub": "LSF", "flux": "Flux", "oarsub": "OAR"}
+JOBS = ("SLURM_JOB_ID", "PBS_JOBID", "JOB_ID", "LSB_JOBID", "FLUX_JOB_ID", "OAR_JOB_ID")
+RANK = python_command("-m", "stream_server.doctor.rank")
+SHARED_MEMORY = "/dev/shm"  # noqa: S108
+GPUS = ("/dev/nvidia0", "/dev/kfd")
+LITTLE_MEMORY_BYTES = 2 * 2**30
+# Four ranks of MPICH 5 die with 4 MiB in all, sometimes with 16, and not with 64.
+LITTLE_SHARED_BYTES = 16 * 2**20
+# A rank has a connection to each process of each simulation that runs, and one or two of its own.
+FEW_CONNECTIONS, TOO_FEW_CONNECTIONS = 256, 16
+
+CPU_TORCH = "pip install torch --index-url https://download.pytorch.org/whl/cpu"
+
+# torch may be imported in the training only, and here in no process that goes on.
+TORCH = """
+import json, torch
+names = [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())]
+print(json.dumps({"version": torch.__version__, "gpu_build": torch.version.cuda or torch.version.hip, "gpus": names}))
+"""
+
+
+class Severity(Enum):
+    """`NOTE`: it limits some studies. `REPAIR`: no study runs as it should."""
+
+    GOOD = "good"
+    NOTE = "note"
+    REPAIR = "repair"
+
+
+GOOD, NOTE, REPAIR = Severity
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A fact about a subject, its severity, and advice if anything is to be done."""
+
+    subject: str
+    found: str
+    severity: Severity = GOOD
+    advice: str = ""
+
+
+def check_python() -> Finding:
+    """An environment that is not activated needs repair: mpirun would start another stream-server, or none."""
+    package = f"{version(COMMAND)} in {Path(stream_server.__file__).parent}"
+    found = f"{'.'.join(map(str, sys.version_info[:3]))} in {sys.prefix}; stream-server {package}"
+    folders = {sysconfig.get_path("scripts"), sysconfig.get_path("scripts", "posix_user")}
+    command = shutil.which(COMMAND)
+    if command is None:
+        return Finding("Python", found, REPAIR, "stream-server is not on the PATH: activate this environment")
+    if Path(command).resolve() not in {Path(folder, COMMAND).resolve() for folder in folders}:
+        advice = f"the stream-server on the PATH is another one, {command}: activate this environment"
+        return Finding("Python", found, REPAIR, advice)
+    return Finding("Python", found)
+
+
+def check_torch() -> Finding:
+    """A GPU that torch does not find is a note, since the training runs on the CPU instead."""
+    done = run(python_command("-c", TORCH), TORCH_LIMIT_S)
+    if not done.answers:
+        advice = f"{CPU_TORCH} (for CPUs), or pip install torch (with CUDA)"
+        return Finding("torch", f"cannot be imported: {done.last_line}", REPAIR, advice)
+    told = done.answers[0]
+    gpus: list[str] = told["gpus"]
+    if gpus:
+        kinds = ", ".join(f"{gpus.count(name)} × {name}" for name in dict.fromkeys(gpus))
+        return Finding("torch", f"{told['version']} on {kinds}")
+    num_cores = within_quota(len(os.sched_getaffinity(0)))
+    cpu = f"{told['version']} on the CPU, {counted(num_cores, 'core')}"
+    if not any(Path(device).exists() for device in GPUS):
+        return Finding("torch", cpu)
+    if told["gpu_build"] is None:
+        advice = "this node has a GPU, but this torch is built for CPUs: pip install --force-reinstall torch"
+    else:
+        built_for = told["gpu_build"]
+        advice = f"this torch, built for {built_for}, finds no GPU, but this node has one: see what nvidia-smi says"
+    return Finding("torch", cpu, NOTE, advice)
+
+
+def check_mpi(config: StudyConfig | None = None) -> Finding:
+    """Start ranks as one types it here and as stream-launcher does, for a study if there is one.
+
+    An mpirun is good if the ranks that it starts find each other in one world. The first that fails is told.
+
+    Raises:
+        ConfigError: the ranks of the study have no room in this allocation, or a program is missing.
+    """
+    alone = run([*RANK, "--name"], MPI_LIMIT_S)
+    told = alone.answers[0] if alone.answers else {"problem": alone.last_line}
+    if "mpi" not in told:
+        return Finding("MPI", "none", REPAIR, told["problem"])
+    found = None
+    with private_folder.temporary() as folder:
+        for start in _starts(config, str(folder)):
+            ranks = _check_ranks(told["mpi"], *start)
+            if ranks.severity is not GOOD:
+                return ranks
+            found = found or ranks
+    return found or _without_mpirun(told["mpi"])
+
+
+def _starts(config: StudyConfig | None, folder: str) -> Iterator[tuple[str, int, list[str], Mapping[str, str]]]:
+    """What starts ranks here: its name, how many ranks, the beginning of its command, and its environment."""
+    num_ranks = NUM_RANKS if config is None else ServerSize.of(config).num_ranks
+    mpirun = shutil.which("mpirun")
+    words = None if config is None else config.server.job.mpirun
+    if mpirun is not None:
+        yield "", max(NUM_RANKS, num_ranks), [mpirun, "-n", str(max(NUM_RANKS, num_ranks))], os.environ
+    # What a job starts is to be tried in one.
+    is_here = config is None or config.server.backend == "local" or _job()
+    if (mpirun or words) and is_here:
+        yield "stream-launcher's ", num_ranks, server_ranks(num_ranks, words), mpirun_environment(config, folder)
+
+
+def _check_ranks(
+    mpi: str, shown: str, num_ranks: int, command: Sequence[str], environment: Mapping[str, str]
+) -> Finding:
+    done = run([*command, *RANK], MPIRUN_LIMIT_S, environment)
+    found = f"{mpi}, {shown}{shlex.join(command)}"
+    sizes = [it["size"] for it in done.answers if "size" in it]
+    if problems := [it["problem"] for it in done.answers if it.get("problem")]:
+        return Finding("MPI", found, REPAIR, problems[0])
+    if sizes == [num_ranks] * num_ranks:
+        return Finding("MPI", f"{found}: {num_ranks} ranks found each other")
+    if sizes == [1] * num_ranks:
+        return Finding("MPI", found, REPAIR, f"its ranks do not find each other: use the mpirun of {mpi}")
+    advice = f"it failed: {done.last_words}"
+    slurm_job = os.environ.get("SLURM_JOB_ID")
+    if slurm_job or "srun:" in advice:
+        job = f"SLURM_JOB_ID is {slurm_job}" if slurm_job else "a variable names Slurm as the launcher"
+        advice += (
+            f". {job}, so that mpirun has Slurm start the ranks. If this shell is in no job, unset the variables "
+            "that begin with SLURM_. On one node these do without Slurm: HYDRA_LAUNCHER=fork under MPICH, "
+            "PRTE_MCA_ras=^slurm with PRTE_MCA_plm=^slurm under Open MPI"
+        )
+    needed = LITTLE_SHARED_BYTES * num_ranks
+    if os.path.isdir(SHARED_MEMORY) and (free := shutil.disk_usage(SHARED_MEMORY).free) < needed:
+        advice += (
+            f". {SHARED_MEMORY} has {size_shown(free)} free, and the memory that ranks share is there: "
+            f"give it {size_shown(needed)} (--shm-size of a container)"
+        )
+    return Finding("MPI", found, REPAIR, advice)
+
+
+def _without_mpirun(mpi: str) -> Finding:
+    if starter := shutil.which("srun") or shutil.which("flux"):
+        advice = f"start the ranks with {starter}; stream-launcher and simulation.ranks need mpirun"
+        return Finding("MPI", f"{mpi}, no mpirun", NOTE, advice)
+    advice = f"put the mpirun of {mpi} on the PATH: activate the environment, or load the MPI module"
+    return Finding("MPI", f"{mpi}, no mpirun", REPAIR, advice)
+
+
+def check_memory() -> Finding:
+    """Little free memory is a note: other programs may release theirs."""
+    limit, available = limit_of_node(), free_on_node()
+    if limit is None or available is None:
+        return Finding("memory", "not known")
+    # What is free on the machine may be more than the cgroups of this process allow.
+    free = min(available.num_bytes, limit.num_bytes)
+    found = f"{size_shown(limit.num_bytes)} ({limit.source}), {size_shown(free)} free"
+    if free >= LITTLE_MEMORY_BYTES:
+        return Finding("memory", found)
+    advice = "a rank with torch takes about 0.5 GiB, its buffer comes on top: stream-server --check says how much"
+    return Finding("memory", found, NOTE, advice)
+
+
+def check_open_files() -> Finding:
+    """The hard limit counts, since a server raises the soft one."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard == resource.RLIM_INFINITY:
+        return Finding("open files", "unlimited")
+    connections = max(0, hard - OWN - STRANGERS)
+    found = f"{hard:,} (ulimit -Hn): {connections:,} connections of a rank"
+    if connections >= FEW_CONNECTIONS + BURST:
+        return Finding("open files", found)
+    if connections >= FEW_CONNECTIONS:
+        advice = (
+            f"with {BURST:,} more than a study needs (stream-server --check), a flood of connections is harmless even "
+            "while user code holds the interpreter: have the limit raised if strangers reach this node"
+        )
+        return Finding("open files", found, NOTE, advice)
+    advice = "each process of a simulation that runs is one connection: have the limit raised, or run fewer at once"
+    return Finding("open files", found, NOTE if connections >= TOO_FEW_CONNECTIONS else REPAIR, advice)
+
+
+def check_ports() -> Finding:
+    """Try to listen on TCP and on a socket in the file system, and to get here by the host name.
+
+    A host name that does not lead here is a note: studies on one node do not need it.
+    """
+    host, folder, host_error = socket.gethostname(), private_folder.place(), ""
+    try:
+        both = socket.has_dualstack_ipv6()
+        family = socket.AF_INET6 if both else socket.AF_INET
+        with socket.create_server(("", 0), family=family, dualstack_ipv6=both) as server:
+            try:
+                socket.create_connection((host, server.getsockname()[1]), timeout=CONNECT_S).close()
+            except OSError as error:
+                host_error = str(error)
+    except OSError as error:
+        return Finding(
+            "ports", f"no port: {error}", REPAIR, "a server listens on TCP ports: allow that to this process"
+        )
+    try:
+        with private_folder.temporary() as private, socket.socket(socket.AF_UNIX) as server:
+            server.bind(str(private / "d0"))
+    except OSError as error:
+        advice = "set TMPDIR to a folder of this node that can be written"
+        return Finding("ports", f"no socket in {folder}: {error}", REPAIR, advice)
+    if host_error:
+        found = f"TCP, and sockets in {folder}; but {host} does not lead here: {host_error}"
+        advice = "ranks and simulations on other nodes need that; see network.interface in docs/reference/study.md"
+        return Finding("ports", found, NOTE, advice)
+    return Finding("ports", f"TCP at {host}, and sockets in {folder}")
+
+
+def check_scheduler() -> Finding:
+    """A scheduler outside of a job is a note: this may be a login node, and compute nodes may differ."""
+    names = ", ".join(f"{name} ({program})" for program, name in SCHEDULERS.items() if shutil.which(program))
+    if not names:
+        return Finding("scheduler", "none: simulations run on this machine")
+    if job := _job():
+        return Finding("scheduler", f"{names}, in job {job}")
+    return Finding("scheduler", names, NOTE, "compute nodes may differ from this one: run the doctor in a job, too")
+
+
+def _job() -> str:
+    return next((os.environ[name] for name in JOBS if name in os.environ), "")
