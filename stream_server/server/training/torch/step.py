@@ -136,7 +136,7 @@ class TorchStep:
             self._tell_of_hooks()
             self._join_ranks()
             self._note_constants()
-            self._weights.leave_out()
+            self._weights.exclude()
             if self._device.type == "cuda":
                 self._copies = DeviceCopies(CudaDevice(self._device), fabric.to_device)
             # All ranks have made the model, or none has: those that take it down wait for each other.

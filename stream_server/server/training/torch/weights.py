@@ -1,12 +1,10 @@
 """The weights of a TorchServer: the model it trains, its further modules, and those that are evaluated."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from typing import Any
 
-import torch
-import xxhash
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.optim.swa_utils import AveragedModel
@@ -28,15 +26,16 @@ class Weights:
     """Saves and restores all modules of a server, and puts what `model_to_evaluate` gives in the place of the model.
 
     Besides the model these are the modules that are attributes of the server, alone or in lists and dicts, such as
-    averages of the weights, and the parameters that only an optimizer has. A checkpoint has only the checksums of
-    frozen parameters whose names match `exclude`, since the user's code loads their values at each start; one that has
-    other values than those that were loaded is saved after all. Main thread.
+    averages of the weights, and the parameters that only an optimizer has. A checkpoint leaves out frozen parameters
+    whose names match `exclude`, since the user's code loads their values at each start; one that was trained or written
+    to since is saved after all. Main thread.
     """
 
     def __init__(self, server: TorchServer, *, exclude: Sequence[str] = ()) -> None:
         self._server = server
         self._patterns = tuple(exclude)
-        self._left_out: dict[str, LeftOut] = {}
+        self._excluded: dict[str, int] = {}
+        """The number of changes in place to each parameter that is left out, as the user's code has loaded it."""
         self._pending: dict[str, Any] = {}
 
     def move(self, precision: Precision) -> None:
@@ -44,7 +43,7 @@ class Weights:
         for module in other_modules(self._server).values():
             precision.convert_module(module).to(self._server.device)
 
-    def leave_out(self) -> None:
+    def exclude(self) -> None:
         """Find the parameters that checkpoints leave out; called once all ranks have the model.
 
         Raises:
@@ -65,7 +64,7 @@ class Weights:
                     "that are trained: a restart would lose their training. Freeze them by requires_grad_(False) in "
                     "prepare_training_attributes, or leave them in"
                 )
-            self._left_out |= {name: LeftOut(parameters[name]) for name in matching if not is_lazy(parameters[name])}
+            self._excluded |= {name: parameters[name]._version for name in matching if not is_lazy(parameters[name])}
 
     def trainable(self) -> dict[str, Tensor]:
         """The parameters that require a gradient by name, each once, also those that no module has registered."""
@@ -106,13 +105,14 @@ class Weights:
             for parameter, its_state in unwrapped(optimizer).state.items()
             if its_state
         }
-        parameters = dict(self._parameters()) if self._left_out else {}
-        left_out = {
-            name: it.checksum
-            for name, it in self._left_out.items()
-            if id(parameters[name]) not in stepped and it.is_unchanged(parameters[name])
-        }
-        return {**self._saved(left_out), **({"left_out": left_out} if left_out else {})}
+        # Fused optimizers change weights without counting it.
+        return self._saved(
+            {
+                name
+                for name, it in (self._parameters() if self._excluded else ())
+                if self._excluded.get(name) == it._version and not it.requires_grad and id(it) not in stepped
+            }
+        )
 
     def whole_state(self) -> dict[str, Any]:
         """All of them; and "evaluated", if that is something else than the model."""
@@ -127,13 +127,12 @@ class Weights:
         Raises:
             UserCodeError: the user's code makes something else now.
         """
-        left_out = state.get("left_out", {})
-        self._load(MODEL, self._server.model, state[MODEL], left_out)
+        self._load(MODEL, self._server.model, state[MODEL])
         self._load_loose(state.get("parameters", {}))
-        self._pending = {name: (it, left_out) for name, it in state.get("modules", {}).items()}
+        self._pending = dict(state.get("modules", {}))
         others = other_modules(self._server)
         for name in [name for name in self._pending if name in others]:
-            self._load(name, others[name], *self._pending.pop(name))
+            self._load(name, others[name], self._pending.pop(name))
 
     def load_pending(self) -> None:
         """Load the states of modules that did not exist before; called before the first step and the first validation.
@@ -144,13 +143,13 @@ class Weights:
         if not self._pending:
             return
         others, owner = other_modules(self._server), type(self._server).__name__
-        for name, (state, left_out) in self._pending.items():
+        for name, state in self._pending.items():
             if name not in others:
                 raise UserCodeError(
                     f"the checkpoint has the state of a module {owner}.{name}, which is not there: make it in "
                     "prepare_training_attributes or on_train_start, as before, or start over with --fresh"
                 )
-            self._load(name, others[name], state, left_out)
+            self._load(name, others[name], state)
         self._pending = {}
 
     def versions(self) -> dict[str, tuple[Tensor, int]]:
@@ -196,7 +195,7 @@ class Weights:
             for module, training in modes:
                 module.training = training
 
-    def _saved(self, left_out: Mapping[str, str] | None = None) -> dict[str, Any]:
+    def _saved(self, left_out: Set[str] = frozenset()) -> dict[str, Any]:
         others = {name: _plain(it, name, left_out) for name, it in other_modules(self._server).items()}
         loose = {name: plain(it.detach(), name) for name, it in self._loose().items()}
         return {
@@ -221,23 +220,13 @@ class Weights:
                 )
             own[name].data.copy_(value)
 
-    def _load(self, name: str, module: nn.Module, state: Any, left_out: Mapping[str, str]) -> None:
+    def _load(self, name: str, module: nn.Module, state: Any) -> None:
         problem = ""
         try:
             found = module.load_state_dict(restored(state), strict=False)
-            missing = [key for key in found.missing_keys if _full(name, key) not in left_out]
-            changed = [
-                full
-                for full in (_full(name, key) for key in found.missing_keys)
-                if full in left_out and (full not in self._left_out or self._left_out[full].checksum != left_out[full])
-            ]
+            missing = [key for key in found.missing_keys if _full(name, key) not in self._excluded]
             if missing or found.unexpected_keys:
                 problem = f"missing: {missing or 'none'}, unexpected: {found.unexpected_keys or 'none'}"
-            elif changed:
-                problem = (
-                    f"{', '.join(changed[:3])}, which checkpoint.exclude has left out, must be frozen, excluded and "
-                    "loaded with the same values as when it was saved"
-                )
         except (RuntimeError, ValueError, KeyError) as error:
             problem = str(error)
         if problem:
@@ -252,24 +241,6 @@ class Weights:
         for name, module in self._modules():
             for key, parameter in module.named_parameters(remove_duplicate=False):
                 yield _full(name, key), parameter
-
-
-class LeftOut:
-    """A parameter as the user's code has loaded it."""
-
-    def __init__(self, parameter: nn.Parameter) -> None:
-        self.checksum = checksum(parameter)
-        self._marks = _marks(parameter)
-
-    def is_unchanged(self, parameter: nn.Parameter) -> bool:
-        """Whether a parameter is frozen and has the values that it had then."""
-        if parameter.requires_grad:
-            return False
-        if _marks(parameter) != self._marks:
-            if checksum(parameter) != self.checksum:
-                return False
-            self._marks = _marks(parameter)
-        return True
 
 
 def other_modules(server: TorchServer) -> dict[str, nn.Module]:
@@ -298,17 +269,6 @@ def _in_containers(module: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
                     yield from ((f"{path}.{inner}", parameter) for inner, parameter in it.named_parameters())
 
 
-def checksum(tensor: Tensor) -> str:
-    """A checksum of the values, the type and the shape."""
-    values = tensor.detach().to("cpu").contiguous().reshape(-1).view(torch.uint8).numpy()
-    return f"{tensor.dtype} {list(tensor.shape)} {xxhash.xxh3_128_hexdigest(values.data)}"
-
-
-def _marks(parameter: nn.Parameter) -> tuple[int, int]:
-    """A mark that differs once the values were changed, found without reading them."""
-    return parameter.data_ptr(), parameter._version
-
-
 def _tensors(module: nn.Module) -> set[int]:
     return {id(it) for it in module.state_dict(keep_vars=True).values() if isinstance(it, Tensor)}
 
@@ -318,9 +278,9 @@ def _full(module: str, name: str) -> str:
     return name if module == MODEL else f"{module}.{name}"
 
 
-def _plain(module: nn.Module, name: str, left_out: Mapping[str, str] | None = None) -> Any:
+def _plain(module: nn.Module, name: str, left_out: Set[str] = frozenset()) -> Any:
     state = module.state_dict()
-    for key in [key for key in state if _full(name, key) in (left_out or ())]:
+    for key in [key for key in state if _full(name, key) in left_out]:
         del state[key]
     try:
         return plain(state, "the model" if name == MODEL else name)
