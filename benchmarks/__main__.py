@@ -18,8 +18,8 @@ from benchmarks import (
     checkpoint,
     client,
     clients,
+    ddp,
     draw,
-    fabric,
     flood,
     intake,
     launch,
@@ -53,7 +53,7 @@ BENCHMARKS: dict[str, Callable[[], Iterable[Result]]] = {
     "log": log.results,
     "validation": validation.results,
     "steering": steering.results,
-    "fabric": fabric.results,
+    "ddp": ddp.results,
     "accumulate": accumulate.results,
     "client": client.results,
 }
@@ -71,7 +71,7 @@ AT_LEAST = {
     "checkpoint.write": 0.7,
     "ack.cost": 0.9,
     "validation.overhead": 0.9,
-    "fabric.overhead": 0.95,
+    "ddp.overhead": 0.95,
     "launch.rate": 3.0,
     "client.c.": 0.8,
 }

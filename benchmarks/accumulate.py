@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from benchmarks.fabric import NUM_RANKS, Server, some_batches, under_mpirun
+from benchmarks.ddp import NUM_RANKS, Server, some_batches, under_mpirun
 from benchmarks.measure import Result, result, show
 from stream_server.server.progress.batches import UnionBatch
 from stream_server.server.ranks.communicator import ranks_from_environment

@@ -61,10 +61,9 @@ DOORS = {
         "studies/trained.py",
     ],
     "pandas": ["studies/frames.py", "studies/run.py"],
-    "lightning_fabric": ["server/training/torch/lightning.py"],
 }
 
-CLIENT_NEVER_LOADS = {"torch", "mpi4py", "pydantic", "scipy", "lightning", "lightning_fabric", "rich"}
+CLIENT_NEVER_LOADS = {"torch", "mpi4py", "pydantic", "scipy", "rich"}
 # Each costs a tenth of a second or more, and most are on the disk that a thousand simulations share.
 LAUNCHER_NEVER_LOADS = {"torch", "mpi4py", "numpy", "scipy", "rich", "tensorboard", "google", "h5py", "asyncio", "ssl"}
 SLOW = re.compile(
@@ -221,7 +220,7 @@ def test_importing_the_client_takes_less_than_0_3_s() -> None:
     assert any(float(subprocess.check_output([sys.executable, "-c", code])) < CLIENT_IMPORT_S for _ in range(7))
 
 
-def test_starting_a_rank_does_not_import_torchmetrics_which_fabric_only_looks_at() -> None:
+def test_starting_a_rank_does_not_import_torchmetrics() -> None:
     assert find_spec("torchmetrics")
     code = "import sys, stream_server.server.user.torch_server; print('torchmetrics' in sys.modules)"
     assert subprocess.check_output([sys.executable, "-c", code], text=True).split() == ["False"]

@@ -67,7 +67,7 @@ def train(step: TorchStep, numbers: range) -> list[float]:
 def weights_after(server: Network, num: int = NUM_STEPS) -> np.ndarray:
     with TorchStep(server, SoloRanks(), server.config) as step:
         train(step, range(num))
-        assert next(server.model.parameters()).is_cuda == server.fabric.device.type.startswith("cuda")
+        assert next(server.model.parameters()).is_cuda == server.device.type.startswith("cuda")
         return torch.cat([it.detach().double().cpu().reshape(-1) for it in server.model.parameters()]).numpy()
 
 

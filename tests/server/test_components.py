@@ -76,7 +76,7 @@ class Rates(Callback):
         self.rates.append(server.optimizer.param_groups[0]["lr"])
 
     def on_train_end(self, server):
-        told = {"rates": self.rates[:: self.every], "optimizer": type(server.optimizer.optimizer).__name__}
+        told = {"rates": self.rates[:: self.every], "optimizer": type(server.optimizer).__name__}
         self.file.write_text(json.dumps(told | {"model": repr(server.model), "steps": server.expected_lr_steps}))
 """
 NETWORK: dict[str, Any] = {"class": "networks.py:Network", "args": {"width": 4}}

@@ -600,7 +600,7 @@ def test_what_ranks_compare_are_the_weights_and_what_the_server_calls_replicated
     assert after["count"] == before["count"]
 
 
-@pytest.mark.parametrize("name", ["model", "optimizer", "lr_scheduler", "device", "fabric"])
+@pytest.mark.parametrize("name", ["model", "optimizer", "lr_scheduler", "device"])
 def test_what_is_trained_cannot_be_replaced_on_the_way(name: str) -> None:
     class Returning(Scale):
         def prepare_training_attributes(self) -> Any:

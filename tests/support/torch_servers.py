@@ -37,10 +37,7 @@ class ExactScaling(LossScaling):
     def forward_context(self) -> Any:
         return torch.enable_grad()
 
-    def convert_input(self, data: Any) -> Any:
-        return data
-
-    def convert_output(self, data: Any) -> Any:
+    def convert(self, data: Any) -> Any:
         return data
 
 

@@ -11,7 +11,7 @@ from stream_server.user_code import call_user
 
 TOLERANCE = 1e-3
 
-_WRAPPERS = ("module", "_forward_module", "_original_module", "_orig_mod")
+_WRAPPERS = ("module", "_orig_mod")
 
 
 class MetricObjects:
@@ -113,7 +113,7 @@ class MetricObjects:
 
 
 def find_metrics(server: Any) -> Iterator[tuple[str, Any]]:
-    """The metrics objects of a server by the name of the attribute, or its path in a module, without Fabric's wrappers.
+    """The metrics objects of a server by the name of the attribute, or its path in a module, without wrappers.
 
     Raises:
         UserCodeError: two have the same name.

@@ -24,7 +24,7 @@ UNPROTECTED = (
 )
 NO_ACCOUNT = "the ranks did not come together at the end, so what they received and trained is not known here"
 FORMAT = 1
-PACKAGES = ("stream-server", "numpy", "pyzmq", "mpi4py", "torch", "lightning-fabric")
+PACKAGES = ("stream-server", "numpy", "pyzmq", "mpi4py", "torch")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

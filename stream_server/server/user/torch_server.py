@@ -1,4 +1,4 @@
-"""StreamServer on Lightning Fabric."""
+"""The server of a torch model."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -53,16 +53,16 @@ class TorchServer(StreamServer):
 
     `train_dataset` has the samples of the stream, for `train_dataloader`.
 
-    `model`, `optimizer` and `lr_scheduler` are what `prepare_training_attributes` returned: the model is your own
-    module, the optimizers are wrapped by Fabric. `training_step` returns the loss, a dict with it as "loss", or what
-    `skip_batch` gives. With `automatic_optimization = False` it calls `manual_backward` and steps the optimizers.
+    `model`, `optimizer` and `lr_scheduler` are what `prepare_training_attributes` returned, `device` is where the model
+    and the batches are. `training_step` returns the loss, a dict with it as "loss", or what `skip_batch` gives. With
+    `automatic_optimization = False` it calls `manual_backward` and steps the optimizers.
     """
 
     framework: ClassVar[str] = "torch"
     model: Any
     optimizer: Any
     lr_scheduler: Any = None
-    fabric: Any
+    device: torch.device = torch.device("cpu")
     train_dataset: StreamDataset
     _manual: ManualBackward | None = None
     _last_call: LastCall | None = None
@@ -127,11 +127,6 @@ class TorchServer(StreamServer):
             self._last_call = None
 
     @property
-    def device(self) -> torch.device:
-        """The device of the model and of the batches."""
-        return self.fabric.device if hasattr(self, "fabric") else torch.device("cpu")
-
-    @property
     def expected_lr_steps(self) -> int:
         """How often the `lr_scheduler` will be stepped in the whole study: what `T_max` or `total_iters` ask for.
 
@@ -165,7 +160,7 @@ class TorchServer(StreamServer):
         with self.phases.measure("backward"):
             if self._manual is not None:
                 self._manual.backward(loss, **options)
-            elif hasattr(self, "fabric"):
+            elif "device" in self._held:
                 raise UserCodeError(f"{type(self).__name__}.manual_backward needs automatic_optimization = False")
             else:
                 loss.backward(**options)  # type: ignore[no-untyped-call]

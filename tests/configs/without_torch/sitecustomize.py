@@ -5,7 +5,7 @@ from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from typing import Any
 
-ABSENT = {"torch", "lightning", "lightning_fabric", "torchmetrics"}
+ABSENT = {"torch", "torchmetrics"}
 
 
 class Absent(MetaPathFinder):

@@ -1,12 +1,14 @@
 """Copies of batches to a GPU beside the step: through pinned memory, on a stream of their own."""
 
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from copy import copy
+from dataclasses import dataclass, fields, is_dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import torch
-from lightning_utilities.core.apply_func import apply_to_collection
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -77,18 +79,41 @@ class DeviceCopies:
 
     def begin(self, data: Any) -> OnItsWay:
         """Start to copy a batch's data, which may change afterwards."""
-        own = apply_to_collection(data, torch.Tensor, self._copied)
+        own = mapped(self._copied, data)
         with self._device.beside():
             return OnItsWay(self._move(own), self._device.mark())
 
     def finish(self, on_its_way: OnItsWay) -> Any:
         """The data on the device, for what the calling thread computes from now on."""
         self._device.wait(on_its_way.event)
-        apply_to_collection(on_its_way.data, torch.Tensor, self._device.use)
+        mapped(self._use, on_its_way.data)
         return on_its_way.data
 
-    def _copied(self, tensor: torch.Tensor) -> torch.Tensor:
+    def _use(self, it: Any) -> None:
+        if isinstance(it, torch.Tensor):
+            self._device.use(it)
+
+    def _copied(self, it: Any) -> Any:
         """A copy of what moving does not copy, or does not wait for."""
-        if tensor.device.type != "cpu":
-            return tensor.clone()
-        return self._device.pin(tensor) if tensor.layout is torch.strided else tensor
+        if not isinstance(it, torch.Tensor):
+            return it
+        if it.device.type != "cpu":
+            return it.clone()
+        return self._device.pin(it) if it.layout is torch.strided else it
+
+
+def mapped(function: Callable[[Any], Any], data: Any) -> Any:
+    """`data` with everything in it replaced by what `function` gives, through tuples, lists, dicts and dataclasses."""
+    if isinstance(data, Mapping):
+        items = {key: mapped(function, value) for key, value in data.items()}
+        make: Any = type(data) if not isinstance(data, defaultdict) else partial(defaultdict, data.default_factory)
+        return make(items)
+    if isinstance(data, tuple | list):
+        values = [mapped(function, value) for value in data]
+        return type(data)(*values) if hasattr(data, "_fields") else type(data)(values)
+    if is_dataclass(data) and not isinstance(data, type):
+        made = copy(data)
+        for field in fields(data):
+            object.__setattr__(made, field.name, mapped(function, getattr(data, field.name)))
+        return made
+    return function(data)

@@ -13,16 +13,11 @@ KEPT_BYTES = 2**30
 LARGEST_MMAP_THRESHOLD = 32 * 2**20
 
 
-def devices_of_node(ranks: Ranks) -> list[torch.device]:
-    """The device of each rank of this node, by local rank; ranks share GPUs when there are fewer."""
-    if not torch.cuda.is_available():
-        return [torch.device("cpu")] * ranks.local_size
-    return [torch.device("cuda", rank % torch.cuda.device_count()) for rank in range(ranks.local_size)]
-
-
 def device_of(ranks: Ranks) -> torch.device:
-    """This rank's device."""
-    return devices_of_node(ranks)[ranks.local_rank]
+    """This rank's device; the ranks of a node share its GPUs when there are fewer."""
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    return torch.device("cuda", ranks.local_rank % torch.cuda.device_count())
 
 
 def backend_of(ranks: Ranks) -> str:

@@ -17,7 +17,7 @@ from stream_server.server.user.torch_server import TorchServer
 
 
 class TorchFramework:
-    """Torch, by Lightning Fabric."""
+    """Torch."""
 
     trains_model = True
 

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from stream_server.server.training.torch.lightning import Precision
-from stream_server.server.training.torch.precision import LossScaling
+from stream_server.server.training.torch.precision import LossScaling, Precision
 from stream_server.server.user.torch_server import TorchServer
 from stream_server.user_code import call_user
 
@@ -41,10 +40,10 @@ class Gradients:
         if weight != 1 and gradients:
             torch._foreach_mul_(gradients, weight)
         if self._settings.clip_norm is not None:
-            return self.clip(self._server.optimizer.optimizer)
+            return self.clip(self._server.optimizer)
         scale = self._precision.scale if isinstance(self._precision, LossScaling) else 1.0
         norm = _norm(gradients) / scale
-        self.clip(self._server.optimizer.optimizer)
+        self.clip(self._server.optimizer)
         return norm
 
     def clip(self, optimizer: torch.optim.Optimizer) -> float:

@@ -10,54 +10,6 @@ import torch.distributed as dist
 
 from stream_server.machine import network, private_folder
 from stream_server.server.ranks.communicator import Ranks
-from stream_server.server.training.torch.lightning import ClusterEnvironment
-
-LOOPBACK = "127.0.0.1"
-
-
-class RanksEnvironment(ClusterEnvironment):
-    """Tells Fabric where this process is.
-
-    Fabric's own MPIEnvironment looks the same, but it would pickle what it broadcasts, resolve host names and call
-    MPI_Init even in a process that was started alone.
-    """
-
-    def __init__(self, ranks: Ranks) -> None:
-        self._ranks = ranks
-
-    @property
-    def creates_processes_externally(self) -> bool:
-        return True
-
-    @property
-    def main_address(self) -> str:
-        return LOOPBACK
-
-    @property
-    def main_port(self) -> int:
-        return 0
-
-    @staticmethod
-    def detect() -> bool:
-        return False
-
-    def world_size(self) -> int:
-        return self._ranks.size
-
-    def set_world_size(self, size: int) -> None:
-        pass
-
-    def global_rank(self) -> int:
-        return self._ranks.rank
-
-    def set_global_rank(self, rank: int) -> None:
-        pass
-
-    def local_rank(self) -> int:
-        return self._ranks.local_rank
-
-    def node_rank(self) -> int:
-        return self._ranks.node
 
 
 class TorchGroup:
@@ -68,7 +20,6 @@ class TorchGroup:
     """
 
     def __init__(self, ranks: Ranks, *, backend: str, shared: Path, interface: str | None = None) -> None:
-        self.environment = RanksEnvironment(ranks)
         self._ranks = ranks
         self._backend = backend
         self._shared = shared

@@ -100,7 +100,7 @@ class LearningRates(LearningRateCallback):
         self.on_step_end(server)
         self._tell_of_forgotten()
         self._tell_of_warm_up()
-        optimizers = [unwrapped(it) for it in as_list(server.optimizer)]
+        optimizers = as_list(server.optimizer)
         idle = [place for place, it in enumerate(optimizers) if _has_hooks(it) and id(it) not in self._stepped]
         # Without any step this rank had no batch.
         if self._stepped and idle and self._num_watched >= MANY:
@@ -186,7 +186,7 @@ class LearningRates(LearningRateCallback):
         """Warn once of a scheduler that was made of the optimizer, and that neither the study nor the user steps."""
         if self._schedulers or self._told_of_forgotten or not self._num_watched:
             return
-        own = [unwrapped(it) for it in as_list(self._server.optimizer)]
+        own = as_list(self._server.optimizer)
         kept = [it for it in vars(self._server).values() if isinstance(it, LRScheduler)]
         # A scheduler replaces the step of its optimizer.
         is_made = bool(kept) or any(hasattr(it.step, "_wrapped_by_lr_sched") for it in own)
@@ -224,16 +224,10 @@ def _epochs_of(scheduler: Any) -> int:
     return int(getattr(scheduler, "last_epoch", 0)) + sum(map(_epochs_of, parts))
 
 
-def unwrapped(optimizer: Any) -> Any:
-    """The user's own optimizer, without Fabric's wrapper."""
-    return getattr(optimizer, "optimizer", optimizer)
-
-
 def before_each_step(optimizer: Any, hook: Callable[..., None]) -> None:
-    """Call `hook` with the user's own optimizer at each of its steps; one that is not of torch's class has no hooks."""
-    own = unwrapped(optimizer)
-    if _has_hooks(own):
-        own.register_step_pre_hook(hook)
+    """Call `hook` with an optimizer before each of its steps; one that is not of torch's class has no hooks."""
+    if _has_hooks(optimizer):
+        optimizer.register_step_pre_hook(hook)
 
 
 def _has_hooks(optimizer: Any) -> bool:

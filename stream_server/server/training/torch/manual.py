@@ -2,6 +2,8 @@
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from functools import wraps
+from types import MethodType
 from typing import Any
 
 import torch
@@ -12,8 +14,8 @@ from stream_server.errors import UserCodeError
 from stream_server.server.progress.batches import UnionBatch
 from stream_server.server.ranks.communicator import Ranks
 from stream_server.server.training.torch.gradients import Gradients
-from stream_server.server.training.torch.learning_rates import as_list, before_each_step
-from stream_server.server.training.torch.lightning import Precision
+from stream_server.server.training.torch.learning_rates import as_list
+from stream_server.server.training.torch.precision import Precision
 from stream_server.server.training.torch.reduction import UnionGradients
 from stream_server.server.training.torch.state import plain, restored
 from stream_server.server.training.torch.weights import other_modules
@@ -52,7 +54,7 @@ class ManualOptimization:
         self._stepped: set[int] = set()
         self._refuse_local_gradients()
         for optimizer in as_list(server.optimizer):
-            before_each_step(optimizer, self._note_own_step)
+            optimizer.step = MethodType(self._stepping(optimizer), optimizer)
 
     def joins(self) -> dict[str, Callable[[], None]]:
         """The part of a rank without a batch in each call of the others, by the name of the call."""
@@ -71,7 +73,7 @@ class ManualOptimization:
             self._union.clear()
         self._in_backward = True
         with self._without_autocast():
-            self._server.fabric.backward(loss * union_mean.share if several else loss, **options)
+            self._precision.backward(loss * union_mean.share if several else loss, **options)
         self._in_backward = False
         if several:
             union_mean.announce(_BACKWARD)
@@ -80,7 +82,19 @@ class ManualOptimization:
                 if gradient is not None:
                     parameter.grad = gradient if parameter.grad is None else gradient.add_(parameter.grad)
 
-    def step(self, optimizer: Any, step: Callable[..., Any], closure: Callable[[], Any] | None = None) -> Any:
+    def _stepping(self, optimizer: Any) -> Callable[..., Any]:
+        """What `training_step` calls in the place of an optimizer's own step."""
+        own = optimizer.step
+
+        # Schedulers note at the step that they count it.
+        @wraps(getattr(own, "__func__", own))
+        def step(optimizer: Any, *arguments: Any, **options: Any) -> Any:
+            # The loss scaling calls it within our step.
+            return own(*arguments, **options) if self._in_step else self._step(optimizer, *arguments, **options)
+
+        return step
+
+    def _step(self, optimizer: Any, closure: Callable[[], Any] | None = None) -> Any:
         """Clip the gradients of an optimizer, and take its step; a closure's loss becomes that of the union batch."""
         server = self._server
         self._announce_step(optimizer)
@@ -98,9 +112,9 @@ class ManualOptimization:
         with self._without_autocast():
             if closure is None:
                 self._gradients.clip(optimizer)
-                result = step(optimizer)
+                result = self._precision.step(optimizer)
             else:
-                result = step(optimizer, closure=evaluated)
+                result = self._precision.step(optimizer, closure=evaluated)
         self._in_step = False
         torch.clear_autocast_cache()
         return result
@@ -125,17 +139,12 @@ class ManualOptimization:
         self._behind.clear()
 
     def _announce_step(self, optimizer: Any) -> None:
-        numbers = [number for number, it in enumerate(as_list(self._server.optimizer)) if it.optimizer is optimizer]
+        numbers = [number for number, it in enumerate(as_list(self._server.optimizer)) if it is optimizer]
         self._note_cleared()
         self.keeps_gradients |= not self._stepped.isdisjoint(numbers)
         self._stepped.update(numbers)
         self._server.union_mean.announce(_step_of(*numbers))
         self._count_step()
-
-    def _note_own_step(self, optimizer: Any, *_: Any) -> None:
-        """The user may call the optimizer itself instead of Fabric's wrapper."""
-        if not self._in_step:
-            self._announce_step(optimizer)
 
     def _note_cleared(self) -> None:
         """Forget the steps of optimizers whose gradients were cleared since; one at 0 is taken for one of them."""

@@ -1,4 +1,4 @@
-"""The model and optimizers of a TorchServer: made by the user, set up with Fabric, saved and restored."""
+"""The model and optimizers of a TorchServer: made by the user, set up, saved and restored."""
 
 import inspect
 import zlib
@@ -12,7 +12,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from stream_server.errors import UserCodeError
 from stream_server.server.training.torch.learning_rates import as_list
-from stream_server.server.training.torch.lightning import Fabric, Precision
+from stream_server.server.training.torch.precision import Precision
 from stream_server.server.training.torch.state import plain, restored
 from stream_server.server.user.components import require_part
 from stream_server.server.user.torch_server import TorchServer
@@ -21,7 +21,7 @@ from stream_server.user_code import call_user
 _SINGULAR = {"optimizers": "optimizer", "schedulers": "lr_scheduler"}
 
 
-def set_up(server: TorchServer, fabric: Fabric, precision: Precision, *, compiled: bool, seed: int) -> None:
+def set_up(server: TorchServer, precision: Precision, *, compiled: bool, seed: int) -> None:
     """Give the server its `model`, `optimizer` and `lr_scheduler`, those of its `prepare_training_attributes`.
 
     The model stays the user's own module, of which any method or part may be called.
@@ -29,7 +29,6 @@ def set_up(server: TorchServer, fabric: Fabric, precision: Precision, *, compile
     Raises:
         UserCodeError: the method raised, or returned something else.
     """
-    server.hold_attributes(fabric=fabric)
     name = f"{type(server).__name__}.prepare_training_attributes"
     made = call_user(name, server.prepare_training_attributes)
     if not isinstance(made, tuple | list) or len(made) not in (2, 3):
@@ -56,13 +55,12 @@ def set_up(server: TorchServer, fabric: Fabric, precision: Precision, *, compile
         )
     if compiled:
         compile_in_place(model)
-    given = f"what {name} returned"
-    model = call_user(given, lambda: precision.convert_module(model).to(fabric.device))
+    model = call_user(f"what {name} returned", precision.convert_module, model)
     for module_name, module in model.named_modules():
         if isinstance(module, LazyModuleMixin):
             _make_alike(module, seed=zlib.crc32(f"{seed} {module_name}".encode()))
-    wrapped = [call_user(given, fabric.setup_optimizers, optimizer) for optimizer in as_list(optimizers)]
-    server.hold_attributes(model=model, optimizer=wrapped if several else wrapped[0], lr_scheduler=lr_scheduler)
+    made = list(optimizers) if several else optimizers
+    server.hold_attributes(model=model, optimizer=made, lr_scheduler=lr_scheduler)
 
 
 def _require_step(scheduler: Any, name: str) -> None:
@@ -95,7 +93,7 @@ def shared_out(server: TorchServer) -> list[Any]:
 
     Their steps wait for all ranks. Their `consolidate_state_dict` is collective, and brings the parts to rank 0.
     """
-    return [it.optimizer for it in as_list(server.optimizer) if hasattr(it, "consolidate_state_dict")]
+    return [it for it in as_list(server.optimizer) if hasattr(it, "consolidate_state_dict")]
 
 
 def state_of(server: TorchServer) -> dict[str, Any]:
@@ -104,8 +102,7 @@ def state_of(server: TorchServer) -> dict[str, Any]:
     Of optimizers that are `shared_out` it is what was last brought to this rank.
     """
     return {
-        # Fabric's wrapper would ask the other ranks for their parts.
-        "optimizers": [plain(it.optimizer.state_dict(), "the optimizer") for it in as_list(server.optimizer)],
+        "optimizers": [plain(it.state_dict(), "the optimizer") for it in as_list(server.optimizer)],
         "schedulers": [plain(it.state_dict(), "the lr_scheduler") for it in as_list(server.lr_scheduler)],
         "kinds": {"optimizers": kinds(server.optimizer), "schedulers": kinds(server.lr_scheduler)},
     }
@@ -132,9 +129,8 @@ def check_kinds(saved: list[str], made: Any, what: str) -> None:
 
 def _kind(it: Any) -> str:
     if hasattr(it, "param_groups"):
-        # Fabric wraps it, in a class of its own. What ranks share out has the state of the optimizer inside.
-        own = getattr(it, "optimizer", it)
-        name = type(getattr(own, "optim", own)).__qualname__
+        # What ranks share out has the state of the optimizer inside.
+        name = type(getattr(it, "optim", it)).__qualname__
         return f"{name} of {' + '.join(str(len(group['params'])) for group in it.param_groups)} parameters"
     parts = [_kind(part) for part in getattr(it, "_schedulers", ())]
     return type(it).__qualname__ + (f"({', '.join(parts)})" if parts else "")
@@ -230,7 +226,7 @@ def _keep_types(optimizer: Any, saved: Any) -> None:
 def compile_in_place(model: nn.Module) -> None:
     """Compile the forward pass of a model at its first call, unless its maker has done it.
 
-    The names of the model's state stay what they are. `torch.compile` of the model, which is what Fabric does, and
+    The names of the model's state stay what they are. `torch.compile` of the model and
     `model.compile()` quietly leave a model such as nn.Sequential as it is, as torch compiles no function of its own
     unless one of another package calls it (measured with 2.13).
     """

@@ -3,7 +3,7 @@
 import logging
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -11,20 +11,19 @@ import torch
 from torch import Tensor, nn
 
 from stream_server.errors import ConfigError
+from stream_server.server.training.torch.device_copies import mapped
 from stream_server.server.training.torch.learning_rates import before_each_step
-from stream_server.server.training.torch.lightning import (
-    DoublePrecision,
-    HalfPrecision,
-    MixedPrecision,
-    Precision,
-)
 from stream_server.wording import counted
 
 if TYPE_CHECKING:
     from stream_server.config.training_sections import TrainingSettings
 
-# What a CPU does about as fast and safely: Fabric would take it without a word.
+# What a CPU does about as fast and safely.
 _INSTEAD_ON_CPU = {"16-mixed": "bf16-mixed", "16-true": "bf16-true"}
+# What weights and batches become.
+_TRUE = {"64-true": torch.float64, "bf16-true": torch.bfloat16, "16-true": torch.float16}
+# What autocast computes in.
+_MIXED = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
 _CUBLAS, _CUBLAS_REPEATABLE = "CUBLAS_WORKSPACE_CONFIG", ":4096:8"
 
 # In a network of three layers that learned in bfloat16 as in float32, less than 7 % of the weights were stuck, and 11 %
@@ -36,27 +35,66 @@ MOST_OF_PARAMETER = 256
 _log = logging.getLogger(__name__)
 
 
-class Double(DoublePrecision):
-    """64-true, also of complex weights, as those of spectral layers are, which `Module.double` leaves as they are."""
+class Precision:
+    """The number format that `training.precision` names, of a model on a device."""
+
+    def __init__(self, name: str, device: torch.device) -> None:
+        self._device = device
+        self._dtype = _TRUE.get(name)
+        self._mixed = _MIXED.get(name)
 
     def convert_module(self, module: nn.Module) -> nn.Module:
-        converted: nn.Module = super().convert_module(module)
-        for it in (*converted.parameters(), *converted.buffers()):
-            if it.is_complex():
-                it.data = it.data.to(torch.complex128)
-        return converted
+        """Bring a module to the device, in this format."""
+        if self._dtype is not None:
+            module.to(self._dtype) if self._dtype is not torch.float64 else module.double()
+        if self._dtype is torch.float64:
+            # Such as those of spectral layers, which `Module.double` leaves as they are.
+            for it in (*module.parameters(), *module.buffers()):
+                if it.is_complex():
+                    it.data = it.data.to(torch.complex128)
+        return module.to(self._device)
+
+    def convert(self, data: Any) -> Any:
+        """Bring the data of a batch to the device, in this format; where the source is pinned, without waiting."""
+        if self._device.type == "cpu" and self._dtype is None:
+            return data
+        return mapped(self._convert, data)
+
+    def forward_context(self) -> AbstractContextManager[Any]:
+        """Within, forward passes are computed in this format."""
+        if self._mixed is not None:
+            return torch.autocast(self._device.type, dtype=self._mixed)
+        return nullcontext() if self._dtype is None else _default_dtype(self._dtype)
+
+    def backward(self, loss: Tensor, **options: Any) -> None:
+        """Backpropagate a loss."""
+        loss.backward(**options)  # type: ignore[no-untyped-call]
+
+    def unscale_gradients(self, optimizer: Any) -> None:
+        """Take the scale of the loss out of the gradients of an optimizer, which its step would do."""
+
+    def step(self, optimizer: Any, **options: Any) -> Any:
+        """Take a step of an optimizer."""
+        return optimizer.step(**options)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        pass
+
+    def _convert(self, it: Any) -> Any:
+        if isinstance(it, Tensor):
+            return it.to(self._device, self._dtype if it.is_floating_point() else None, non_blocking=True)
+        return it.to(self._device) if hasattr(it, "to") else it
 
 
-class LossScaling(MixedPrecision):
-    """16-mixed, in which the scale stays the same until all optimizers have used the gradients of a backward pass.
-
-    Fabric changes it after the step of each optimizer, so that a second one would divide by another number than its
-    gradients were multiplied with.
-    """
+class LossScaling(Precision):
+    """16-mixed, in which the scale stays the same until all optimizers have used the gradients of a backward pass."""
 
     def __init__(self, device: torch.device, scaler: torch.amp.GradScaler) -> None:
-        super().__init__("16-mixed", device.type, scaler)
-        self.loss_scaler = scaler
+        super().__init__("16-mixed", device)
+        self._scaler = scaler
         self._has_stepped = False
         # A rank that has no batch before the first update would have no scale.
         scaler.scale(torch.zeros(1, device=device))
@@ -64,27 +102,32 @@ class LossScaling(MixedPrecision):
     @property
     def scale(self) -> float:
         """The factor by which the losses are multiplied."""
-        return float(self.loss_scaler.get_scale())
+        return float(self._scaler.get_scale())
 
-    def backward(self, tensor: Tensor, model: nn.Module | None, *args: Any, **kwargs: Any) -> None:
+    def backward(self, loss: Tensor, **options: Any) -> None:
         self.update_scale()
-        super().backward(tensor, model, *args, **kwargs)
+        super().backward(self._scaler.scale(loss), **options)
 
     def unscale_gradients(self, optimizer: Any) -> None:
-        """Take out the scale, also for fused optimizers: Fabric refuses them, but the scaler hands it to their step."""
-        self.loss_scaler.unscale_(optimizer)
+        self._scaler.unscale_(optimizer)
 
-    def optimizer_step(self, optimizer: Any, **kwargs: Any) -> Any:
+    def step(self, optimizer: Any, **options: Any) -> Any:
         """Step, unless the gradients of this optimizer are not finite."""
         if isinstance(optimizer, torch.optim.LBFGS):
             raise TypeError("loss scaling and the LBFGS optimizer are not compatible")
         self._has_stepped = True
-        return self.loss_scaler.step(optimizer, **kwargs)
+        return self._scaler.step(optimizer, **options)
+
+    def state_dict(self) -> dict[str, Any]:
+        return self._scaler.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._scaler.load_state_dict(state)
 
     def update_scale(self) -> None:
         """All optimizers have been stepped: lower the scale if there was an overflow, or raise it now and then."""
         if self._has_stepped:
-            self.loss_scaler.update()
+            self._scaler.update()
             self._has_stepped = False
 
 
@@ -158,23 +201,13 @@ def check_precision(name: str, device: torch.device) -> None:
 
 
 def make_precision(name: str, device: torch.device) -> Precision:
-    """Fabric's plugin for `training.precision`.
+    """The arithmetic that `training.precision` names.
 
     Raises:
         ConfigError: it needs a GPU.
     """
     check_precision(name, device)
-    match name:
-        case "64-true":
-            return Double()
-        case "bf16-mixed":
-            return MixedPrecision("bf16-mixed", device.type)
-        case "16-mixed":
-            return LossScaling(device, torch.amp.GradScaler(device.type))
-        case "bf16-true" | "16-true":
-            return HalfPrecision(name)
-        case _:
-            return Precision()
+    return LossScaling(device, torch.amp.GradScaler(device.type)) if name == "16-mixed" else Precision(name, device)
 
 
 @contextmanager
@@ -185,7 +218,7 @@ def numerics(settings: "TrainingSettings") -> Iterator[None]:
     warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
     cublas = os.environ.get(_CUBLAS)
     if settings.precision == "64-true":
-        # Fabric gives a model's output back in the default dtype: the loss would be taken in 32 bits.
+        # What the user's code makes by itself has 64 bits, too.
         torch.set_default_dtype(torch.float64)
     torch.set_float32_matmul_precision(settings.matmul_precision)
     if settings.deterministic:
@@ -201,6 +234,16 @@ def numerics(settings: "TrainingSettings") -> Iterator[None]:
             torch.use_deterministic_algorithms(deterministic, warn_only=warn_only)
         if cublas is None:
             os.environ.pop(_CUBLAS, None)
+
+
+@contextmanager
+def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
 
 
 def _note(optimizer: torch.optim.Optimizer) -> _Noted:

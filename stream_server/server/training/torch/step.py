@@ -26,13 +26,11 @@ from stream_server.server.training.fingerprint import (
 )
 from stream_server.server.training.torch.device_copies import CudaDevice, DeviceCopies, OnItsWay
 from stream_server.server.training.torch.devices import backend_of, device_of, keep_freed_memory, limit_threads
-from stream_server.server.training.torch.fabric import launch
 from stream_server.server.training.torch.fingerprint import of_model, of_tensors
 from stream_server.server.training.torch.gradient_reads import Reader, watching_reads
 from stream_server.server.training.torch.gradients import Gradients
 from stream_server.server.training.torch.group import TorchGroup
 from stream_server.server.training.torch.learning_rates import LearningRates, as_list, before_each_step
-from stream_server.server.training.torch.lightning import Precision
 from stream_server.server.training.torch.manual import ManualOptimization
 from stream_server.server.training.torch.model import (
     changed_settings,
@@ -42,7 +40,7 @@ from stream_server.server.training.torch.model import (
     shared_out,
     state_of,
 )
-from stream_server.server.training.torch.precision import LossScaling, StuckWeights, make_precision, numerics
+from stream_server.server.training.torch.precision import LossScaling, Precision, StuckWeights, make_precision, numerics
 from stream_server.server.training.torch.reduction import UnionGradients, clear, further_parameters
 from stream_server.server.training.torch.skipped_updates import SkippedUpdates
 from stream_server.server.training.torch.state import set_torch_random_states, torch_random_states
@@ -60,7 +58,7 @@ _log = logging.getLogger(__name__)
 
 
 class TorchStep:
-    """Trains a model on Lightning Fabric as one rank would on the union batch.
+    """Trains a model as one rank would on the union batch.
 
     `training_step` returns a mean over n samples. With N samples in all in an update, the sum of the ranks' gradients
     of n / N × loss is the gradient of the union's mean loss, whatever the n. When updates accumulate, N is known only
@@ -69,7 +67,7 @@ class TorchStep:
 
     The phases it measures are forward, backward, optimizer and, for the reduction of gradients, the sharing of module
     buffers and the waiting of ranks without a batch, all_reduce.
-    `precision` is used instead of the plugin that `training.precision` names.
+    `precision` is used instead of what `training.precision` names.
     """
 
     def __init__(
@@ -121,14 +119,15 @@ class TorchStep:
         if self._device.type == "cpu":
             keep_freed_memory()
         with ExitStack() as stack:
-            group = stack.enter_context(
+            stack.enter_context(
                 TorchGroup(self._ranks, backend=backend_of(self._ranks), shared=self._shared, interface=self._interface)
             )
             stack.enter_context(numerics(self._settings))
-            on_step = None if self._server.automatic_optimization else self._step_manually
-            fabric = launch(self._ranks, group.environment, self._device, self._precision, on_step)
+            if self._device.type == "cuda":
+                torch.cuda.set_device(self._device)
+            self._server.hold_attributes(device=self._device)
             torch.manual_seed(self._seed)
-            set_up(self._server, fabric, self._precision, compiled=self._settings.compile, seed=self._seed)
+            set_up(self._server, self._precision, compiled=self._settings.compile, seed=self._seed)
             self._made = settings_of(self._server)
             self._weights.move(self._precision)
             # The same seed made the same weights on all ranks; noise, such as dropout, differs from here on.
@@ -138,7 +137,7 @@ class TorchStep:
             self._note_constants()
             self._weights.exclude()
             if self._device.type == "cuda":
-                self._copies = DeviceCopies(CudaDevice(self._device), fabric.to_device)
+                self._copies = DeviceCopies(CudaDevice(self._device), self._precision.convert)
             # All ranks have made the model, or none has: those that take it down wait for each other.
             barrier(self._ranks)
             self._stack = stack.pop_all()
@@ -152,13 +151,8 @@ class TorchStep:
 
     def to_device(self, data: Any) -> Any:
         if self._copies is not None and isinstance(data, OnItsWay):
-            moved = self._copies.finish(data)
-        else:
-            # Asking Fabric costs 40 µs a batch even when there is nothing to move.
-            moved = data if self._device.type == "cpu" else self._server.fabric.to_device(data)
-        # It would round the targets, too; of the inputs torch.autocast takes care.
-        is_mixed = self._settings.precision.endswith("-mixed")
-        return moved if is_mixed else self._precision.convert_input(moved)
+            return self._copies.finish(data)
+        return self._precision.convert(data)
 
     def run(self, union_batch: UnionBatch, data: Any, batch_idx: int) -> StepOutcome:
         self._weights.load_pending()
@@ -472,10 +466,6 @@ class TorchStep:
         value = None if loss is None else loss.item()
         return StepOutcome(loss=value, updated=has_stepped, sample_losses=self._sample_losses)
 
-    def _step_manually(self, *arguments: Any, **options: Any) -> Any:
-        assert self._manual is not None
-        return self._manual.step(*arguments, **options)
-
     def _forward(self, union_batch: UnionBatch, data: Any, batch_idx: int) -> Tensor | None:
         """The loss that `training_step` returns; a rank without a batch joins the calls of the others."""
         server, own, self._sample_losses = self._server, union_batch.own, None
@@ -526,7 +516,7 @@ class TorchStep:
         if self._settings.accumulate == 1:
             weight /= union_batch.num_samples
         with self._measure("backward"):
-            self._server.fabric.backward(loss * weight if weight != 1 else loss)
+            self._precision.backward(loss * weight if weight != 1 else loss)
 
     def _update(self, loss: float | None) -> StepOutcome:
         server, scaling = self._server, self._scaling
@@ -555,7 +545,7 @@ class TorchStep:
             is_excused = scaling is not None and scaling.scale > 1
             # With loss scaling the optimizer is asked in any case: the scaler learns of the overflow, and skips it.
             if isfinite(norm) or scaling is not None:
-                call_user(f"the optimizer of {type(server).__name__}", server.optimizer.step)
+                call_user(f"the optimizer of {type(server).__name__}", self._precision.step, server.optimizer)
             if scaling is not None:
                 scaling.update_scale()
             clear(named.values())

@@ -10,8 +10,8 @@ from torch.nn.parameter import is_lazy
 from torch.optim.swa_utils import AveragedModel
 
 from stream_server.errors import ConfigError, UserCodeError
-from stream_server.server.training.torch.learning_rates import as_list, unwrapped
-from stream_server.server.training.torch.lightning import Precision
+from stream_server.server.training.torch.learning_rates import as_list
+from stream_server.server.training.torch.precision import Precision
 from stream_server.server.training.torch.reduction import further_parameters
 from stream_server.server.training.torch.state import plain, restored
 from stream_server.server.user.torch_server import TorchServer, modules_of
@@ -41,7 +41,7 @@ class Weights:
     def move(self, precision: Precision) -> None:
         """Bring the further modules to the device of the model, in its precision."""
         for module in other_modules(self._server).values():
-            precision.convert_module(module).to(self._server.device)
+            precision.convert_module(module)
 
     def exclude(self) -> None:
         """Find the parameters that checkpoints leave out; called once all ranks have the model.
@@ -102,7 +102,7 @@ class Weights:
         stepped = {
             id(parameter)
             for optimizer in as_list(self._server.optimizer)
-            for parameter, its_state in unwrapped(optimizer).state.items()
+            for parameter, its_state in optimizer.state.items()
             if its_state
         }
         # Fused optimizers change weights without counting it.

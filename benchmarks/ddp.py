@@ -1,4 +1,4 @@
-"""The cost of our step on Fabric, against bare torch DDP: two ranks under mpirun, one batch each at every step.
+"""The cost of our step, against bare torch DDP: two ranks under mpirun, one batch each at every step.
 
 Both train the heat study's network at its published small scale on one thread per rank, with the same batches from
 memory. Ours is the whole step of a TorchServer: forward, backward, norm of the gradient and finite check, update,
@@ -6,7 +6,7 @@ counters, phases and log. The reference is a forward through DistributedDataPara
 round of the ranks is not in it, whose waiting takes CPU time; the benchmark `round` measures that. The figure is steps
 per second of CPU time, mean of the ranks.
 
-    python -m benchmarks.fabric
+    python -m benchmarks.ddp
 """
 
 import json
@@ -40,9 +40,9 @@ NUM_BATCHES = 8
 
 
 def results() -> Iterator[Result]:
-    """fabric.overhead."""
-    pairs = json.loads(under_mpirun("benchmarks.fabric", NUM_RANKS))
-    yield result("fabric.overhead", "steps/s", [(ours, bare) for ours, bare in pairs])
+    """ddp.overhead."""
+    pairs = json.loads(under_mpirun("benchmarks.ddp", NUM_RANKS))
+    yield result("ddp.overhead", "steps/s", [(ours, bare) for ours, bare in pairs])
 
 
 def under_mpirun(module: str, num_ranks: int) -> str:
