@@ -2,7 +2,8 @@
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, Self
 
 import numpy as np
@@ -14,18 +15,12 @@ from stream_server.errors import Closed, UserCodeError
 from stream_server.server.progress.batches import Batch
 from stream_server.server.progress.phases import Phases
 from stream_server.server.training.forming import BatchForming, as_it_is
-from stream_server.server.training.loader_samples import (
-    Block,
-    Discarded,
-    Ended,
-    LoaderSamples,
-    LoaderThread,
-    Made,
-    Raised,
-)
+from stream_server.server.training.loader_samples import Block, LoaderSamples, Taken, draws_of
+from stream_server.server.training.prefetch import ASKS, Prefetch
 from stream_server.server.training.stream import WAIT_S, SampleStream
 from stream_server.server.user.collate import SharedArrays
 from stream_server.server.user.stream_server import StreamServer
+from stream_server.user_code import call_user
 
 # As many batches have slots beside a full buffer, the one that is drawn among them, and one for each that is formed
 # ahead.
@@ -34,7 +29,23 @@ MOST_HELD_BATCHES = 2
 # Batches without a sample of the stream that are worth a warning.
 MANY = 100
 
+_END = object()
+
 _log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """A batch that the loader made.
+
+    `dropped` are the samples that it dropped and that nobody knows of yet, `num_given` counts those that it was given
+    so far.
+    """
+
+    data: Any
+    taken: Taken
+    dropped: Sequence[Draw]
+    num_given: int
 
 
 class LoaderStream(SampleStream):
@@ -85,7 +96,13 @@ class LoaderStream(SampleStream):
             num_ahead=prefetch,
             stage=stage,
         )
-        self._thread = self._new_thread()
+        self._collate_fn = loader.collate_fn
+        self._shared = SharedArrays(server.collate)
+        self._listed: list[list[Any]] = []
+        self._batches: Iterator[Any] | None = None
+        self._has_recognised = False
+        self._worker = self._new_worker()
+        self._num_allowed = 0
         self._num_taken = 0
         self._num_given = 0
         self._stream_is_over = False
@@ -99,16 +116,17 @@ class LoaderStream(SampleStream):
         self._told: list[Draw] = []
 
     def __enter__(self) -> Self:
-        self._thread.__enter__()
+        self._worker.__enter__()
         self._server.normalization.before_change = self.quiesce
         return self
 
     def __exit__(self, *exc_info: object) -> None:
-        self._thread.__exit__(*exc_info)
+        self._worker.__exit__(*exc_info)
+        self._loader.collate_fn = self._collate_fn
 
     @property
     def prefetch_s(self) -> float:
-        return self._earlier_s + (self._thread.seconds if self._num_ahead else 0.0)
+        return self._earlier_s + (self._worker.seconds if self._num_ahead else 0.0)
 
     def draw(self, timeout_s: float) -> Batch | None:
         self.release()
@@ -122,28 +140,28 @@ class LoaderStream(SampleStream):
 
     def quiesce(self) -> None:
         with self._phases.measure("transform"):
-            self._thread.quiesce()
+            self._worker.quiesce()
 
     def form_again(self) -> Batch:
         """The first batch, by a loader that begins anew with the same samples; those that were None are None again."""
         before = self._made
-        self._thread.quiesce()
-        self._thread.__exit__()
-        events, not_given = self._thread.rest()
-        draws = [*self._held, *self._samples.end(), *not_given]
-        for event in events:
-            if isinstance(event, Made | Discarded):
-                self._drop(event.dropped)
-            if isinstance(event, Made):
-                draws += event.taken.draws
+        self._worker.quiesce()
+        self._worker.__exit__()
+        batches, blocks = self._worker.rest()
+        draws = [*self._held, *self._samples.end(), *(draw for block in blocks for draw in draws_of(block))]
+        for made in batches:
+            self._drop(made.dropped)
+            draws += made.taken.draws
         again = [(sample, draw) for draw in draws for sample in self._forming.samples(draw)]
         none = [(None, draw) for draw in self._samples.none]
         self._again = sorted([*again, *none], key=lambda given: given[1].ticket)
         self._held = ()
         self._stream_is_over = self._has_ended = False
         self._earlier_s = self.prefetch_s
-        self._num_taken = self._num_given = 0
-        self._thread = self._new_thread().__enter__()
+        self._num_allowed = self._num_taken = self._num_given = 0
+        self._batches, self._listed, self._has_recognised = None, [], False
+        self._shared = SharedArrays(self._server.collate)
+        self._worker = self._new_worker().__enter__()
         batch = None
         while batch is None:
             batch = self._next(WAIT_S)
@@ -161,34 +179,37 @@ class LoaderStream(SampleStream):
         if self._has_ended:
             raise Closed("The loader has ended.")
         started_s = time.monotonic()
-        self._thread.allow(self._num_taken + 1)
+        self._allow(self._num_taken + 1)
         while True:
             with self._phases.measure("transform"):
-                event = self._thread.next()
-            match event:
-                case None:
-                    elapsed_s = time.monotonic() - started_s
-                    if elapsed_s > max(timeout_s, WAIT_S):
-                        # A loader that drops nearly all must not keep this rank from the rounds.
-                        return None
-                    block = self._block(max(0.0, timeout_s - elapsed_s))
-                    if block is None:
-                        return None
-                    self._give(block)
-                case Discarded(draws):
-                    self._drop(draws)
-                case Made():
-                    batch = self._batch(event)
-                    self._go_ahead(event)
-                    return batch
-                case Ended():
-                    self._end()
-                case Raised(error):
-                    raise error
+                made = self._worker.take()
+            if made is None:
+                self._end()
+            elif made is not ASKS:
+                batch = self._batch(made)
+                self._go_ahead(made)
+                return batch
+            else:
+                # While it asks, it changes nothing.
+                self._drop(self._samples.handed.dropped())
+                elapsed_s = time.monotonic() - started_s
+                if elapsed_s > max(timeout_s, WAIT_S):
+                    # A loader that drops nearly all must not keep this rank from the rounds.
+                    return None
+                block = self._block(max(0.0, timeout_s - elapsed_s))
+                if block is None:
+                    return None
+                self._give(block)
+
+    def _allow(self, num_batches: int) -> None:
+        """Let the loader make so many batches, all in all."""
+        for _ in range(self._num_allowed, num_batches):
+            self._worker.begin(True)
+        self._num_allowed = max(self._num_allowed, num_batches)
 
     def _go_ahead(self, made: Made) -> None:
         """Let the loader make its next batches beside the step."""
-        self._thread.allow(self._num_taken + self._num_ahead)
+        self._allow(self._num_taken + self._num_ahead)
         num_wanted = made.num_given + self._num_ahead * self._batch_size
         while self._num_given < num_wanted and self._num_out <= self._most_held and not self._again:
             try:
@@ -202,7 +223,7 @@ class LoaderStream(SampleStream):
 
     def _give(self, block: Block) -> None:
         self._num_given += len(block)
-        self._thread.give(block)
+        self._worker.give(block)
 
     def _block(self, timeout_s: float) -> Block | None:
         """The next samples; an empty block at the end of the stream, None if there are none yet."""
@@ -287,15 +308,46 @@ class LoaderStream(SampleStream):
         self._drop(self._samples.end())
         raise Closed("The loader has ended.")
 
-    def _new_thread(self) -> LoaderThread:
-        return LoaderThread(
-            self._loader,
-            self._samples,
-            self._forming.process,
-            self._convert,
-            SharedArrays(self._server.collate),
-            name=self._name,
-        )
+    def _new_worker(self) -> Prefetch[bool, Made | None]:
+        return Prefetch(lambda _: self._make(), "loader")
+
+    def _make(self) -> Made | None:
+        """The next batch of the loader, None at its end. On the worker's thread."""
+        if self._batches is None:
+            self._samples.begin(self._worker.ask, self._forming.process)
+            self._loader.collate_fn = self._collate
+            self._batches = call_user(self._name, iter, self._loader)
+        while (data := call_user(self._name, next, self._batches, _END)) is not _END:
+            taken = self._taken()
+            if taken.size:
+                data = call_user(self._name, self._convert, data)
+                return Made(data, taken, self._samples.handed.dropped(), self._samples.num_given)
+            del data
+        return None
+
+    def _taken(self) -> Taken:
+        """The samples of the batch that the loader made."""
+        if len(self._listed) != 1:
+            raise UserCodeError(
+                f"{self._name} must call its collate_fn once for each batch, which tells the samples of that "
+                f"batch, but called it {len(self._listed)} times for one: return a torch.utils.data.DataLoader "
+                "itself, and choose or change samples in its dataset"
+            )
+        handed = self._samples.handed
+        taken = handed.take(self._listed.pop())
+        self._has_recognised = self._has_recognised or bool(taken.draws)
+        if not self._has_recognised and handed.num_given and taken.num_added:
+            raise UserCodeError(
+                f"no sample of the first batch that {self._name} made is one of the stream, although it was given "
+                "some: pass on the objects that the dataset gives, and transform them in process_simulation_data "
+                "or in collate_fn"
+            )
+        return taken
+
+    def _collate(self, samples: list[Any]) -> Any:
+        self._listed.append(list(samples))
+        self._shared.check(samples, self._name)
+        return self._collate_fn(samples)
 
     def _convert(self, data: Any) -> Any:
         return self._forming.set_apart(self._server.collate.convert(data))
