@@ -40,8 +40,8 @@ def connect(
         rank: this process's rank within the simulation, of `num_ranks`.
         simulation_id: which simulation this is, when it attaches by itself; by default the server chooses.
         parameters: what is simulated, when it attaches by itself; by default the server's.
-        timeout_s: how long the server may say nothing while it is waited for. Later it is away after that time, and
-            the study says what then happens (`client.if_server_away`).
+        timeout_s: how long the server may say nothing while it is waited for, unless the study says that the next one
+            will come. Later it is away after that time, and the study says what then happens (`client.if_server_away`).
         fields: those that are sent once per simulation, such as `mesh=array`; what depends on the parameters is given
             to `Simulation.send_static` instead, which says more.
 
@@ -49,7 +49,7 @@ def connect(
         ConfigError: the connection file is missing or cannot be read.
         TypeError, ValueError: as for `send_static`.
         Refused: the study does not want this simulation.
-        Unreachable: the server said nothing for `timeout_s`.
+        Unreachable: neither the server nor the study said anything for `timeout_s`.
     """
     _check_ranks(rank, num_ranks)
     watched = watch(connection)
@@ -174,7 +174,7 @@ def _hello(
 
 
 def _simulation(watched: ConnectionWatch, hello: Hello, welcome: Welcome, timeout_s: float) -> Simulation:
-    waits = welcome.if_server_away is Away.WAIT
+    waits = watched.heeds_touches = welcome.if_server_away is Away.WAIT
     session = Session(
         watched,
         replace(hello, simulation=welcome.simulation),

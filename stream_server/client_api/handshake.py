@@ -20,7 +20,7 @@ OVERSLEPT_S = 1.0
 class Patience:
     """Measures the server's silence during one wait, and when the question is to be asked again.
 
-    The silence may have lasted for `silent_s` before.
+    The silence may have lasted for `silent_s` before. That the launcher says that the next server will come ends it.
     A server that is slow, but answers, is waited for without limit. Time in which this process itself was stopped is
     no silence of the server.
     """
@@ -126,6 +126,8 @@ def _ask(
         if watch.newer_than(file.incarnation):
             patience.heard()
             return None
+        if watch.was_touched():
+            patience.heard()
         slice_s = min(patience.slice_s, watch.slice_s)
         transport.wait(slice_s)
         patience.listened(slice_s)

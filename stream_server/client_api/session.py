@@ -46,7 +46,7 @@ class Session:
 
     Raises, from `send` and `finish`:
         Refused: a server rank refused a message, or a restarted server refused this simulation.
-        Unreachable: a server rank said nothing for `silence_s` while this client waited for it.
+        Unreachable: a server rank said nothing for `silence_s` while this client waited for it, nor did the launcher.
         StepsLost: a restarted server lacks a step of which this client has no copy any more.
     """
 
@@ -338,6 +338,8 @@ class Session:
         while not done(connection) and not patience.has_lasted(most_s):
             if self._watch.newer_than(self._incarnation):
                 raise _ConnectionLost
+            if self._watch.was_touched():
+                patience.heard()
             if patience.is_over:
                 raise Unreachable(
                     f"{self.who} waits for {connection}: no word for {self._silence_s:g} s{connection.circumstance}"

@@ -14,15 +14,18 @@ LOOK_S = 0.5
 class ConnectionWatch:
     """Looks at the connection file from time to time. `file` is the newest that it saw.
 
-    Without a `path` there is nothing to look at: the caller brought the content along.
+    Without a `path` there is nothing to look at: the caller brought the content along. Unless it `heeds_touches`, it
+    takes no notice of a launcher that says that the next server will come.
     """
 
     def __init__(self, file: ConnectionFile, path: str | os.PathLike[str] | None = None) -> None:
         self.file = file
+        self.heeds_touches = True
         # The solver may change its folder.
         self._path = None if path is None else Path(path).absolute()
         self._next_look = time.monotonic() + LOOK_S
         self._read_state: tuple[int, int, int] | None = None
+        self._is_touched = False
 
     @property
     def may_change(self) -> bool:
@@ -41,6 +44,11 @@ class ConnectionWatch:
             self._look()
         return self.file.incarnation > incarnation
 
+    def was_touched(self) -> bool:
+        """Whether the launcher has touched the file since the last call: the next server will come."""
+        touched, self._is_touched = self._is_touched, False
+        return touched and self.heeds_touches
+
     def _look(self) -> None:
         assert self._path is not None
         try:
@@ -52,7 +60,7 @@ class ConnectionWatch:
         except (OSError, ConfigError):
             # Gone, or no connection file, at this moment: the next look tells.
             return
-        self._read_state = state
+        self._is_touched, self._read_state = self._read_state is not None, state
         if file.incarnation > self.file.incarnation:
             self.file = file
 

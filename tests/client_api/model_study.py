@@ -298,6 +298,9 @@ class Watch:
             self.file.incarnation = self.study.incarnation
         return bool(self.file.incarnation > incarnation)
 
+    def was_touched(self) -> bool:
+        return False
+
 
 class _Transport:
     def __init__(self, study: Study, *, host: str, security: None, num_connections: int) -> None:

@@ -1,7 +1,9 @@
 """The behaviour of a simulation while the server does not answer: the study's `client.if_server_away`."""
 
+import os
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
 
 import numpy as np
 import pytest
@@ -73,6 +75,46 @@ def test_wait_never_gives_up_before_the_server_is_away(server: FakeServer) -> No
     simulation = begin_and_lose(server, Away.WAIT, wait_s=0.01)
     with pytest.raises(Unreachable, match=r"no word for 0\.5 s"):
         simulation.finish()
+
+
+def touch(server: FakeServer, waiting: "Future[Any]") -> None:
+    """Touch the connection file for longer than anything may wait that is not told to, while this waits."""
+    for _ in range(20):
+        os.utime(server.path)
+        with pytest.raises(TimeoutError):
+            waiting.result(TIMEOUT_S / 5)
+
+
+def test_a_simulation_that_begins_while_no_server_is_there_waits_as_long_as_the_launcher_says_that_one_will_come(
+    server: FakeServer,
+) -> None:
+    server.do_now(server.die)
+    with ThreadPoolExecutor(1) as pool:
+        entering = pool.submit(begin, server, Away.WAIT)
+        touch(server, entering)
+        server.do_now(lambda: server.restart(incarnation=4))
+        with entering.result(100) as simulation:
+            send(simulation, *range(3, 20))
+    assert_has(server, 20)
+
+
+def test_wait_waits_as_long_as_the_launcher_says_that_a_server_will_come(server: FakeServer) -> None:
+    simulation = begin_and_lose(server, Away.WAIT, wait_s=TIMEOUT_S)
+    with ThreadPoolExecutor(1) as pool:
+        sending = pool.submit(send, simulation, *range(3, 20))
+        touch(server, sending)
+        with pytest.raises(Unreachable, match=r"no word for 0\.5 s"):
+            sending.result(100)
+
+
+def test_stop_does_not_wait_though_the_launcher_says_that_a_server_will_come(server: FakeServer) -> None:
+    simulation = begin_and_lose(server, Away.STOP)
+    with ThreadPoolExecutor(1) as pool:
+        sending = pool.submit(send, simulation, *range(3, 20))
+        while not sending.done():
+            os.utime(server.path)
+        with pytest.raises(Unreachable):
+            sending.result()
 
 
 def test_continue_goes_on_without_the_server_and_says_so_at_the_end(

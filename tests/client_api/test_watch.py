@@ -58,6 +58,16 @@ def test_a_file_of_the_same_or_an_older_incarnation_is_no_news(path: Path) -> No
         assert watched.file == FILE
 
 
+def test_a_file_that_is_touched_says_once_that_a_server_will_come(path: Path) -> None:
+    watched = ConnectionWatch(FILE, path)
+    for num_touches in (0, 1, 0):
+        for _ in range(num_touches):
+            os.utime(path)
+        assert not watched.newer_than(2, look_now=True)
+        assert watched.was_touched() == bool(num_touches)
+        assert not watched.was_touched()
+
+
 def test_a_file_that_is_gone_or_broken_is_looked_at_again(path: Path) -> None:
     watched = ConnectionWatch(FILE, path)
     path.unlink()

@@ -2,6 +2,7 @@
 
 import shutil
 import signal
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -205,3 +206,59 @@ def test_a_study_goes_on_in_another_job_when_a_node_of_its_server_is_lost() -> N
         done = live.end(LIMIT_S)
         assert len(servers(nodes, live)) == 2
         assert_balanced(done, num_restarts=1)
+
+
+IMPATIENT_S = 25.0
+# It waits for a server that says nothing for as long as it is told, whether it has spoken to one before or not.
+IMPATIENT = f"""
+from ripple import send_all
+from stream_server.client_api import connect
+with connect(timeout_s={IMPATIENT_S}) as simulation:
+    send_all(simulation)
+"""
+
+
+def test_simulations_that_begin_while_the_next_job_of_the_server_waits_keep_their_place(
+    nodes: Cluster, study: Path
+) -> None:
+    (study.parent / "impatient.py").write_text(IMPATIENT)
+    changes = {
+        "simulation.command": ["python", "impatient.py"],
+        "server.ranks": 1,
+        "server.job.nodes": 1,
+        "server.job.options": {"nodelist": "n1"},
+        "client.wait_s": 1,
+    }
+    with held_by_another(nodes, "n3") as on_n3, started(nodes, study, changes) as live:
+        live.wait_until(lambda: len(jobs_of(nodes, live, "pending")) == 3 and "incarnation 1" in live.launcher_log)
+        [server] = servers(nodes, live)
+        # It is before the next job of the server in the queue.
+        with held_by_another(nodes, "n1") as on_n1:
+            nodes.run(LOGIN, "scancel", server)
+            live.wait_until(lambda: state_of(nodes, on_n1) == "RUNNING" and servers(nodes, live, "pending"), LIMIT_S)
+            nodes.run(LOGIN, "scancel", on_n3)
+            live.wait_until(lambda: len(jobs_of(nodes, live, "running")) == 3, LIMIT_S)
+            waiting = jobs_of(nodes, live, "running")
+            began = time.monotonic()
+            live.wait_until(lambda: time.monotonic() > began + 2 * IMPATIENT_S, LIMIT_S)
+            assert jobs_of(nodes, live, "running") == waiting
+        done = live.end(LIMIT_S)
+        assert waiting.items() <= jobs_of(nodes, live, "completed").items()
+    assert_balanced(done, num_restarts=1)
+    assert_tried_once(done)
+
+
+@contextmanager
+def held_by_another(nodes: Cluster, node: str) -> Iterator[str]:
+    """A job that takes all of a node once it can, until the end of the block or of the job."""
+    options = ["--parsable", "--exclusive", f"--nodelist={node}", "--wrap=sleep 600", "--output=/dev/null"]
+    number = nodes.run(LOGIN, "sbatch", *options).strip()
+    try:
+        yield number
+    finally:
+        nodes.run(LOGIN, "scancel", "--quiet", number)
+
+
+def state_of(nodes: Cluster, number: str) -> str:
+    """What squeue says of a job."""
+    return nodes.run(LOGIN, "squeue", "-h", "-j", number, "-o", "%T").strip()

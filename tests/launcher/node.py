@@ -88,6 +88,7 @@ class Node:
     now: float = 0.0
     journal: bytes = b""
     folders: set[Attempt] = field(default_factory=set)
+    touched: Counter[Attempt] = field(default_factory=Counter)
     jobs: dict[Path, Job] = field(default_factory=dict)
     processes: list[Process] = field(default_factory=list)
     server: OneRank | None = None
@@ -224,6 +225,10 @@ class NodeAttempts:
 
     def reconnect(self, simulation: int, attempt: int, connection: Mapping[str, Any]) -> None:
         assert (simulation, attempt) in self.node.folders
+
+    def touch(self, simulation: int, attempt: int) -> None:
+        assert (simulation, attempt) in self.node.folders
+        self.node.touched[simulation, attempt] += 1
 
 
 class NodeMpirun:

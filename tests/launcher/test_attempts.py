@@ -1,4 +1,5 @@
 import json
+import os
 import stat
 from pathlib import Path
 
@@ -86,6 +87,17 @@ def test_the_folder_of_an_attempt_is_never_used_again(attempts: Attempts) -> Non
     assert attempts.free_number(17, 2) == 3
     assert attempts.free_number(17, 1) == 1
     assert first.folder.exists()
+
+
+def test_a_connection_file_that_is_touched_stays_what_it_is(attempts: Attempts) -> None:
+    file = attempts.prepare(17, 2, {"initial": 300.0}, CONNECTION, None).folder / "connection.json"
+    os.utime(file, (0, 0))
+    before = file.read_bytes()
+    attempts.touch(17, 2)
+    assert file.stat().st_mtime > 0
+    assert file.read_bytes() == before
+    # One that is gone is no trouble.
+    attempts.touch(17, 3)
 
 
 def test_a_running_attempt_is_told_where_the_new_server_is_and_keeps_its_own(attempts: Attempts) -> None:

@@ -1,8 +1,11 @@
 """The behaviour of a C simulation while the server does not answer: tests/client_api/test_away.py in C."""
 
+import os
 import re
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -54,6 +57,49 @@ def test_wait_waits_for_a_server_that_comes_back_after_the_time_limit(client: Na
     assert sending() == ["ok"] * 17
     assert client.ask("finish") == "ok"
     assert_has(server, 20)
+
+
+def touch(server: FakeServer, waiting: "Future[Any]") -> None:
+    """Touch the connection file for longer than anything may wait that is not told to, while this waits."""
+    for _ in range(20):
+        os.utime(server.path)
+        with pytest.raises(TimeoutError):
+            waiting.result(TIMEOUT_S / 3)
+
+
+def test_a_simulation_that_begins_while_no_server_is_there_waits_as_long_as_the_launcher_says_that_one_will_come(
+    client: NativeClient, server: FakeServer
+) -> None:
+    server.do_now(server.die)
+    with ThreadPoolExecutor(1) as pool:
+        entering = pool.submit(client.connect, server, f"timeout={TIMEOUT_S}")
+        touch(server, entering)
+        server.do_now(lambda: server.restart(incarnation=4))
+        assert entering.result(100) == "ok"
+    assert client.send(*range(20)) == ["ok"] * 20
+    assert client.ask("finish") == "ok"
+    assert_has(server, 20)
+
+
+def test_wait_waits_as_long_as_the_launcher_says_that_a_server_will_come(
+    client: NativeClient, server: FakeServer
+) -> None:
+    begin_and_lose(client, server, Away.WAIT, wait_s=TIMEOUT_S)
+    with ThreadPoolExecutor(1) as pool:
+        sending = pool.submit(client.send, *range(3, 20))
+        touch(server, sending)
+        assert sending.result(100)[-1].endswith(f"no word for {TIMEOUT_S} s")
+
+
+def test_stop_does_not_wait_though_the_launcher_says_that_a_server_will_come(
+    client: NativeClient, server: FakeServer
+) -> None:
+    begin_and_lose(client, server, Away.STOP)
+    with ThreadPoolExecutor(1) as pool:
+        sending = pool.submit(client.send, *range(3, 20))
+        while not sending.done():
+            os.utime(server.path)
+        assert "UNREACHABLE" in sending.result()[-1]
 
 
 def test_wait_gives_up_after_its_time(client: NativeClient, server: FakeServer) -> None:

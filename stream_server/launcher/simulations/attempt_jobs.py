@@ -153,6 +153,12 @@ class AttemptJobs:
         self._reattach()
         self.cancel([(it.simulation, it.attempt) for it in history.attempts.values() if it.cancelled is not None])
 
+    def keep_waiting(self) -> None:
+        """Let what runs, or begins to, wait for the next server."""
+        for job in self._jobs.values():
+            for attempt in job.attempts:
+                self.attempts.touch(*attempt)
+
     def cancel(self, attempts: Collection[Attempt]) -> None:
         """End their jobs."""
         jobs = [job for job in self._jobs.values() if not job.end and set(job.attempts) & set(attempts)]

@@ -135,6 +135,11 @@ class Attempts:
             failpoint("launcher.before_reconnect")
             disk.swap_private_file(file, json.dumps(content, indent=1).encode())
 
+    def touch(self, simulation: int, attempt: int) -> None:
+        """Touch its connection file, which its client takes for a word: the next server will come."""
+        with contextlib.suppress(OSError):
+            os.utime(self.folder(simulation, attempt) / CONNECTION_FILE)
+
     def _render(self, template: Path, folder: Path, values: Mapping[str, Value]) -> Path:
         inside = template.is_relative_to(self.study_dir)
         target = folder / (template.relative_to(self.study_dir) if inside else template.name)

@@ -30,6 +30,8 @@ POLL_BUSY_S = 0.05
 # A busy machine may keep a process waiting for less than that.
 SUSPENDED_S = 1.0
 STATUS_S = 0.5
+# Clients give up after a minute at the earliest, unless their programs say otherwise.
+KEEP_WAITING_S = 10.0
 LEAVE_S = 15.0
 
 Decided = Attached | Dropped | Failed | FailedLater | GaveUp | NoneLeft | TooMany
@@ -65,7 +67,7 @@ class Ensemble:
         self._said_bye = False
         self._poll_at = self._polled_at = 0.0
         self._judged_at = math.inf
-        self._status_at = 0.0
+        self._status_at = self._keep_waiting_at = 0.0
         self._status: launcher_link.Status | None = None
         self._told: set[str] = set()
         self._queue: dict[int, str] = {}
@@ -120,6 +122,9 @@ class Ensemble:
             self.journal.note(records.FirstStep())
         self._poll_jobs()
         self._carry_out(self.schedule.tick(now))
+        if self.schedule.away and not self.leaving and now >= self._keep_waiting_at:
+            self.jobs.keep_waiting()
+            self._keep_waiting_at = now + KEEP_WAITING_S
         self._tell_status()
         self.journal.flush()
         if self.has_left and not self._said_bye:

@@ -57,6 +57,8 @@ static int ask_here(const sc_asker *asker, sc_transport *transport, const char *
             sc_patience_heard(patience);
             return STREAM_OK;
         }
+        if (sc_watch_was_touched(watch))
+            sc_patience_heard(patience);
         double slice_s = sc_patience_slice_s(patience), look_s = sc_watch_slice_s(watch);
         double most_s = slice_s < look_s ? slice_s : look_s;
         code = sc_transport_wait(transport, most_s, error);

@@ -29,6 +29,7 @@ sc_delivery *sc_delivery_new(const sc_participant *participant, sc_welcome *welc
     };
     if (welcome->if_server_away == SC_AWAY_WAIT && welcome->wait_s > participant->timeout_s)
         delivery->client.silence_s = welcome->wait_s;
+    participant->watch->ignores_touches = welcome->if_server_away != SC_AWAY_WAIT;
     snprintf(delivery->client.who, sizeof delivery->client.who, "simulation %lld rank %lu",
              (long long)welcome->simulation, (unsigned long)hello->rank);
     return delivery;

@@ -67,6 +67,8 @@ static int wait_for(sc_session *session, sc_data_connection *connection, sc_awai
     while (!awaited.is_done(connection) && !sc_patience_has_lasted(&patience, awaited.most_s)) {
         if (sc_watch_is_newer_than(client->watch, session->incarnation, false))
             return SC_OVER;
+        if (sc_watch_was_touched(client->watch))
+            sc_patience_heard(&patience);
         if (sc_patience_is_over(&patience))
             return unreachable(client, connection, error);
         double slice_s = sc_patience_slice_s(&patience), look_s = sc_watch_slice_s(client->watch);

@@ -68,6 +68,7 @@ static void look(sc_watch *watch) {
     /* Gone, or no connection file, at this moment: the next look tells. */
     if (sc_connection_file_read(watch->path, &file, &ignored) != STREAM_OK)
         return;
+    watch->is_touched = watch->has_read;
     watch->has_read = true;
     memcpy(watch->read_state, state, sizeof state);
     if (file.incarnation <= watch->file.incarnation) {
@@ -85,6 +86,12 @@ bool sc_watch_is_newer_than(sc_watch *watch, uint32_t incarnation, bool look_now
         look(watch);
     }
     return watch->file.incarnation > incarnation;
+}
+
+bool sc_watch_was_touched(sc_watch *watch) {
+    bool is_touched = watch->is_touched;
+    watch->is_touched = false;
+    return is_touched && !watch->ignores_touches;
 }
 
 double sc_watch_slice_s(const sc_watch *watch) {
