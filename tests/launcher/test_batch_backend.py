@@ -76,6 +76,21 @@ def test_what_nobody_expects_of_a_scheduler_is_an_outage_and_its_jobs_are_cancel
     assert scheduler.asked[-1] == "cancel at once"
 
 
+def test_no_other_job_is_submitted_before_a_scheduler_that_was_away_answers(tmp_path: Path) -> None:
+    scheduler = AnswerlessScheduler()
+    config = StudyFolder(tmp_path).load({"launcher.backend": "slurm"})
+    backend = BatchBackend(JobKind.of_simulations(config), scheduler, ask_s=0.01, retry_s=0.001)
+    with closing(backend):
+        for number in range(3):
+            folder = tmp_path / str(number)
+            folder.mkdir()
+            backend.submit(JobSpec(command=("true",), environment={}, folder=folder, marks=frozenset()))
+        until(lambda: scheduler.asked.count("queue") == 4)
+        assert scheduler.asked.count("submit") == 1
+        scheduler.is_away = False
+        until(lambda: scheduler.asked.count("submit") == 3)
+
+
 class CountingScheduler:
     """A scheduler that starts what waits, and ends what runs, whenever it is asked for its queue."""
 

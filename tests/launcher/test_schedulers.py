@@ -245,7 +245,7 @@ def test_a_job_that_has_ended_behind_an_answer_of_qsub_that_was_lost_is_found_in
     assert states(scheduler) == {"lost": JobState.ENDED}
 
 
-def test_a_job_that_somebody_deletes_with_qdel_is_run_again_and_does_not_count(tmp_path: Path, cluster: Path) -> None:
+def test_a_job_that_somebody_deletes_with_qdel_has_failed(tmp_path: Path, cluster: Path) -> None:
     config = StudyFolder(tmp_path).load({"launcher.backend": "pbs"})
     with closing(pbs.PbsBackend(config, **QUICK)) as backend:
         spec = python(tmp_path, "0", WAITING)
@@ -254,7 +254,7 @@ def test_a_job_that_somebody_deletes_with_qdel_is_run_again_and_does_not_count(t
         (id_,) = (f"{it.stem}.pbs" for it in cluster.glob("*.json"))
         subprocess.run(["qdel", id_], check=True)
         status = ended(backend, handle)
-    assert (status.reason, status.excuse) == ("was cancelled from outside", "was cancelled from outside")
+    assert (status.reason, status.excuse) == ("was cancelled from outside", "")
 
 
 def test_a_user_without_a_name_is_told_before_the_study_starts(

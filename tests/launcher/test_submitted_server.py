@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from stream_server.launcher.backends.backend import JobSpec, JobState, JobStatus, SavedJob, SubmitError
+from stream_server.launcher.backends.outage import Outage
 from stream_server.launcher.journal.records import ServerStarting
 from stream_server.launcher.supervision.liveness import Liveness
 from stream_server.launcher.supervision.server_job import (
@@ -77,7 +78,7 @@ def backend() -> ScriptedBackend:
 @pytest.fixture
 def job(backend: ScriptedBackend, tmp_path: Path) -> SubmittedServer:
     return SubmittedServer.submit(
-        backend, JobSpec(command=("server",), environment={}, folder=tmp_path, marks=frozenset())
+        backend, JobSpec(command=("server",), environment={}, folder=tmp_path, marks=frozenset()), Outage()
     )
 
 
@@ -117,7 +118,7 @@ def test_the_time_in_the_queue_is_not_held_against_a_server(
 def test_a_job_that_was_queued_when_it_was_taken_over_may_take_its_time_to_begin(
     backend: ScriptedBackend, tmp_path: Path
 ) -> None:
-    job = SubmittedServer.adopt(backend, tmp_path)
+    job = SubmittedServer.adopt(backend, tmp_path, Outage())
     assert job is not None
     with ExitStack() as stack:
         server = running(job, tmp_path, stack, taken_over=True)
@@ -130,7 +131,7 @@ def test_all_ranks_of_a_job_that_ran_when_it_was_taken_over_must_come_back(
     backend: ScriptedBackend, tmp_path: Path
 ) -> None:
     backend.says = JobStatus(state=JobState.RUNNING)
-    job = SubmittedServer.adopt(backend, tmp_path)
+    job = SubmittedServer.adopt(backend, tmp_path, Outage())
     assert job is not None
     with ExitStack() as stack:
         assert "rank 0, rank 1 of the server does not answer" in looks(
@@ -149,13 +150,13 @@ def test_a_scheduler_that_does_not_answer_says_nothing_of_a_job(
 
 def test_a_job_that_never_came_to_be_submitted_is_not_taken_over(backend: ScriptedBackend, tmp_path: Path) -> None:
     backend.says = JobStatus(state=JobState.ENDED)
-    assert SubmittedServer.adopt(backend, tmp_path) is None
+    assert SubmittedServer.adopt(backend, tmp_path, Outage()) is None
 
 
 def test_a_job_that_cannot_be_submitted_has_ended(backend: ScriptedBackend, tmp_path: Path) -> None:
     backend.says = SubmitError("could not be queued: no room")
     job = SubmittedServer.submit(
-        backend, JobSpec(command=("server",), environment={}, folder=tmp_path, marks=frozenset())
+        backend, JobSpec(command=("server",), environment={}, folder=tmp_path, marks=frozenset()), Outage()
     )
     assert job.is_over
     with ExitStack() as stack:
@@ -224,14 +225,16 @@ def test_a_server_whose_study_was_over_does_not_go_on_though_its_job_was_ended_f
 def test_a_job_whose_folder_cannot_be_made_has_ended(backend: ScriptedBackend, tmp_path: Path) -> None:
     (tmp_path / "server").touch()
     job = SubmittedServer.submit(
-        backend, JobSpec(command=("server",), environment={}, folder=folder_of(tmp_path, 1), marks=frozenset())
+        backend,
+        JobSpec(command=("server",), environment={}, folder=folder_of(tmp_path, 1), marks=frozenset()),
+        Outage(),
     )
     assert job.is_over
     assert job.reason.startswith("could not be submitted: ")
 
 
 def test_the_folder_of_a_job_that_no_journal_knows_any_more_is_not_used_again(tmp_path: Path) -> None:
-    servers = Servers(StudyFolder(tmp_path / "heat").load({"server.backend": "slurm"}))
+    servers = Servers(StudyFolder(tmp_path / "heat").load({"server.backend": "slurm"}), Outage())
     for number in (1, 2):
         folder_of(servers.config.output_dir, number).mkdir(parents=True)
     assert servers.free_number(1) == 3

@@ -137,8 +137,10 @@ class BatchBackend:
         self._ask_at = 0.0
         self._submit_at = 0.0
         self._room_at = 0.0
-        self._not_listed = f"{scheduler.title} does not list jobs"
-        self._not_cancelled = f"{scheduler.title} does not cancel jobs"
+        self._is_away = False
+        jobs = "jobs" if kind.section == "simulation.job" else "the job of the server"
+        self._not_listed = f"{scheduler.title} does not list {jobs}"
+        self._not_cancelled = f"{scheduler.title} does not cancel {jobs}"
 
     def check(self) -> None:
         """See whether the scheduler would take the jobs.
@@ -258,7 +260,7 @@ class BatchBackend:
                 if known and now >= self._ask_at:
                     return self._ask
                 waiting = next((job for job in jobs if job.phase is _Phase.WAITING), None)
-                has_room = sum(job.is_pending for job in jobs) < self.kind.max_queued
+                has_room = not self._is_away and sum(job.is_pending for job in jobs) < self.kind.max_queued
                 submit_at = max(self._submit_at, self._room_at)
                 if waiting is not None and has_room and now >= submit_at:
                     return lambda: self._submit(waiting)
@@ -313,11 +315,9 @@ class BatchBackend:
                 if job.is_cancelled:
                     job.end("was cancelled before it was submitted")
             else:
-                # It may be in the queue: the next answers tell.
+                # It may be in the queue: the next answers tell. Until then no other is tried.
                 self._back(_Phase.DOUBTFUL, job, waits)
-                self._submit_at = now + self.retry_s
-        if error.refusal is not SubmitRefusal.WRONG:
-            log.warning("%s waits to be submitted: %s", job.name, error)
+                self._submit_at, self._is_away = now + self.retry_s, True
 
     def _cancel(self, jobs: Sequence[_Job]) -> None:
         try:
@@ -345,6 +345,7 @@ class BatchBackend:
         self.outage.answered(self._not_listed)
         took_s = time.monotonic() - began
         with self._changed:
+            self._is_away = False
             self._ask_at = time.monotonic() + min(MAX_ASK_S, max(self.ask_s, took_s / SHARE_OF_TIME))
             self._take({entry.name: entry for entry in entries}, began)
             are_cancelled = all(job.phase is _Phase.ENDED for job in self._jobs.values() if job.is_cancelled)
@@ -393,10 +394,9 @@ class BatchBackend:
 def _explained(job: _Job, entry: QueueEntry) -> JobStatus:
     """How it ended; one that was cancelled by us, or that the command itself has ended, as its exit code says."""
     status = entry.status
-    if entry.was_cancelled:
-        if job.is_cancelled:
-            return JobStatus(state=JobState.ENDED, reason="was cancelled")
-        return JobStatus(state=JobState.ENDED, reason="was cancelled from outside", excuse=status.excuse)
+    if entry.was_cancelled and not status.excuse:
+        by_whom = "" if job.is_cancelled else " from outside"
+        return JobStatus(state=JobState.ENDED, reason=f"was cancelled{by_whom}")
     if status.reason or status.exit_code is not None:
         return status
     code = exit_code_of(job.folder / EXIT_FILE)

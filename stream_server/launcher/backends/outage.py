@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Iterator
 
 FIRST_S = 5.0
-LONGEST_S = 600.0
 EXPECTED = (OSError, subprocess.SubprocessError)
 
 log = logging.getLogger(__name__)
@@ -18,8 +17,8 @@ log = logging.getLogger(__name__)
 class Outage:
     """Questions that have no answer now and are asked again. Any thread.
 
-    Whoever asks names the question; an outage lasts until each of them has been answered. `news` tells of one that has
-    lasted for `FIRST_S`, then each time that it has lasted twice as long, at last every `LONGEST_S`, and of its end.
+    Whoever asks names the question; an outage lasts until each of them has been answered. `news` tells once of one that
+    has lasted for `FIRST_S`, and of its end.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -72,7 +71,7 @@ class Outage:
                 return f"there are answers again, after {lasted_s:.0f} s" if was_told else ""
             if now < self._tell_at:
                 return ""
-            self._was_told, self._tell_at = True, now + min(lasted_s, LONGEST_S)
+            self._was_told, self._tell_at = True, math.inf
             (what, error), *others = self._unanswered.items()
         more = f", and {len(others)} more" if others else ""
         return f"no answer for {lasted_s:.0f} s: {what} ({error}){more}; what runs goes on"

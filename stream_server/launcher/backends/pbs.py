@@ -187,8 +187,6 @@ def entry_of(id_: str, job: Mapping[str, str]) -> QueueEntry:
     """The entry of a job, from its attributes."""
     status = status_of(job)
     was_deleted = status.state is JobState.ENDED and job.get("substate") == DELETED
-    if was_deleted:
-        status = JobStatus(state=JobState.ENDED, excuse="was cancelled from outside")
     return QueueEntry(id=id_, name=job["Job_Name"], status=status, was_cancelled=was_deleted)
 
 

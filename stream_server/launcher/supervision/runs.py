@@ -55,7 +55,8 @@ def supervise_study(config: StudyConfig, command: ServerCommand, *, ends_at: flo
     check_backend(config)
     if closed := run_folder.claim(config.output_dir, config.study.share_with):
         print(f"{PROGRAM}: {closed}", file=sys.stderr, flush=True)
-    jobs, servers = _make_jobs(config), Servers(config)
+    jobs = _make_jobs(config)
+    servers = Servers(config, jobs.outage)
     lock = StudyLock(config.output_dir / RUN_LOCK, PROGRAM)
     with run_folder.held(config.output_dir, resume=command.resume), lock, Journal(config.output_dir) as journal:
         _start_log(config)
@@ -115,7 +116,7 @@ def run_simulations(config: StudyConfig, address: str) -> int:
     with held(config.output_dir), Journal(config.output_dir) as journal:
         _start_log(config)
         with ThreadErrors() as errors, Signals(signal.SIGCHLD, *stop_signals()) as signals, closing(jobs.backend):
-            with Servers(config) as servers:
+            with Servers(config, jobs.outage) as servers:
                 begin(journal, jobs, servers, link=address)
             with ServerConnection(address) as link:
                 ensemble = _make_ensemble(config, journal, link, jobs)
@@ -142,7 +143,7 @@ def rename_earlier_run(config: StudyConfig) -> str:
         return ""
     jobs = _make_jobs(config)
     with StudyLock(output_dir / RUN_LOCK, PROGRAM), Journal(output_dir) as journal:
-        with closing(jobs.backend), Servers(config) as servers:
+        with closing(jobs.backend), Servers(config, jobs.outage) as servers:
             end_earlier_run(journal.history, jobs, servers)
         return run_folder.set_aside(output_dir)
 

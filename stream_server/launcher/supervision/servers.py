@@ -7,7 +7,9 @@ from typing import Self
 
 from stream_server.config import StudyConfig
 from stream_server.launcher.backends.backend import Backend, JobSpec
+from stream_server.launcher.backends.batch_backend import BatchBackend
 from stream_server.launcher.backends.environment import mpirun_environment, scrubbed, server_environment, with_threads
+from stream_server.launcher.backends.outage import Outage
 from stream_server.launcher.backends.registry import load_server_backend
 from stream_server.launcher.journal.history import OpenServer
 from stream_server.launcher.journal.records import ServerStarting
@@ -20,11 +22,13 @@ IPC_VARIABLE = "STREAM_IPC_FOLDER"
 class Servers:
     """Starts the server of a study, and takes over one that an earlier launcher has started. Main thread only.
 
-    At the end of the `with` block no job of it is left.
+    Its scheduler may be that of the simulations: both have one `outage`, so that what is away is told once. At the end
+    of the `with` block no job of it is left.
     """
 
-    def __init__(self, config: StudyConfig) -> None:
+    def __init__(self, config: StudyConfig, outage: Outage) -> None:
         self.config = config
+        self.outage = outage
         self._backends: dict[str, Backend] = {}
 
     def __enter__(self) -> Self:
@@ -65,6 +69,7 @@ class Servers:
                 marks=frozenset(),
                 ranks=starting.ranks,
             ),
+            self.outage,
         )
 
     def adopt(self, server: OpenServer) -> ServerJob | SubmittedServer | None:
@@ -72,9 +77,12 @@ class Servers:
         starting = server.starting
         if starting.backend == LOCAL:
             return ServerJob.adopt(starting.folder, server.leader)
-        return SubmittedServer.adopt(self._of(starting.backend), folder_of(self.config.output_dir, starting.number))
+        folder = folder_of(self.config.output_dir, starting.number)
+        return SubmittedServer.adopt(self._of(starting.backend), folder, self.outage)
 
     def _of(self, name: str) -> Backend:
         if name not in self._backends:
-            self._backends[name] = load_server_backend(self.config, name)
+            self._backends[name] = backend = load_server_backend(self.config, name)
+            if isinstance(backend, BatchBackend):
+                backend.outage = self.outage
         return self._backends[name]

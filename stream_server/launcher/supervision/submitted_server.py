@@ -31,15 +31,16 @@ log = logging.getLogger(__name__)
 class SubmittedServer:
     """One start of the server as a job of `backend`, in the folder `folder`. Main thread only.
 
-    `look` moves things on. `state` is what the scheduler said last, `status` the exit code, None if it is not known,
-    and `reason` how the job ended, in words that follow its name. `is_outside` when the scheduler has ended it, which
-    is the fault of no server: its time was over, or its node was lost.
+    `look` moves things on; `outage` tells when its scheduler does not answer. `state` is what that said last, `status`
+    the exit code, None if it is not known, and `reason` how it ended, in words that follow its name. `is_outside` when
+    the scheduler has ended it, which is the fault of no server: its time was over, or its node was lost.
     """
 
-    def __init__(self, backend: Backend, folder: Path, handle: str, *, follows_from: int = 0) -> None:
+    def __init__(self, backend: Backend, folder: Path, handle: str, *, outage: Outage, follows_from: int = 0) -> None:
         self.backend = backend
         self.folder = folder
         self.handle = handle
+        self.outage = outage
         self.state = JobState.UNKNOWN
         self.status: int | None = None
         self.reason = ""
@@ -48,15 +49,14 @@ class SubmittedServer:
         self.is_over = False
         self.killed = False
         self.wake_at = 0.0
-        self._outage = getattr(backend, "outage", None) or Outage()
         self._give_up_at: float | None = None
         self._waits_for = ""
         self._output = Output(folder / LOG_FILE, follows_from)
 
     @classmethod
-    def submit(cls, backend: Backend, spec: JobSpec) -> Self:
+    def submit(cls, backend: Backend, spec: JobSpec, outage: Outage) -> Self:
         """Submit it. One that cannot be submitted has ended."""
-        job = cls(backend, spec.folder, "")
+        job = cls(backend, spec.folder, "", outage=outage)
         try:
             spec.folder.mkdir(parents=True, exist_ok=True)
             job.handle = backend.submit(spec)
@@ -67,7 +67,7 @@ class SubmittedServer:
         return job
 
     @classmethod
-    def adopt(cls, backend: Backend, folder: Path) -> Self | None:
+    def adopt(cls, backend: Backend, folder: Path, outage: Outage) -> Self | None:
         """The job that another launcher has submitted; None if it had not come to that."""
         # Its marks are for backends that look at processes.
         handle = backend.reattach(SavedJob(folder=folder, marks=frozenset(), handle=None))
@@ -75,7 +75,8 @@ class SubmittedServer:
         if status.state is JobState.ENDED:
             return None
         output = folder / LOG_FILE
-        return cls(backend, folder, handle, follows_from=output.stat().st_size if output.exists() else 0)
+        position = output.stat().st_size if output.exists() else 0
+        return cls(backend, folder, handle, outage=outage, follows_from=position)
 
     def ask_to_leave(self) -> None:
         """End one that does not listen yet, since it waits in the queue, or has just begun."""
@@ -100,11 +101,9 @@ class SubmittedServer:
         if self.is_over or (now < self.wake_at and not is_given_up):
             return
         self.wake_at = now + max(LOOK_S, self.backend.query_interval_s)
-        with self._outage.within("nothing is known of the job of the server"):
+        with self.outage.within("nothing is known of the job of the server"):
             status = self.backend.query([self.handle]).get(self.handle, JobStatus(state=JobState.UNKNOWN))
             self._take(status)
-        if news := self._outage.news():
-            log.warning("%s", news)
         self._output.show()
         if is_given_up and not self.is_over:
             log.warning("the job of the server, %s, has not ended: what is left of it is fenced off", self.handle)
@@ -115,7 +114,7 @@ class SubmittedServer:
         return None
 
     def _cancel(self) -> None:
-        with self._outage.within("the job of the server cannot be cancelled yet"):
+        with self.outage.within("the job of the server cannot be cancelled yet"):
             self.backend.cancel([self.handle])
 
     def _take(self, status: JobStatus) -> None:
