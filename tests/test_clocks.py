@@ -18,7 +18,6 @@ MAY_TELL_IT = {
     "analysis/run_state.py": "how old a checkpoint is, and for how long an attempt runs, in what stream-study shows",
     "dashboard/page.py": "when the page was brought up to date, in its title line",
     "dashboard/watch.py": "until when what goes on has lasted, in what the page shows",
-    "failpoints.py": "what a trace says, which tests ask for",
     "launcher/backends/oar.py": "how many days of jobs that have ended OAR is asked for",
     "machine/study_lock.py": "since when a study is run, in what a second start is told",
     "server/checkpoint/continuation.py": "when a study was started, in its report",

@@ -15,8 +15,10 @@ from typing import Any
 import psutil
 import pytest
 
-from stream_server.failpoints import FOLDER_VARIABLE, TRACE_FILE, VARIABLE, FailpointError, armed_by, failpoint
+import stream_server.failpoints
+from stream_server.failpoints import failpoint
 from tests.chaos.sweep import documented
+from tests.support.failpoints import TRACE_FILE, FailpointError, armed_by, failpoints
 
 PACKAGE = Path(__file__).parent.parent / "stream_server"
 PASS_IT = "from stream_server.failpoints import failpoint\nfor passage in range(3): print(passage); failpoint('a.b')"
@@ -25,9 +27,10 @@ MOST_INSTRUCTIONS = 10
 
 def passing(armed: str, folder: Path | None = None, code: str = PASS_IT) -> "subprocess.CompletedProcess[str]":
     """A process that passes `a.b` three times, and says so."""
-    variables = {VARIABLE: armed} | ({FOLDER_VARIABLE: str(folder)} if folder else {})
     command = [sys.executable, "-u", "-c", code]
-    return subprocess.run(command, env=os.environ | variables, capture_output=True, text=True, timeout=120)
+    return subprocess.run(
+        command, env=os.environ | failpoints(folder, armed), capture_output=True, text=True, timeout=120
+    )
 
 
 def num_passages(done: "subprocess.CompletedProcess[str]") -> int:
@@ -73,7 +76,7 @@ def test_no_other_failpoint_is_touched() -> None:
 
 def test_a_failpoint_can_stop_the_process_which_can_be_continued() -> None:
     command = [sys.executable, "-u", "-c", PASS_IT]
-    with subprocess.Popen(command, env=os.environ | {VARIABLE: "a.b=stop"}, stderr=subprocess.DEVNULL) as process:
+    with subprocess.Popen(command, env=os.environ | failpoints(None, "a.b=stop"), stderr=subprocess.DEVNULL) as process:
         os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)
         assert psutil.Process(process.pid).status() == psutil.STATUS_STOPPED
         process.send_signal(signal.SIGCONT)
@@ -87,17 +90,19 @@ def test_a_failpoint_can_delay() -> None:
     assert time.monotonic() - start >= 0.05
 
 
-def test_a_failpoint_can_raise_an_error_that_no_code_expects() -> None:
-    (armed,) = armed_by("a.b=raise").values()
+def test_a_failpoint_can_raise_an_error_that_no_code_expects(monkeypatch: pytest.MonkeyPatch) -> None:
+    armed = armed_by("a.b=raise")
+    monkeypatch.setattr(stream_server.failpoints, "_hook", lambda name: armed[name].passed())
     with pytest.raises(FailpointError, match=r"failpoint a\.b"):
-        armed.passed()
-    armed.passed()
+        failpoint("a.b")
+    failpoint("a.b")
 
 
-def test_a_failpoint_can_raise_what_the_operating_system_may_say() -> None:
-    (armed,) = armed_by("a.b=raise:ENOSPC").values()
+def test_a_failpoint_can_raise_what_the_operating_system_may_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    armed = armed_by("a.b=raise:ENOSPC")
+    monkeypatch.setattr(stream_server.failpoints, "_hook", lambda name: armed[name].passed())
     with pytest.raises(OSError, match=r"No space left on device: 'failpoint a\.b'") as caught:
-        armed.passed()
+        failpoint("a.b")
     assert caught.value.errno == errno.ENOSPC
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import psutil
 
-from stream_server.failpoints import FOLDER_VARIABLE, TRACE_FILE, VARIABLE
 from tests.chaos.audit import committed_checkpoints, has_trained
+from tests.support.failpoints import TRACE_FILE, failpoints
 
 RECONNECTS = "client.before_reconnect"
 IS_BACK = "client.after_opened"
@@ -23,7 +23,7 @@ class Moments:
     @property
     def environment(self) -> dict[str, str]:
         """Makes clients note when they look for a new server, and when it has let them in."""
-        return {VARIABLE: f"{RECONNECTS}=trace,{IS_BACK}=trace", FOLDER_VARIABLE: str(self._folder)}
+        return failpoints(self._folder, f"{RECONNECTS}=trace", f"{IS_BACK}=trace")
 
     def now(self, processes: Mapping[str, Sequence[psutil.Process]]) -> str:
         """The moment, in a word.

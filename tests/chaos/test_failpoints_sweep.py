@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from stream_server.failpoints import FOLDER_VARIABLE, VARIABLE
 from tests.chaos.campaign import endured
 from tests.chaos.ordeal import Ordeal
 from tests.chaos.plan import Plan
 from tests.chaos.sweep import SITUATIONS, Documented, documented
+from tests.support.failpoints import failpoints
 
 IN_A_STUDY = [point for point in documented() if point.is_in_a_study]
 # What `make test` has time for: the first failpoint of the parts between which most passes, all in one study.
@@ -36,7 +36,7 @@ PASSAGES = (2, 3, 5, 8, 13)
 def assert_costs_nothing(armed: str, met: Sequence[str], folder: Path, plan: Plan = PLAN) -> None:
     """Run a study with these failpoints armed; none of its samples is lost, and those of `met` were met for sure."""
     marks = folder / "met"
-    environment = {VARIABLE: armed, FOLDER_VARIABLE: str(marks)}
+    environment = failpoints(marks, armed)
     outcome = endured(
         0, Ordeal(plan=plan, output_dir=folder / "run", max_kills=0, calm_s=CALM_S, environment=environment)
     )

@@ -7,8 +7,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from stream_server.failpoints import FOLDER_VARIABLE, TRACE_FILE
 from tests.chaos.moments import Moments
+from tests.support.failpoints import FOLDER_VARIABLE, TRACE_FILE
 
 ME = psutil.Process()
 ALL = {"rank": [ME], "client": [ME]}

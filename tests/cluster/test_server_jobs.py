@@ -12,6 +12,7 @@ import pytest
 
 from tests.cluster.test_studies import jobs_of, launcher_of, on_login
 from tests.support.cluster import LOGIN, NETWORK, Cluster
+from tests.support.failpoints import failpoints
 from tests.support.runs import NUMPY_STUDY, LiveRun, Run, assert_complete, assert_tried_once
 
 pytestmark = pytest.mark.slow
@@ -137,7 +138,7 @@ def test_a_study_that_is_longer_than_the_walltime_goes_on_in_the_next_job(nodes:
     short = {
         "server.job.walltime": "00:00:16",
         # After its last checkpoint, while simulations send their last steps.
-        "server.job.environment": {"STREAM_FAILPOINTS": "server.before_end=delay:3"},
+        "server.job.environment": failpoints(None, "server.before_end=delay:3"),
         "launcher.restarts": 10,
     }
     with started(nodes, study, short | {"simulation.command": ["python", "paced.py", "0.2"]}) as live:

@@ -14,6 +14,7 @@ from stream_server.messages import launcher_link
 from tests.launcher.plans import plan
 from tests.launcher.rank_0 import Rank0
 from tests.launcher.study_run import SLEEPING, StudyRun, journal_of
+from tests.support.failpoints import failpoints
 from tests.support.launch import MPICH_PREFIX
 
 pytestmark = pytest.mark.slow
@@ -115,11 +116,8 @@ RECORDS = [
 def test_a_launcher_that_is_killed_at_any_record_is_replaced_and_the_study_ends(
     tmp_path: Path, place: str, record: int
 ) -> None:
-    failpoints = {
-        "STREAM_FAILPOINTS": f"launcher.{place}_journal=kill@{record}",
-        "STREAM_FAILPOINTS_DIR": str(tmp_path / "failpoints"),
-    }
-    with StudyRun(tmp_path, QUICK, environment=failpoints) as run:
+    environment = failpoints(tmp_path / "met", f"launcher.{place}_journal=kill@{record}")
+    with StudyRun(tmp_path, QUICK, environment=environment) as run:
         assert run.launcher.wait(100) == -signal.SIGKILL
         run.launcher = run.start()
         assert run.end() == 0
@@ -141,11 +139,8 @@ def test_a_launcher_that_is_killed_at_any_record_is_replaced_and_the_study_ends(
 def test_a_launcher_that_is_killed_between_two_records_is_replaced_and_the_study_ends(
     tmp_path: Path, name: str
 ) -> None:
-    failpoints = {
-        "STREAM_FAILPOINTS": f"launcher.{name}=kill",
-        "STREAM_FAILPOINTS_DIR": str(tmp_path / "failpoints"),
-    }
-    with StudyRun(tmp_path, QUICK, environment=failpoints) as run:
+    environment = failpoints(tmp_path / "met", f"launcher.{name}=kill")
+    with StudyRun(tmp_path, QUICK, environment=environment) as run:
         assert run.launcher.wait(100) == -signal.SIGKILL
         run.launcher = run.start()
         assert run.end() == 0
@@ -296,6 +291,11 @@ def test_of_a_job_that_fails_one_is_to_blame_and_each_is_tried_again_alone(tmp_p
         assert rank_0.processes() == []
 
 
+def arm(patch: pytest.MonkeyPatch, folder: Path, point: str) -> None:
+    for name, value in failpoints(folder, point).items():
+        patch.setenv(name, value)
+
+
 def journal(rank_0: Rank0) -> list[dict[str, object]]:
     return journal_of(rank_0.output_dir)
 
@@ -306,8 +306,7 @@ def test_one_that_failed_is_to_blame_for_those_that_waited_for_it_until_their_ti
     tmp_path: Path, killed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if killed:
-        monkeypatch.setenv("STREAM_FAILPOINTS", "launcher.after_journal=kill@5")
-        monkeypatch.setenv("STREAM_FAILPOINTS_DIR", str(tmp_path / "failpoints"))
+        arm(monkeypatch, tmp_path / "met", "launcher.after_journal=kill@5")
     with Rank0(tmp_path, UNNOTICED, *TOGETHER, "simulation.ranks=2", "simulation.timeout_s=8") as rank_0:
         rank_0.plan(2)
         if killed:
@@ -370,8 +369,7 @@ def test_a_job_is_that_of_the_first_that_could_be_prepared(tmp_path: Path) -> No
 def test_a_launcher_that_is_killed_at_any_record_of_a_shared_job_blames_nobody_wrongly(
     tmp_path: Path, record: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("STREAM_FAILPOINTS", f"launcher.after_journal=kill@{record}")
-    monkeypatch.setenv("STREAM_FAILPOINTS_DIR", str(tmp_path / "failpoints"))
+    arm(monkeypatch, tmp_path / "met", f"launcher.after_journal=kill@{record}")
     with Rank0(tmp_path, FAILING, *TOGETHER) as rank_0:
         rank_0.send(launcher_link.Here(incarnation=1))
         rank_0.wait_for(launcher_link.AskPlan)

@@ -7,16 +7,14 @@ import pytest
 
 from tests.launcher.study_run import StudyRun
 from tests.launcher.test_adoption import STAYING
+from tests.support.failpoints import failpoints
 
 pytestmark = pytest.mark.slow
 
 
 def test_a_job_whose_launcher_was_killed_right_after_its_start_is_taken_over(tmp_path: Path) -> None:
-    failpoints = {
-        "STREAM_FAILPOINTS": "launcher.after_submit=kill",
-        "STREAM_FAILPOINTS_DIR": str(tmp_path / "failpoints"),
-    }
-    with StudyRun(tmp_path, STAYING, environment=failpoints) as run:
+    environment = failpoints(tmp_path / "met", "launcher.after_submit=kill")
+    with StudyRun(tmp_path, STAYING, environment=environment) as run:
         assert run.launcher.wait(100) == -signal.SIGKILL
         run.launcher = run.start()
         run.wait_until(lambda: len(run.attempts(0)) == 2)

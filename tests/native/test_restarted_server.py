@@ -39,8 +39,9 @@ from tests.native.native_client import (
 )
 from tests.study.test_supervision import PACED, SUPERVISED
 from tests.support.examples import examples
+from tests.support.failpoints import failpoints
 from tests.support.fake_server import DEALT, Dealt, FakeServer
-from tests.support.runs import NUMPY_STUDY, assert_complete, failpoints, run_study
+from tests.support.runs import NUMPY_STUDY, assert_complete, run_study
 
 __all__ = ["client", "library", "program"]
 

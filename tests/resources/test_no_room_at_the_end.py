@@ -10,7 +10,8 @@ import pytest
 
 from stream_server.errors import ModelNotWritten
 from stream_server.server.study.failure import Failure
-from tests.support.runs import NUMPY_STUDY, assert_complete, failpoints, run_here, run_study
+from tests.support.failpoints import failpoints
+from tests.support.runs import NUMPY_STUDY, assert_complete, run_here, run_study
 
 SETTINGS: dict[str, Any] = {"study.simulations": 2}
 

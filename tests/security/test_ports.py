@@ -8,7 +8,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.support.runs import NUMPY_STUDY, assert_complete, failpoints, start_study
+from tests.support.failpoints import failpoints
+from tests.support.runs import NUMPY_STUDY, assert_complete, start_study
 
 OF_MPIRUN = ("mpi", "hydra", "prte", "orte")
 

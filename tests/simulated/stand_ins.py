@@ -232,40 +232,15 @@ class Clock:
         return getattr(time, name)
 
 
-class PassedFailpoint:
-    """A failpoint at which somebody else may go on; `on_passed` is told its name before."""
-
-    def __init__(self, threads: Threads, name: str, on_passed: Callable[[str], None] | None) -> None:
-        self._threads = threads
-        self._name = name
-        self._on_passed = on_passed
-
-    def passed(self) -> None:
-        if self._threads.is_closing:
-            raise Killed
-        if self._threads.current is None:
-            return
-        if self._on_passed is not None:
-            self._on_passed(self._name)
-        self._threads.switch(self._name)
-
-
-class EveryFailpoint(dict[str, PassedFailpoint]):
-    """Failpoints of which each is armed."""
-
-    def __init__(self, threads: Threads, on_passed: Callable[[str], None] | None = None) -> None:
-        super().__init__()
-        self._make = partial(PassedFailpoint, threads, on_passed=on_passed)
-
-    def __bool__(self) -> bool:
-        return True
-
-    def __contains__(self, name: object) -> bool:
-        return True
-
-    def __missing__(self, name: str) -> PassedFailpoint:
-        self[name] = found = self._make(name)
-        return found
+def switch_at_failpoint(threads: Threads, on_failpoint: Callable[[str], None] | None, name: str) -> None:
+    """Pass a failpoint, at which somebody else may go on; `on_failpoint` is told its name before."""
+    if threads.is_closing:
+        raise Killed
+    if threads.current is None:
+        return
+    if on_failpoint is not None:
+        on_failpoint(name)
+    threads.switch(name)
 
 
 def names_of(threads: Threads) -> dict[str, Any]:
@@ -296,7 +271,7 @@ def stand_in(
                 undo.append((module, name, real[name]))
                 setattr(module, name, names[name])
     try:
-        with mock.patch.object(failpoints, "_ARMED", EveryFailpoint(threads, on_failpoint)):
+        with mock.patch.object(failpoints, "_hook", partial(switch_at_failpoint, threads, on_failpoint)):
             yield
     finally:
         for module, name, value in undo:

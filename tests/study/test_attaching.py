@@ -18,7 +18,8 @@ from stream_server.messages.client import Invalidate, Reason, Refusal
 from stream_server.messages.connection import ConnectionFile, Security
 from stream_server.messages.curve import KeyPair
 from tests.study.numpy_study.ripple import send_all, signal_at
-from tests.support.runs import NUMPY_STUDY, LiveRun, Run, assert_complete, failpoints, start_study
+from tests.support.failpoints import failpoints
+from tests.support.runs import NUMPY_STUDY, LiveRun, Run, assert_complete, start_study
 
 # No command: the study only waits for simulations.
 NOBODY_LAUNCHES: dict[str, Any] = {

@@ -11,8 +11,9 @@ import pytest
 from tests.study.conftest import Here
 from tests.study.numpy_study.ripple import NUM_STEPS, signal_at
 from tests.study.test_windows import WINDOWS, assert_windows, oracle
+from tests.support.failpoints import failpoints
 from tests.support.killing import copy_of, killed_at, model_of, run_through
-from tests.support.runs import NUMPY_STUDY, Run, assert_complete, failpoints, run_study
+from tests.support.runs import NUMPY_STUDY, Run, assert_complete, run_study
 
 pytestmark = pytest.mark.slow
 

@@ -16,8 +16,9 @@ from stream_server.machine.study_lock import LOCKS
 from tests.chaos.evidence import damage
 from tests.needs import need
 from tests.study.conftest import KILLED
+from tests.support.failpoints import failpoints
 from tests.support.killing import checkpoints, contents, copy_of, flip_a_byte, killed_at, run_through
-from tests.support.runs import NUMPY_STUDY, LiveRun, Run, assert_complete, failpoints, run_here, run_study, start_study
+from tests.support.runs import NUMPY_STUDY, LiveRun, Run, assert_complete, run_here, run_study, start_study
 
 Start = Callable[..., AbstractContextManager[LiveRun]]
 

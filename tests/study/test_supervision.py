@@ -12,9 +12,10 @@ import psutil
 import pytest
 
 from tests.study.conftest import KILLED
+from tests.support.failpoints import failpoints
 from tests.support.killing import checkpoints, copy_of, flip_a_byte
 from tests.support.launch import OPENMPI_PREFIX
-from tests.support.runs import NUMPY_STUDY, LiveRun, Run, assert_complete, failpoints, run_study
+from tests.support.runs import NUMPY_STUDY, LiveRun, Run, assert_complete, run_study
 
 Start = Callable[..., AbstractContextManager[LiveRun]]
 
@@ -165,7 +166,7 @@ def test_a_simulation_that_did_not_hear_that_it_is_finished_hears_it_from_the_ne
 
 def test_a_server_that_always_dies_is_given_up_after_launcher_restarts(supervise: Callable[..., Run]) -> None:
     # Without a folder, each process dies at it.
-    environment = {"STREAM_FAILPOINTS": "server.model_ready=kill"}
+    environment = failpoints(None, "server.model_ready=kill")
     done = supervise(settings=ALONE | {"launcher.restarts": 1}, environment=environment)
     assert done.exit_code == 7
     assert "1 restart in a row brought no new checkpoint, launcher.restarts allows no more" in done.output

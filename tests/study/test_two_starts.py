@@ -12,8 +12,9 @@ import pytest
 from stream_server.analysis.operating import asked_facts
 from stream_server.analysis.reading import RunFolder
 from stream_server.machine.study_lock import RUN_LOCK, holder_of
+from tests.support.failpoints import failpoints
 from tests.support.killing import contents
-from tests.support.runs import NUMPY_STUDY, LiveRun, Run, assert_complete, failpoints, run_here, run_study
+from tests.support.runs import NUMPY_STUDY, LiveRun, Run, assert_complete, run_here, run_study
 
 Start = Callable[..., AbstractContextManager[LiveRun]]
 

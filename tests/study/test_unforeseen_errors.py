@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
+from tests.support.failpoints import failpoints
 from tests.support.runs import Run
 
 
@@ -20,7 +21,7 @@ from tests.support.runs import Run
 def test_an_error_of_ours_ends_a_study_with_70_and_its_traceback(
     run: Callable[..., Run], point: str, phase: str | None
 ) -> None:
-    done = run(mpi=None, settings={"checkpoint.every_batches": 2}, environment={"STREAM_FAILPOINTS": f"{point}=raise"})
+    done = run(mpi=None, settings={"checkpoint.every_batches": 2}, environment=failpoints(None, f"{point}=raise"))
     assert done.exit_code == 70
     assert "Traceback" in done.output
     assert "FailpointError" in done.output

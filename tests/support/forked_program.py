@@ -101,7 +101,7 @@ def _become(executable: str, environment: Mapping[str, str], descriptors: list[i
     os.environ.update(environment)
     tempfile.tempdir = None
     sys.executable = executable
-    failpoints._ARMED = failpoints._armed_by_environment()
+    failpoints._hook = failpoints._load_hook()
 
 
 def _run(main: Callable[[], int]) -> int:

@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from stream_server.machine.study_lock import LOCKS
-from tests.support.runs import Run, failpoints, run_study
+from tests.support.failpoints import failpoints
+from tests.support.runs import Run, run_study
 
 
 def killed_at(

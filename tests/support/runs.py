@@ -20,7 +20,6 @@ from typing import Any
 
 import psutil
 
-from stream_server.failpoints import FOLDER_VARIABLE, VARIABLE
 from stream_server.launcher.supervision import cli as launcher_cli
 from stream_server.server.commands.cli import main
 from tests.support.forked_program import ForkedProgram
@@ -167,11 +166,6 @@ class LiveRun:
                 if process.name().startswith(PYTHONS) and any(word.endswith(program) for word in process.cmdline()):
                     found.append(process)
         return found
-
-
-def failpoints(folder: Path, *armed: str) -> dict[str, str]:
-    """The variables that arm failpoints such as `checkpoint.renamed=kill@2`, each to happen once in all starts."""
-    return {VARIABLE: ",".join(armed), FOLDER_VARIABLE: str(folder)}
 
 
 def command(program: str, num_ranks: int, mpi: str | None, arguments: list[str]) -> Launch:

@@ -4,6 +4,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.support.failpoints import failpoints
+
 SCRIPT = """
 import sys
 from pathlib import Path
@@ -24,10 +26,7 @@ PRUNE = ["checkpoint.before_prune", "checkpoint.pruned"]
 
 def test_a_save_passes_every_failpoint_in_order(tmp_path: Path) -> None:
     traced = sorted({*START, *PARTS, *COMMIT, *PRUNE})
-    environment = {
-        "STREAM_FAILPOINTS": ",".join(f"{name}=trace" for name in traced),
-        "STREAM_FAILPOINTS_DIR": str(tmp_path / "passed"),
-    }
+    environment = failpoints(tmp_path / "passed", *(f"{name}=trace" for name in traced))
     subprocess.run([sys.executable, "-c", SCRIPT, str(tmp_path / "store")], env=environment, check=True)
     passed = [line.split()[0] for line in (tmp_path / "passed" / "trace").read_text().splitlines()]
     assert passed == [*START, *PARTS, *COMMIT, *PARTS, *COMMIT, *PRUNE]
