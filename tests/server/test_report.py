@@ -22,7 +22,7 @@ from stream_server.server.run.report import (
     versions,
     write_report,
 )
-from stream_server.server.training.monitoring.summary import REFUSALS, summary
+from stream_server.server.study.summary import REFUSALS, summary
 
 KEYS = [
     "format",

@@ -270,4 +270,4 @@ class NotedRank(study.StudyRank):
 
 def silent(*_: Any, **__: Any) -> Any:
     """A context without any effect, in place of what people look at."""
-    return nullcontext(SimpleNamespace(update=lambda status: None, finish=lambda status: None, make_way=lambda: None))
+    return nullcontext(SimpleNamespace(show=lambda snapshot: None, make_way=lambda: None))

@@ -15,21 +15,22 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from stream_server.errors import ConfigError
 from stream_server.server.study import prometheus
-from stream_server.server.study.prometheus import HOST, MAX_CONNECTIONS, ScrapedStatus, StudyCollector, serve_metrics
+from stream_server.server.study.prometheus import HOST, MAX_CONNECTIONS, StudyCollector, serve_metrics
+from stream_server.server.study.status import Snapshot
+from tests.server.test_display import NOTHING, changed
 from tests.support.runs import NUMPY_STUDY, run_study
 
-STATUS = ScrapedStatus(
+STATUS = changed(
+    Snapshot(training=NOTHING),
     batches=3,
     samples=12,
     draws=15,
     received=20,
     loss=0.5,
-    validation_loss=None,
     population=4,
     capacity=40,
     elapsed_s=2.5,
     checkpoints=1,
-    failed_checkpoints=0,
     checkpoint_at_s=100.0,
     simulations={"running": 2, "finished": 1},
 )
@@ -63,7 +64,7 @@ def test_the_page_gives_the_newest_status_until_it_is_closed(tmp_path: Path) -> 
     collector, file = StudyCollector("ripple", 2), tmp_path / "prometheus.json"
     with serve_metrics(collector, 0, file) as url:
         assert scrape(url) == {("incarnation", None): 2}
-        collector.status = STATUS
+        collector.show(STATUS)
         values = scrape(url)
         [target] = json.loads(file.read_text())[0]["targets"]
         assert url == f"http://{target}/metrics"

@@ -22,8 +22,8 @@ from stream_server.server.ranks.communicator import Ranks
 from stream_server.server.run.build import make_policy
 from stream_server.server.run.cores import SimulationCores, share_cores, wait_passively
 from stream_server.server.study.composition import Composition
+from stream_server.server.study.display import shares
 from stream_server.server.training.control_round import Stream
-from stream_server.server.training.monitoring.display import shares
 from stream_server.server.user.callbacks import Callback
 from stream_server.server.user.components import load_server_class, make_callbacks
 from stream_server.wording import counted

@@ -21,7 +21,7 @@ from stream_server.server.run.output import OutputFolder
 from stream_server.server.run.report import Outcome, RankReport, StudyReport, build_report, versions, write_report
 from stream_server.server.simulations.design import write_csv
 from stream_server.server.study.failure import Failure
-from stream_server.server.training.monitoring.summary import show_summary
+from stream_server.server.study.summary import show_summary
 from stream_server.wording import counted
 
 FAILED = "failed"

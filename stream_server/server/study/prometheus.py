@@ -1,27 +1,19 @@
 """The page `/metrics` of rank 0, for a Prometheus server on the same machine or behind a tunnel."""
 
 import json
-import math
 import socket
 import threading
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
-from stream_server.buffers import Buffer
 from stream_server.errors import ConfigError
 from stream_server.extras import extra_packages
-from stream_server.server.checkpoint.agreement import SaveCounts
-from stream_server.server.metrics.metrics import Metrics
-from stream_server.server.progress.progress import Progress
-from stream_server.server.user.callbacks import Callback
+from stream_server.server.study.status import Snapshot
 from stream_server.storage.disk import remove_file, replace_file
 
 HOST = "127.0.0.1"
-INTERVAL_S = 1.0
 POLL_S = 0.1
 PATIENCE_S = 5.0
 # Each connection takes a thread and a descriptor of rank 0.
@@ -29,27 +21,8 @@ MAX_CONNECTIONS = 16
 PREFIX = "stream_server_"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ScrapedStatus:
-    """The study as rank 0's main thread last saw it; the time of the last checkpoint is None before the first."""
-
-    batches: int
-    samples: int
-    draws: int
-    received: int
-    loss: float | None
-    validation_loss: float | None
-    population: int
-    capacity: int
-    elapsed_s: float
-    checkpoints: int
-    failed_checkpoints: int
-    checkpoint_at_s: float | None
-    simulations: Mapping[str, int] = field(default_factory=dict)
-
-
 class StudyCollector:
-    """Turns the newest status into metrics. `status` is set by the main thread and read, as one value, by any thread.
+    """Turns the newest snapshot into metrics; the main thread sets it, and any thread reads it as one value.
 
     Until the training begins there is the incarnation alone.
     """
@@ -57,107 +30,54 @@ class StudyCollector:
     def __init__(self, study: str, incarnation: int) -> None:
         self.study = study
         self.incarnation = incarnation
-        self.status: ScrapedStatus | None = None
+        self.snapshot: Snapshot | None = None
+
+    def show(self, snapshot: Snapshot) -> None:
+        """Keep how the study is doing, for whoever asks."""
+        self.snapshot = snapshot
 
     def collect(self) -> Iterator[Any]:
         """The metrics of this moment, for prometheus_client."""
-        yield self._gauge("incarnation", "Starts of the server in this run so far.", self.incarnation)
-        status = self.status
-        if status is None:
-            return
-        yield self._counter("batches_trained", "Batches trained, by all ranks.", status.batches)
-        yield self._counter("samples_trained", "Samples trained at least once, by all ranks.", status.samples)
-        yield self._counter("draws_trained", "Samples trained, repetitions included, by all ranks.", status.draws)
-        yield self._counter("samples_received", "Time steps accepted or rejected, by all ranks.", status.received)
-        yield self._gauge("loss", "Newest logged training loss.", status.loss)
-        yield self._gauge("validation_loss", "Newest validation loss.", status.validation_loss)
-        yield self._gauge("buffer_population_samples", "Samples in the buffer of rank 0.", status.population)
-        yield self._gauge("buffer_capacity_samples", "Room for samples in the buffer of rank 0.", status.capacity)
-        yield self._counter("training_seconds", "Seconds of training, of all incarnations.", status.elapsed_s)
-        yield self._counter("checkpoints", "Checkpoints committed by this incarnation.", status.checkpoints)
-        yield self._counter("failed_checkpoints", "Checkpoints that failed.", status.failed_checkpoints)
-        yield self._gauge(
-            "last_checkpoint_timestamp_seconds",
-            "Unix time at which this incarnation's last checkpoint was seen committed.",
-            status.checkpoint_at_s,
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+        yield self._family(
+            GaugeMetricFamily, "incarnation", "Starts of the server in this run so far.", self.incarnation
         )
-        yield self._simulations(status.simulations)
+        if (now := self.snapshot) is None:
+            return
+        training = now.training
+        counters = {
+            "batches_trained": ("Batches trained, by all ranks.", training.batches),
+            "samples_trained": ("Samples trained at least once, by all ranks.", training.samples),
+            "draws_trained": ("Samples trained, repetitions included, by all ranks.", now.draws),
+            "samples_received": ("Time steps accepted or rejected, by all ranks.", now.received),
+            "training_seconds": ("Seconds of training, of all incarnations.", training.elapsed_s),
+            "checkpoints": ("Checkpoints committed by this incarnation.", now.checkpoints),
+            "failed_checkpoints": ("Checkpoints that failed.", now.failed_checkpoints),
+        }
+        gauges = {
+            "loss": ("Newest logged training loss.", now.loss),
+            "validation_loss": ("Newest validation loss.", now.validation_loss),
+            "buffer_population_samples": ("Samples in the buffer of rank 0.", training.population),
+            "buffer_capacity_samples": ("Room for samples in the buffer of rank 0.", training.capacity),
+            "last_checkpoint_timestamp_seconds": (
+                "Unix time at which this incarnation's last checkpoint was seen committed.",
+                now.checkpoint_at_s,
+            ),
+        }
+        for kind, families in ((CounterMetricFamily, counters), (GaugeMetricFamily, gauges)):
+            for name, (text, value) in families.items():
+                yield self._family(kind, name, text, value)
+        states = GaugeMetricFamily(PREFIX + "simulations", "Simulations by state.", labels=["study", "state"])
+        for state, num in now.simulations.items():
+            states.add_metric([self.study, state], num)
+        yield states
 
-    def _gauge(self, name: str, text: str, value: float | None) -> Any:
-        from prometheus_client.core import GaugeMetricFamily
-
-        family = GaugeMetricFamily(PREFIX + name, text, labels=["study"])
+    def _family(self, kind: Any, name: str, text: str, value: float | None) -> Any:
+        family = kind(PREFIX + name, text, labels=["study"])
         if value is not None:
             family.add_metric([self.study], value)
         return family
-
-    def _counter(self, name: str, text: str, value: float) -> Any:
-        from prometheus_client.core import CounterMetricFamily
-
-        family = CounterMetricFamily(PREFIX + name, text, labels=["study"])
-        family.add_metric([self.study], value)
-        return family
-
-    def _simulations(self, counts: Mapping[str, int]) -> Any:
-        from prometheus_client.core import GaugeMetricFamily
-
-        family = GaugeMetricFamily(PREFIX + "simulations", "Simulations by state.", labels=["study", "state"])
-        for state, num in counts.items():
-            family.add_metric([self.study, state], num)
-        return family
-
-
-class PrometheusStatus(Callback):
-    """Shows the collector, in a round now and then, how the study is doing. Rank 0's main thread."""
-
-    def __init__(
-        self,
-        collector: StudyCollector,
-        *,
-        progress: Progress,
-        buffer: Buffer,
-        metrics: Metrics,
-        saves: SaveCounts,
-        counts: Callable[[], tuple[Mapping[str, int], int]],
-        clock: Callable[[], float] = time.monotonic,
-        wall_clock: Callable[[], float] = time.time,
-    ) -> None:
-        self._collector = collector
-        self._progress = progress
-        self._buffer = buffer
-        self._metrics = metrics
-        self._saves = saves
-        self._counts = counts
-        self._clock = clock
-        self._wall_clock = wall_clock
-        self._next = -math.inf
-        self._num_saves = 0
-        self._saved_at_s: float | None = None
-
-    def on_round(self, server: Any) -> None:
-        now = self._clock()
-        if now < self._next:
-            return
-        self._next = now + INTERVAL_S
-        if self._saves.committed > self._num_saves:
-            self._num_saves, self._saved_at_s = self._saves.committed, self._wall_clock()
-        progress, latest = self._progress, self._metrics.latest
-        simulations, received = self._counts()
-        self._collector.status = ScrapedStatus(
-            batches=progress.batches,
-            samples=progress.samples,
-            draws=progress.draws,
-            received=received,
-            loss=latest.get("train/loss"),
-            validation_loss=latest.get("val/loss"),
-            population=self._buffer.population,
-            capacity=self._buffer.capacity,
-            elapsed_s=progress.elapsed_s,
-            checkpoints=self._saves.committed,
-            failed_checkpoints=self._saves.failed,
-            checkpoint_at_s=self._saved_at_s,
-            simulations=simulations,
-        )
 
 
 @contextmanager

@@ -42,11 +42,11 @@ from stream_server.server.run.start import Start
 from stream_server.server.simulations.design import ParameterDesign
 from stream_server.server.steering.feedback import Feedback
 from stream_server.server.study.composition import Composition, optional
-from stream_server.server.study.operator_status import OperatorStatus
-from stream_server.server.study.prometheus import PrometheusStatus, StudyCollector
+from stream_server.server.study.display import Display
+from stream_server.server.study.prometheus import StudyCollector
+from stream_server.server.study.status import StatusBoard
 from stream_server.server.training.control_round import barrier
 from stream_server.server.training.loop import Training
-from stream_server.server.training.monitoring.display import Display, DisplayedStatus, ProgressDisplay
 from stream_server.server.training.monitoring.early_stopping import EarlyStopping
 from stream_server.server.training.monitoring.finite_losses import FiniteLosses
 from stream_server.server.training.monitoring.gauges import (
@@ -157,10 +157,10 @@ class StudySetUp(Composition):
         ]
         return [*self.checkpoints.warnings, *self.validation.warnings, *others]
 
-    def open(self, stack: ExitStack, status: Callable[[Metrics], DisplayedStatus]) -> Training:
+    def open(self, stack: ExitStack) -> Training:
         """Call the user's class, restore what was saved, open the sockets and make the training.
 
-        `stack` takes all down again. `status` is what rank 0 shows, given what was logged.
+        `stack` takes all down again.
 
         Raises:
             StreamServerError: the user's class raised, here or on another rank, or what was saved does not fit.
@@ -173,7 +173,7 @@ class StudySetUp(Composition):
         # User code is done for now: a rank on which it raised ends the others here, before they open anything.
         barrier(self.ranks)
         # Before there is a port: somebody who floods it could take all file descriptors.
-        display = self._make_display(stack, lambda: status(self.metrics))
+        self.display = self._make_display(stack)
         stack.enter_context(self.source)
         if isinstance(self.source, Reception):
             self.server.enter_reception(self.source.end_early)
@@ -196,12 +196,7 @@ class StudySetUp(Composition):
             leave_at_s=self.leave_at_s,
             before_user=[speed, *stream, *optional(self.losses), *optional(self.best_models)],
             before_logging=optional(stopping),
-            after_logging=[
-                *display,
-                *self._make_operator_status(),
-                *self._make_prometheus_status(),
-                *optional(self.export),
-            ],
+            after_logging=[*self._make_board(), *optional(self.export)],
             feedback=feedback,
         )
         self._restore_training(feedback)
@@ -309,40 +304,31 @@ class StudySetUp(Composition):
         for warning in filter(None, (self.cores.change_since(threads), *self.unprotected)):
             log.warning("%s", warning)
 
-    def _make_display(self, stack: ExitStack, status: Callable[[], DisplayedStatus]) -> list[ProgressDisplay]:
+    def _make_display(self, stack: ExitStack) -> Display | None:
         if self.ranks.rank != 0:
-            return []
+            return None
         stops = self.stops
         display = Display(name=self.config.study.name, is_leaving=lambda: stops.pending is StopReason.SAVED)
-        self.display = stack.enter_context(display)
-        return [ProgressDisplay(self.display, status)]
+        return stack.enter_context(display)
 
-    def _make_operator_status(self) -> list[OperatorStatus]:
-        if self.config.offline.write_files:
+    def _make_board(self) -> list[StatusBoard]:
+        if self.display is None:
             return []
-        if self.ranks.rank != 0:
-            return []
-        status = OperatorStatus(
-            self.source.show,
-            progress=self.progress,
-            buffer=self.buffer,
-            metrics=self.metrics,
-            saves=self.checkpoints.counts,
-        )
-        return [status]
-
-    def _make_prometheus_status(self) -> list[PrometheusStatus]:
-        if self.ranks.rank != 0 or self.config.metrics.prometheus_port is None:
-            return []
-        status = PrometheusStatus(
-            self.collector,
-            progress=self.progress,
-            buffer=self.buffer,
-            metrics=self.metrics,
-            saves=self.checkpoints.counts,
-            counts=self.source.counts,
-        )
-        return [status]
+        shows = [self.display.show]
+        if not self.config.offline.write_files:
+            shows.append(lambda snapshot: self.source.show(snapshot.training))
+        if self.config.metrics.prometheus_port is not None:
+            shows.append(self.collector.show)
+        return [
+            StatusBoard(
+                self,
+                self.source,
+                shows,
+                saves=self.checkpoints.counts,
+                restarts=self.continuation.identity.incarnation - 1,
+                warnings=lambda: [*self.unprotected, *self.source.warnings, *self.warnings],
+            )
+        ]
 
     def _make_checkpoints(self, stack: ExitStack, scores: Callable[[], list[Any]]) -> CheckpointAgreement:
         continuation, settings, progress, step = self.continuation, self.config.checkpoint, self.progress, self.step

@@ -32,7 +32,6 @@ from stream_server.messages.simulation_phase import SimulationPhase
 from stream_server.server.checkpoint.continuation import Continuation, by_rank_0, find_continuation
 from stream_server.server.checkpoint.folder import CheckpointFolder
 from stream_server.server.intake.account import RankAccount
-from stream_server.server.metrics.metrics import Metrics
 from stream_server.server.progress.stop import Interrupted, StopRequests
 from stream_server.server.ranks.collectives import CollectiveCalls
 from stream_server.server.ranks.communicator import Ranks, SoloRanks, environment_rank, ranks_from_environment
@@ -50,7 +49,6 @@ from stream_server.server.study.failure import Failure, leave_together
 from stream_server.server.study.prometheus import StudyCollector, serve_metrics
 from stream_server.server.study.set_up import StudySetUp
 from stream_server.server.study.watchdog import Watchdog
-from stream_server.server.training.monitoring.display import DisplayedStatus
 from stream_server.server.user.framework import framework_of
 from stream_server.storage.disk import held, remove_tree
 from stream_server.storage.plain_state import read_state
@@ -327,7 +325,7 @@ class StudyRank:
         with ExitStack() as stack:
             try:
                 with seldom_collecting():
-                    training = set_up.open(stack, self._status)
+                    training = set_up.open(stack)
                 self.is_set_up = True
                 stops.in_set_up = False
                 self.stage = "training"
@@ -394,34 +392,6 @@ class StudyRank:
             self.closing.close_alone(failure)
             ranks.abort(failure.exit_code)
         return self.closing.outcome_of_failure(failure)
-
-    def _status(self, metrics: Metrics) -> DisplayedStatus:
-        """The status of the study, for rank 0's display."""
-        set_up, buffer, progress = self.set_up, self.set_up.buffer, self.set_up.progress
-        counts, num_samples = set_up.source.counts()
-        # Of several passes over files, nobody counts the samples that are there before each.
-        steps = set_up.config.study.time_steps if set_up.config.offline.epochs == 1 else None
-        return DisplayedStatus(
-            simulations=counts,
-            samples=num_samples,
-            expected_samples=None if steps is None else steps.num * sum(counts.values()),
-            population=buffer.population,
-            capacity=buffer.capacity,
-            room=buffer.room,
-            # A policy of the user's need not take it.
-            watermark=1 if set_up.config.buffer.has_own_policy else set_up.config.buffer.watermark,
-            batches=progress.batches,
-            loss=metrics.latest.get("train/loss"),
-            validation_loss=metrics.latest.get("val/loss"),
-            phases_s=set_up.phases.seconds,
-            fraction=progress.fraction,
-            trained=progress.samples,
-            restarts=set_up.continuation.identity.incarnation - 1,
-            warnings=[*set_up.unprotected, *set_up.source.warnings, *(set_up.warnings if self.is_set_up else [])],
-            awaited=set_up.source.awaited,
-            is_degraded=self.is_set_up and set_up.checkpoints.counts.degraded,
-            writes_files=set_up.config.offline.write_files,
-        )
 
     def _results(self) -> Results | None:
         """The results of a study that was set up."""

@@ -1,7 +1,6 @@
-"""Monitoring of a training: log points, gauges, the display, early stopping.
+"""Monitoring of a training: log points, gauges, early stopping.
 
-Offers: batch_rows, display, early_stopping, finite_losses, gauges, log_points, summary, trends,
-unsaved_arrays, untrained_parameters.
-May import: buffers, config, machine, messages, server.metrics, server.progress, server.training,
+Offers: batch_rows, early_stopping, finite_losses, gauges, log_points, unsaved_arrays, untrained_parameters.
+May import: buffers, config, messages, server.metrics, server.progress, server.training,
     server.user.
 """
