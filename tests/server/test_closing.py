@@ -9,9 +9,9 @@ import pytest
 from stream_server.errors import EXIT_SAVED
 from stream_server.server.intake.account import SimulationEnd
 from stream_server.server.progress.stop import StopReason, StopRequests
-from stream_server.server.run.report import Outcome
 from stream_server.server.run.start import Start
-from stream_server.server.study.closing import Closing, outcome_of
+from stream_server.server.study.closing import judged, outcome_of
+from stream_server.server.study.report import Outcome
 
 
 def stopped(agreed: StopReason | None, text: str = "") -> StopRequests:
@@ -54,23 +54,11 @@ def test_a_study_of_which_every_simulation_to_train_on_failed_has_failed(
     ends = [SimulationEnd(state=it, num_steps=1) for it in states]
     ends += [SimulationEnd(state=it, num_steps=1, held_out=True) for it in held_out]
     simulations: Any = SimpleNamespace(ends=dict(enumerate(ends)))
-    unused: Any = None
-    closing = Closing(
-        config=unused,
-        ranks=unused,
-        folder=unused,
-        continuation=unused,
-        progress=unused,
-        stops=unused,
-        cores=unused,
-        is_online=True,
-        wall_s=unused,
-    )
-    outcome = closing.judged(Outcome(exit_code=0, reason="finished", message=""), simulations)
+    outcome = judged(Outcome(exit_code=0, reason="finished", message=""), simulations)
     assert outcome.exit_code == exit_code
     assert ("2 simulations to train on, and all have failed" in outcome.message) == (exit_code != 0)
     stopped_otherwise = Outcome(exit_code=75, reason="saved", message="saved")
-    assert closing.judged(stopped_otherwise, simulations) is stopped_otherwise
+    assert judged(stopped_otherwise, simulations) is stopped_otherwise
 
 
 @pytest.mark.parametrize("agreed", [None, *StopReason])

@@ -5,6 +5,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,17 +13,15 @@ from rich.console import Console
 
 from stream_server.analysis.operating import status_rows
 from stream_server.messages.client import Reason
-from stream_server.server.intake.account import Learned, RankAccount, Received, SimulationEnd
-from stream_server.server.run.report import (
-    NO_ACCOUNT,
-    Outcome,
-    RankReport,
-    StudyReport,
-    build_report,
-    versions,
-    write_report,
-)
+from stream_server.server.checkpoint.capture import versions
+from stream_server.server.intake.account import RankAccount, Received, SimulationEnd
+from stream_server.server.progress.progress import Progress
+from stream_server.server.progress.stop import StopRequests
+from stream_server.server.run.cores import Cores
+from stream_server.server.study.report import NO_ACCOUNT, Outcome, RankReport, build_report, write_report
+from stream_server.server.study.set_up import StudyRank
 from stream_server.server.study.summary import REFUSALS, summary
+from tests.support.timing import Clock
 
 KEYS = [
     "format",
@@ -66,24 +65,53 @@ def rank_report(*, drawn: int = 10, **values: Any) -> RankReport:
     return RankReport(account=RankAccount(intake={0: Received(accepted=10)}, drawn=drawn), **values)
 
 
-def study_report(**values: Any) -> StudyReport:
-    facts: dict[str, Any] = {
-        "study": "heat",
-        "started": "2025-01-01T00:00:00+00:00",
-        "wall_s": 12.34567,
-        "training_s": 10.0,
-        "learned": Learned(trained=20),
-        "batches": 5,
-        "batches_per_rank": [5, 4],
-        "updates": 5,
-        "draws": 40,
-        "simulations": {0: SimulationEnd(state="finished", num_steps=20)},
-    }
-    return StudyReport(**{**facts, **values})
+NO_RESULTS = {"validation": [], "best_models": [], "best": {}, "rollout": None}
+ENDED = {0: SimulationEnd(state="finished", num_steps=20)}
+
+
+def study_of(
+    *,
+    is_set_up: bool = True,
+    simulations: Mapping[int, SimulationEnd] = ENDED,
+    learned: Mapping[str, int] = MappingProxyType({"samples": 20}),
+    updates: int = 5,
+    training_s: float = 10.0,
+    restarts: int = 0,
+    writes_files: bool = False,
+    has_changed_nothing: bool = False,
+    results: Mapping[str, Any] = MappingProxyType({}),
+    **of_simulations: Any,
+) -> StudyRank:
+    """What a report reads of a study of two ranks that has ended."""
+    progress = Progress(2, Clock(training_s))
+    counts = {"batches": 5, "batches_per_rank": [5, 4], "updates": updates, "draws": 40, "_start": 0.0}
+    vars(progress).update({**counts, **learned})
+    nothing = {"num_survived": 0, "awaited": "", "failures": [], "failing": [], "retried": [], "failed_later": []}
+    study: Any = SimpleNamespace(
+        config=SimpleNamespace(
+            study=SimpleNamespace(name="heat"),
+            network=SimpleNamespace(security="curve"),
+            offline=SimpleNamespace(write_files=writes_files),
+            num_samples_of=int,
+        ),
+        continuation=SimpleNamespace(
+            identity=SimpleNamespace(started="2025-01-01T00:00:00+00:00", incarnation=restarts + 1)
+        ),
+        progress=progress,
+        ranks=SimpleNamespace(size=2, mpi_version=""),
+        cores=Cores(),
+        stops=StopRequests(),
+        wall_s=lambda: 12.34567,
+        is_set_up=is_set_up,
+        untrained=SimpleNamespace(are_all=has_changed_nothing),
+        source=SimpleNamespace(simulations=SimpleNamespace(ends=simulations, **{**nothing, **of_simulations})),
+        results=lambda: {**NO_RESULTS, **results},
+    )
+    return study  # type: ignore[no-any-return]
 
 
 def report(outcome: Outcome = FINISHED, **values: Any) -> dict[str, Any]:
-    return build_report(outcome, study_report(**values), [rank_report(), rank_report()])
+    return build_report(outcome, study_of(**values), [rank_report(), rank_report()])
 
 
 def test_a_report_has_the_agreed_keys_in_their_order() -> None:
@@ -142,7 +170,7 @@ def test_a_study_of_which_no_simulation_came_to_its_end_warns(ends: list[Simulat
 
 
 def test_a_study_that_does_not_balance_never_ends_with_exit_code_0() -> None:
-    found = build_report(FINISHED, study_report(), [rank_report(), rank_report(drawn=9)])
+    found = build_report(FINISHED, study_of(), [rank_report(), rank_report(drawn=9)])
     assert (found["exit_code"], found["exit_reason"], found["balanced"]) == (5, "failed", False)
     assert "rank 1 accepted 10 samples, but 9 are accounted for" in found["message"]
 
@@ -160,7 +188,7 @@ def test_a_study_that_ends_well_with_time_steps_missing_says_so_first() -> None:
 
 @pytest.mark.parametrize("reason", ["finished", "early_stop", "max_batches", "max_s"])
 def test_a_study_without_an_update_of_what_came_has_failed(reason: str) -> None:
-    learned = Learned(trained=0, skipped=20)
+    learned = {"samples": 0, "skipped": 20}
     found = report(Outcome(exit_code=0, reason=reason), updates=0, learned=learned)
     assert (found["exit_code"], found["exit_reason"], found["balanced"]) == (5, "failed", True)
     said = "nothing was learned: no update was made, though 20 time steps came, of which 20 were skipped. "
@@ -177,13 +205,13 @@ def test_a_study_whose_updates_have_changed_nothing_has_failed(reason: str) -> N
 
 def test_so_has_one_whose_time_steps_were_all_rejected() -> None:
     account = RankAccount(intake={0: Received(accepted=0, rejected={"nonfinite": 20})})
-    found = build_report(FINISHED, study_report(updates=0, learned=Learned(trained=0)), [RankReport(account=account)])
+    found = build_report(FINISHED, study_of(updates=0, learned={}), [RankReport(account=account)])
     assert (found["exit_code"], found["balanced"]) == (5, True)
     assert "of which 20 were rejected" in found["message"]
 
 
 def test_one_to_which_nothing_came_or_that_goes_on_later_has_not() -> None:
-    nothing = study_report(updates=0, learned=Learned(trained=0), simulations={})
+    nothing = study_of(updates=0, learned={}, simulations={})
     assert build_report(FINISHED, nothing, [RankReport(account=RankAccount(intake={}))])["exit_code"] == 0
     assert report(Outcome(exit_code=75, reason="saved"), updates=0)["exit_reason"] == "saved"
 
@@ -193,8 +221,8 @@ def test_more_than_a_small_part_that_is_skipped_or_rejected_is_a_warning(num: in
     account = RankAccount(intake={0: Received(accepted=200, rejected={"nonfinite": num})}, drawn=200, dropped=num)
     found = build_report(
         FINISHED,
-        study_report(
-            learned=Learned(trained=200 - 2 * num, skipped=num),
+        study_of(
+            learned={"samples": 200 - 2 * num, "skipped": num},
             simulations={0: SimulationEnd(state="finished", num_steps=200 + num)},
         ),
         [RankReport(account=account)],
@@ -215,14 +243,14 @@ def test_more_than_a_small_part_that_is_skipped_or_rejected_is_a_warning(num: in
 
 def test_the_cause_of_a_failed_study_is_not_hidden_by_its_account() -> None:
     failed = Outcome(exit_code=3, reason="failed", message="HeatServer.training_step raised KeyError: 'lr'")
-    found = build_report(failed, study_report(), [rank_report(), rank_report(drawn=9)])
+    found = build_report(failed, study_of(), [rank_report(), rank_report(drawn=9)])
     assert (found["exit_code"], found["message"]) == (3, failed.message)
     assert (found["balanced"], found["ranks"], found["batches_per_rank"]) == (False, 2, [5, 4])
 
 
 def test_of_ranks_that_did_not_come_together_there_is_no_account_rather_than_zeros() -> None:
     failed = Outcome(exit_code=3, reason="failed", message="HeatServer.training_step raised KeyError: 'lr'")
-    found = build_report(failed, study_report(simulations={}, learned=Learned(trained=0)), [])
+    found = build_report(failed, study_of(is_set_up=False), [])
     assert (found["exit_code"], found["message"], found["ranks"]) == (3, failed.message, 2)
     assert (found["balanced"], found["unbalanced"]) == (False, [NO_ACCOUNT])
     text = shown(found)
@@ -269,7 +297,7 @@ def test_phases_are_means_over_the_ranks_and_memory_is_a_sum() -> None:
         rank_report(phases_s={"step": 1.0}, memory_bytes={"buffer": 100}),
         rank_report(phases_s={"step": 2.0, "receive": 1.0}, memory_bytes={"buffer": 200}),
     ]
-    found = build_report(FINISHED, study_report(), ranks)
+    found = build_report(FINISHED, study_of(), ranks)
     assert found["phases_s"] == {"receive": 0.5, "step": 1.5}
     assert found["memory_bytes"] == {"buffer": 300}
 
@@ -280,22 +308,20 @@ def test_the_report_of_a_rank_survives_json() -> None:
 
 
 def test_a_warning_names_its_rank_and_changes_nothing_else() -> None:
-    found = build_report(
-        FINISHED, study_report(), [rank_report(), rank_report(warnings=["1 of the checkpoints failed"])]
-    )
+    found = build_report(FINISHED, study_of(), [rank_report(), rank_report(warnings=["1 of the checkpoints failed"])])
     assert found["warnings"] == ["rank 1: 1 of the checkpoints failed"]
     assert (found["exit_code"], found["balanced"]) == (0, True)
 
 
 def test_a_written_report_is_read_back_as_it_was(tmp_path: Path) -> None:
-    found = report(validation=[{"batch": 100, "loss": 2.5}], best={"batch": 100, "loss": 2.5})
+    found = report(results={"validation": [{"batch": 100, "loss": 2.5}], "best": {"batch": 100, "loss": 2.5}})
     write_report(found, tmp_path / "runs" / "report.json")
     assert json.loads((tmp_path / "runs" / "report.json").read_text()) == found
 
 
 def test_a_number_that_is_not_finite_is_written_as_null(tmp_path: Path) -> None:
     history = [{"batch": 1, "loss": math.nan}, {"batch": 2, "loss": -math.inf}]
-    write_report(report(validation=history), tmp_path / "r.json")
+    write_report(report(results={"validation": history}), tmp_path / "r.json")
     losses = [entry["loss"] for entry in json.loads((tmp_path / "r.json").read_text())["validation"]]
     assert losses == [None, None]
 
@@ -321,7 +347,7 @@ def test_versions_are_found_without_importing_the_packages() -> None:
 
 def test_versions_are_looked_up_once_since_every_checkpoint_asks(monkeypatch: pytest.MonkeyPatch) -> None:
     before = versions()
-    monkeypatch.setattr("stream_server.server.run.report.version", None)
+    monkeypatch.setattr("stream_server.server.checkpoint.capture.version", None)
     assert versions() == before
 
 
@@ -340,7 +366,7 @@ def shown(
 
 def test_the_summary_shows_what_a_person_asks_first() -> None:
     history = [{"batch": 0, "loss": 9.0}, {"batch": 5, "loss": 2.5}]
-    text = shown(report(validation=history, best=history[1]))
+    text = shown(report(results={"validation": history, "best": history[1]}))
     assert text.splitlines()[0] == "heat: finished"
     for expected in ("1 requested, 1 finished", "20 expected, 20 accepted, 20 trained", "9 -> 2.5", "balanced"):
         assert expected in text
@@ -349,7 +375,7 @@ def test_the_summary_shows_what_a_person_asks_first() -> None:
 
 def test_the_summary_names_what_failed_and_what_does_not_balance() -> None:
     failure = {"id": 3, "attempts": 3, "reason": "exit code 1 [core dumped]", "log": "simulations/3/output.log"}
-    found = build_report(FINISHED, study_report(failures=[failure]), [rank_report(), rank_report(drawn=9)])
+    found = build_report(FINISHED, study_of(failures=[failure]), [rank_report(), rank_report(drawn=9)])
     text = shown(found)
     assert "3 after 3 attempts: exit code 1 [core dumped] (simulations/3/output.log)" in text
     assert "NOT BALANCED: rank 1 accepted 10 samples" in text
@@ -383,7 +409,7 @@ def test_a_failed_study_says_so_first_and_why_and_never_that_it_is_balanced() ->
     failed = Outcome(
         exit_code=4, reason="failed", message="rank 0, training: none sent a sample\nend of the log\x1b[2J"
     )
-    text = shown(report(failed, simulations=ends, failures=failing, learned=Learned(trained=0)))
+    text = shown(report(failed, simulations=ends, failures=failing, learned={}))
     assert text.splitlines()[0] == "heat: FAILED with exit code 4: rank 0, training: none sent a sample"
     assert "7 requested, 0 finished, 3 failed, 4 stopped with the study" in text
     assert "failed        0, 1, 2 after 1 attempt each: ended with exit code 1\n" in text
@@ -409,19 +435,19 @@ def test_a_study_that_goes_on_in_the_next_job_asks_nobody_to_run_it() -> None:
 
 def test_phases_below_one_percent_are_left_out() -> None:
     ranks = [rank_report(phases_s={"step": 9.0, "wait_for_data": 0.93, "log": 0.07}) for _ in range(2)]
-    text = shown(build_report(FINISHED, study_report(), ranks))
+    text = shown(build_report(FINISHED, study_of(), ranks))
     assert "12.3 s: step 90%, wait for data 9%" in text
     assert "log" not in text
 
 
 def test_the_time_is_that_of_the_main_threads() -> None:
-    text = shown(build_report(FINISHED, study_report(), [rank_report(phases_s={"step": 8.0, "receive": 2.0})]))
+    text = shown(build_report(FINISHED, study_of(), [rank_report(phases_s={"step": 8.0, "receive": 2.0})]))
     assert "12.3 s: step 100%" in text
     assert "receive" not in text
 
 
 def test_the_advice_on_the_bottleneck_is_for_a_training_while_simulations_run() -> None:
-    waited = build_report(FINISHED, study_report(), [rank_report(phases_s={"wait_for_data": 9.0, "step": 1.0})])
+    waited = build_report(FINISHED, study_of(), [rank_report(phases_s={"wait_for_data": 9.0, "step": 1.0})])
     assert "run more simulations at once" in str(summary(waited))
     assert "bottleneck" not in str(summary(waited, is_online=False))
 
@@ -443,7 +469,7 @@ def test_failures_of_many_simulations_in_one_way_are_one_line_each_way() -> None
 
 def test_foreign_text_in_the_summary_cannot_move_the_cursor() -> None:
     failure = {"id": 3, "attempts": 3, "reason": "\x1b[2Jgone\r", "log": "a.log"}
-    text = shown(build_report(FINISHED, study_report(failures=[failure]), [rank_report(), rank_report()]))
+    text = shown(build_report(FINISHED, study_of(failures=[failure]), [rank_report(), rank_report()]))
     assert "\\x1b[2Jgone\\x0d" in text
     assert "\x1b[2J" not in text
 

@@ -1,6 +1,6 @@
-"""One run of the server: what it needs, its folder, its identity and its report.
+"""One run of the server: what it needs, its folder and its identity.
 
-Offers: build, cores, curve, identity, logs, output, plan, report, start.
-May import: buffers, config, launcher.backends, launcher.schedule, machine, messages, server.intake, server.progress,
+Offers: build, cores, curve, identity, logs, output, plan, start.
+May import: buffers, config, launcher.backends, launcher.schedule, machine, messages, server.intake,
     server.ranks, storage.
 """

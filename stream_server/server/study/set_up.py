@@ -37,7 +37,6 @@ from stream_server.server.run.build import NOISE_STREAM, allowed_failures, make_
 from stream_server.server.run.cores import share_cores, simulation_cores, wait_passively
 from stream_server.server.run.output import OutputFolder
 from stream_server.server.run.plan import RankPlan, make_plan
-from stream_server.server.run.report import UNPROTECTED
 from stream_server.server.run.start import Start
 from stream_server.server.simulations.design import ParameterDesign
 from stream_server.server.steering.feedback import Feedback
@@ -66,17 +65,24 @@ from stream_server.server.user.global_generators import seed_generators
 from stream_server.server.user.normalization import Normalization
 from stream_server.storage.folders import PendingFile
 
+UNPROTECTED = (
+    "network.security is none: anybody who reaches the ports of this study can read and change what is sent over TCP, "
+    "and can send data of their own"
+)
+
 log = logging.getLogger(__name__)
 
 
-class StudySetUp(Composition):
-    """Builds one rank of a study. Main thread; collective.
+class StudyRank(Composition):
+    """One rank of a study, built from its parts. Main thread; collective.
 
     Creating it reads the checkpoint that is continued and makes what needs no user code; `open` does the rest.
 
     Attributes:
         saved: the state of the study in that checkpoint, None in a study that begins.
         restored: the part of this rank in it.
+        is_set_up: everything was built, and nothing has failed before the training.
+        is_online: it trains while its simulations run.
         started_s: when the study started on the monotonic clock, had all its incarnations followed each other.
     """
 
@@ -85,6 +91,7 @@ class StudySetUp(Composition):
     best_models: BestModels | None = None
     display: Display | None = None
     losses: FiniteLosses | None = None
+    is_set_up = False
 
     def __init__(
         self,
@@ -100,6 +107,7 @@ class StudySetUp(Composition):
         self.folder = folder
         self.collector = collector
         self.is_replay = start.replay is not None
+        self.is_online = not self.is_replay and not config.offline.write_files
         self.continuation = continuation
         self.saved, self.restored = None, None
         if continuation.base is not None:
@@ -140,7 +148,9 @@ class StudySetUp(Composition):
 
     @property
     def warnings(self) -> list[str]:
-        """Failures on this rank that did not end the study, once it is set up."""
+        """Failures on this rank that did not end the study; none before it is set up."""
+        if not self.is_set_up:
+            return []
         of_export = self.export.warnings if self.export else []
         of_losses = self.losses.warnings if self.losses else []
         of_rates = [warning for rates in self.rates for warning in rates.warnings]
@@ -200,7 +210,20 @@ class StudySetUp(Composition):
             feedback=feedback,
         )
         self._restore_training(feedback)
+        self.is_set_up, self.stops.in_set_up = True, False
         return training
+
+    def results(self) -> dict[str, Any]:
+        """What report.json has of validations and models: nothing unless the study was set up."""
+        if not self.is_set_up:
+            return {"validation": [], "best_models": [], "best": {}, "rollout": None}
+        validation, best_models = self.validation, self.best_models
+        return {
+            "validation": [dict(entry) for entry in validation.history],
+            "best_models": [] if best_models is None else [dict(entry) for entry in best_models.best],
+            "best": dict(validation.best),
+            "rollout": validation.rollout,
+        }
 
     def _make_buffer(self, config: StudyConfig, ranks: Ranks, plan: RankPlan) -> Buffer:
         num_slots = plan.num_slots

@@ -1,7 +1,6 @@
 """A study on one rank, from beginning to end: open the output folder, set up, train, and close the account."""
 
 import logging
-import resource
 import sys
 import time
 from collections.abc import Sequence
@@ -29,9 +28,8 @@ from stream_server.machine.garbage import seldom_collecting
 from stream_server.machine.screen import tell, tell_at_once
 from stream_server.machine.study_lock import RUN_LOCK, SERVER_LOCK, StudyLock
 from stream_server.messages.simulation_phase import SimulationPhase
-from stream_server.server.checkpoint.continuation import Continuation, by_rank_0, find_continuation
+from stream_server.server.checkpoint.continuation import by_rank_0, find_continuation
 from stream_server.server.checkpoint.folder import CheckpointFolder
-from stream_server.server.intake.account import RankAccount
 from stream_server.server.progress.stop import Interrupted, StopRequests
 from stream_server.server.ranks.collectives import CollectiveCalls
 from stream_server.server.ranks.communicator import Ranks, SoloRanks, environment_rank, ranks_from_environment
@@ -41,15 +39,14 @@ from stream_server.server.replay.simulation_file import load_h5py
 from stream_server.server.run.logs import Logs
 from stream_server.server.run.output import OutputFolder, require_given_up
 from stream_server.server.run.plan import make_plan, memory_problem, memory_warning
-from stream_server.server.run.report import Outcome, RankReport
 from stream_server.server.run.start import RANK_0_REPORTS_S, Start
 from stream_server.server.simulations.simulation_table import given_up_in
-from stream_server.server.study.closing import FAILED, Closing, Results, outcome_of
+from stream_server.server.study.closing import close, outcome_of, outcome_of_failure, write_and_show
 from stream_server.server.study.failure import Failure, leave_together
 from stream_server.server.study.prometheus import StudyCollector, serve_metrics
-from stream_server.server.study.set_up import StudySetUp
+from stream_server.server.study.report import FAILED, Outcome
+from stream_server.server.study.set_up import StudyRank
 from stream_server.server.study.watchdog import Watchdog
-from stream_server.server.user.framework import framework_of
 from stream_server.storage.disk import held, remove_tree
 from stream_server.storage.plain_state import read_state
 from stream_server.user_code import digest_of
@@ -155,7 +152,7 @@ def _run(config: StudyConfig, ranks: Ranks, start: Start, stops: StopRequests, w
                 # A launcher cannot rely on the exit status of mpirun, and reads exit.json.
                 Failure.of(error, rank=ranks.rank, phase="set-up").record(folder.path)
                 raise
-            return study.run()
+            return train(study)
 
 
 def _is_over(config: StudyConfig, folder: OutputFolder, start: Start) -> bool:
@@ -291,152 +288,76 @@ def _require_memory(config: StudyConfig, ranks: Ranks) -> None:
         print(f"stream-server: WARNING: {warning}", file=sys.stderr, flush=True)
 
 
-class StudyRank:
-    """One rank of a study, from its set-up to the closing account. `stage` says what is under way."""
-
-    def __init__(
-        self,
-        config: StudyConfig,
-        ranks: Ranks,
-        folder: OutputFolder,
-        continuation: Continuation,
-        start: Start,
-        stops: StopRequests,
-        collector: StudyCollector,
-    ) -> None:
-        self.set_up = StudySetUp(config, ranks, folder, continuation, start, stops, collector)
-        self.closing = Closing(
-            config=config,
-            ranks=ranks,
-            folder=folder,
-            continuation=continuation,
-            progress=self.set_up.progress,
-            stops=stops,
-            cores=self.set_up.cores,
-            is_online=not self.set_up.is_replay and not config.offline.write_files,
-            wall_s=self.set_up.wall_s,
-        )
-        self.stage = "set-up"
-        self.is_set_up = False
-
-    def run(self) -> int:
-        """Train to the end and close the account. Collective; returns the exit code of all ranks."""
-        set_up, stops = self.set_up, self.set_up.stops
-        with ExitStack() as stack:
-            try:
-                with seldom_collecting():
-                    training = set_up.open(stack)
-                self.is_set_up = True
-                stops.in_set_up = False
-                self.stage = "training"
-                training.run()
-                if set_up.display is not None:
-                    set_up.display.make_way()
-                self.stage = "checkpoint"
-                set_up.source.stop_receiving()
-                failpoint("server.before_last_checkpoint")
-                is_saved = set_up.checkpoints.take_last()
-                self.stage = "end"
-                failpoint("server.before_end")
-                set_up.source.stop_simulations(stops)
-                outcome = outcome_of(stops, is_saved=is_saved)
-            except Exception as error:
-                outcome = self._leave(error)
-        if set_up.config.offline.write_files and outcome.exit_code == 0:
-            outcome = self._write_files(outcome)
-        exit_code = self.closing.close(outcome, self._report(), self._results())
-        if set_up.config.offline.write_files and exit_code == 0 and set_up.ranks.rank == 0:
-            # Only now, since closing this study once more writes the files that are missing from it.
-            remove_tree(set_up.folder.record)
-        return exit_code
-
-    def _write_files(self, outcome: Outcome) -> Outcome:
-        """Write the samples, all of which are recorded, to files. Collective."""
-        set_up, stops = self.set_up, self.set_up.stops
-        simulations = set_up.source.simulations
-        ends = [] if simulations is None else [(i, end.state) for i, end in simulations.ends.items()]
-        in_state: dict[str, set[int]] = {phase: set() for phase in SimulationPhase}
-        for simulation, state in set_up.ranks.broadcast(ends):
-            in_state[state].add(simulation)
+def train(study: StudyRank) -> int:
+    """Train to the end and close the account. Collective; returns the exit code of all ranks."""
+    stage, stops = "set-up", study.stops
+    with ExitStack() as stack:
         try:
-            are_written = export_record(
-                set_up.ranks,
-                set_up.folder.record,
-                set_up.folder.samples,
-                finished=in_state[SimulationPhase.FINISHED],
-                invalid=in_state[SimulationPhase.INVALID],
-                must_leave=lambda: stops.pending is not None,
-            )
-        except SamplesNotWritten as error:
-            return Outcome(exit_code=error.exit_code, reason=FAILED, message=str(error))
-        if not are_written:
-            return Outcome(exit_code=EXIT_SAVED, reason="saved", message="all samples are recorded, not all in files")
-        return outcome
+            with seldom_collecting():
+                training = study.open(stack)
+            stage = "training"
+            training.run()
+            if study.display is not None:
+                study.display.make_way()
+            stage = "checkpoint"
+            study.source.stop_receiving()
+            failpoint("server.before_last_checkpoint")
+            is_saved = study.checkpoints.take_last()
+            stage = "end"
+            failpoint("server.before_end")
+            study.source.stop_simulations(stops)
+            outcome = outcome_of(stops, is_saved=is_saved)
+        except Exception as error:
+            outcome = _leave(study, error, stage)
+    writes_files = study.config.offline.write_files
+    if writes_files and outcome.exit_code == 0:
+        outcome = _write_files(study, outcome)
+    exit_code = close(study, outcome)
+    if writes_files and exit_code == 0 and study.ranks.rank == 0:
+        # Only now, since closing this study once more writes the files that are missing from it.
+        remove_tree(study.folder.record)
+    return exit_code
 
-    def _leave(self, error: Exception) -> Outcome:
-        """Make all ranks end because of `error`, in order if they can be reached, or else at once."""
-        set_up = self.set_up
-        set_up.stops.in_set_up = False
-        ranks, progress = set_up.ranks, set_up.progress
-        where: Any = {"phase": self.stage, "batch": progress.batches if self.stage == "training" else None}
-        # What is in the folder of a server that was replaced speaks of its successor.
-        folder = None if set_up.continuation.is_outdated() else set_up.folder.path
-        agreed = leave_together(error, ranks, folder, **where)
-        failure = (folder and Failure.read(folder)) or Failure.of(error, rank=ranks.rank, **where)
-        if failure.phase == "set-up":
-            # Also on a rank that was set up already: of a start that never trained, no rank has an account.
-            self.is_set_up = False
-        if agreed is None or ranks.rank == 0:
-            tell(f"rank {failure.rank} failed in {failure.phase}:\n{failure.traceback}", sys.stderr)
-        if agreed is None:
-            self.closing.close_alone(failure)
-            ranks.abort(failure.exit_code)
-        return self.closing.outcome_of_failure(failure)
 
-    def _results(self) -> Results | None:
-        """The results of a study that was set up."""
-        if not self.is_set_up:
-            return None
-        validation, best_models = self.set_up.validation, self.set_up.best_models
-        return Results(
-            simulations=self.set_up.source.simulations,
-            validation=validation.history,
-            best=validation.best,
-            best_models=[] if best_models is None else best_models.best,
-            rollout=validation.rollout,
-            has_changed_nothing=self.set_up.untrained.are_all,
-            unwritten_model=self.set_up.export.problem if self.set_up.export else "",
+def _write_files(study: StudyRank, outcome: Outcome) -> Outcome:
+    """Write the samples, all of which are recorded, to files. Collective."""
+    simulations = study.source.simulations
+    ends = [] if simulations is None else [(i, end.state) for i, end in simulations.ends.items()]
+    in_state: dict[str, set[int]] = {phase: set() for phase in SimulationPhase}
+    for simulation, state in study.ranks.broadcast(ends):
+        in_state[state].add(simulation)
+    try:
+        are_written = export_record(
+            study.ranks,
+            study.folder.record,
+            study.folder.samples,
+            finished=in_state[SimulationPhase.FINISHED],
+            invalid=in_state[SimulationPhase.INVALID],
+            must_leave=lambda: study.stops.pending is not None,
         )
+    except SamplesNotWritten as error:
+        return Outcome(exit_code=error.exit_code, reason=FAILED, message=str(error))
+    if not are_written:
+        return Outcome(exit_code=EXIT_SAVED, reason="saved", message="all samples are recorded, not all in files")
+    return outcome
 
-    def _report(self) -> RankReport:
-        set_up, source, slots = self.set_up, self.set_up.source, self.set_up.buffer.slots
-        set_up.phases.add("receive", source.receive_s)
-        if self.is_set_up and set_up.config.training.prefetch:
-            set_up.phases.add("prefetch", set_up.stream.prefetch_s)
-        memory_bytes = {
-            "buffer": slots.sample_bytes * slots.num_slots,
-            "peak": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
-        }
-        if self.is_set_up and (device := framework_of(set_up.server).device_bytes()):
-            memory_bytes["device_peak"] = device["memory/device_peak_bytes"]
-        return RankReport(
-            account=self._account(),
-            phases_s=set_up.phases.seconds,
-            memory_bytes=memory_bytes,
-            warnings=[*source.warnings, *(set_up.warnings if self.is_set_up else [])],
-        )
 
-    def _account(self) -> RankAccount:
-        source, buffer = self.set_up.source, self.set_up.buffer
-        received = source.account
-        if received is None or not self.is_set_up:
-            return RankAccount(intake={})
-        return RankAccount(
-            intake=received.intake,
-            duplicates=received.duplicates,
-            refused=received.refused,
-            drawn=self.set_up.stream.num_drawn,
-            dropped=self.set_up.stream.num_dropped,
-            withdrawn=received.withdrawn,
-            left=buffer.num_never_drawn + source.num_left,
-        )
+def _leave(study: StudyRank, error: Exception, stage: str) -> Outcome:
+    """Make all ranks end because of `error`, in order if they can be reached, or else at once."""
+    study.stops.in_set_up = False
+    ranks = study.ranks
+    where: Any = {"phase": stage, "batch": study.progress.batches if stage == "training" else None}
+    # What is in the folder of a server that was replaced speaks of its successor.
+    folder = None if study.continuation.is_outdated() else study.folder.path
+    agreed = leave_together(error, ranks, folder, **where)
+    failure = (folder and Failure.read(folder)) or Failure.of(error, rank=ranks.rank, **where)
+    if failure.phase == "set-up" or agreed is None:
+        # Also on a rank that was set up already: of a start that never trained, or whose ranks did not come together,
+        # no rank has an account.
+        study.is_set_up = False
+    if agreed is None or ranks.rank == 0:
+        tell(f"rank {failure.rank} failed in {failure.phase}:\n{failure.traceback}", sys.stderr)
+    if agreed is None:
+        write_and_show(study, outcome_of_failure(failure), [])
+        ranks.abort(failure.exit_code)
+    return outcome_of_failure(failure)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from stream_server.server.run.report import write_report
+from stream_server.server.study.report import write_report
 from tests.disk.scenarios.scenario import Tell
 
 FILE = "run/report.json"

@@ -1,30 +1,24 @@
 """report.json: how a study ended, as one object for people and for whatever started the study."""
 
 import json
-import platform
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from stream_server.errors import NotBalanced
 from stream_server.messages.simulation_phase import SimulationPhase
+from stream_server.server.checkpoint.capture import versions
 from stream_server.server.intake.account import Account, Learned, RankAccount, SimulationEnd, close_account
 from stream_server.server.progress.batches import SMALL_PART
 from stream_server.server.progress.phases import mean_over_ranks
-from stream_server.server.run.cores import Cores
+from stream_server.server.study.set_up import UNPROTECTED, StudyRank
 from stream_server.storage.disk import make_folder, replace_file
 from stream_server.wording import counted
 
-UNPROTECTED = (
-    "network.security is none: anybody who reaches the ports of this study can read and change what is sent over TCP, "
-    "and can send data of their own"
-)
+FAILED = "failed"
 NO_ACCOUNT = "the ranks did not come together at the end, so what they received and trained is not known here"
 FORMAT = 1
-PACKAGES = ("stream-server", "numpy", "pyzmq", "mpi4py", "torch")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,106 +56,80 @@ class RankReport:
         return cls(**{**plain, "account": RankAccount.from_json(plain["account"])})
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class StudyReport:
-    """The facts that rank 0 itself knows at the end.
-
-    `batches` counts the steps of the whole study (a step in which several ranks had a batch is one), `updates`
-    those of the optimizer, `draws` every use of a sample. `training_s` is what throughput is measured against.
-    `awaited` is what had to come from outside for the study to go on, `security` that of the TCP connections. A study
-    that `writes_files` trains on nothing; one that `has_changed_nothing` has each trainable parameter as at its start.
-    """
-
-    study: str
-    started: str
-    wall_s: float
-    training_s: float
-    learned: Learned
-    batches: int = 0
-    batches_per_rank: Sequence[int] = ()
-    updates: int = 0
-    draws: int = 0
-    lonely_steps: int = 0
-    restarts: int = 0
-    num_survived: int = 0
-    simulations: Mapping[int, SimulationEnd] = field(default_factory=dict)
-    failures: Sequence[Mapping[str, Any]] = ()
-    retried: Sequence[Mapping[str, Any]] = ()
-    failed_later: Sequence[Mapping[str, Any]] = ()
-    validation: Sequence[Mapping[str, Any]] = ()
-    best_models: Sequence[Mapping[str, Any]] = ()
-    best: Mapping[str, Any] = field(default_factory=dict)
-    rollout: Mapping[str, Any] | None = None
-    versions: Mapping[str, str] = field(default_factory=dict)
-    cores: Cores = field(default_factory=Cores)
-    awaited: str = ""
-    security: str = "curve"
-    writes_files: bool = False
-    has_changed_nothing: bool = False
-
-
-def build_report(
-    outcome: Outcome,
-    study: StudyReport,
-    ranks: Sequence[RankReport],
-    num_samples_of: Callable[[int], int] = int,
-) -> dict[str, Any]:
+def build_report(outcome: Outcome, study: StudyRank, ranks: Sequence[RankReport]) -> dict[str, Any]:
     """The whole of report.json. Without `ranks`, which did not come together at the end, it has no account.
 
     A study that would have ended well but whose account does not balance, or that has learned nothing from its
     samples, ends with the exit code of `NotBalanced`, and the message says why.
     """
+    config, progress, identity = study.config, study.progress, study.continuation.identity
+    # The output of a start that failed in its set-up: nothing, whatever earlier ones have saved.
+    simulations = study.source.simulations if study.is_set_up else None
+    ends = {} if simulations is None else simulations.ends
+    failures = [] if simulations is None else [*simulations.failures]
+    if simulations is not None and outcome.reason == FAILED:
+        # The last attempt of these had failed, and there would have been another one.
+        failures += simulations.failing
+    accounts, learned = [rank.account for rank in ranks], _learned(outcome, study)
     complete = outcome.reason == "finished" and outcome.exit_code == 0
-    accounts = [rank.account for rank in ranks]
-    account = close_account(
-        accounts, study.simulations, study.learned, complete=complete, num_samples_of=num_samples_of
-    )
+    account = close_account(accounts, ends, learned, complete=complete, num_samples_of=config.num_samples_of)
     problems = account.problems if ranks else [NO_ACCOUNT]
-    outcome = _judge(outcome, account, study)
+    has_changed_nothing = study.is_set_up and study.untrained.are_all
+    outcome = _judge(outcome, account, ends, updates=progress.updates, has_changed_nothing=has_changed_nothing)
     return {
         "format": FORMAT,
-        "study": study.study,
+        "study": config.study.name,
         "exit_code": outcome.exit_code,
         "exit_reason": outcome.reason,
         "message": outcome.message,
         "balanced": not problems,
         "unbalanced": list(problems),
         "warnings": [
-            *([UNPROTECTED] if study.security == "none" else []),
+            *([UNPROTECTED] if config.network.security == "none" else []),
             *study.cores.warnings,
-            *_ended_early(outcome, study.simulations),
+            *_ended_early(outcome, ends),
             *_left_out(account),
             *(f"rank {number}: {it}" for number, rank in enumerate(ranks) for it in rank.warnings),
         ],
-        "started": study.started,
-        "wall_s": round(study.wall_s, 3),
-        "restarts": study.restarts,
-        "ranks": len(ranks) or len(study.batches_per_rank),
-        "versions": dict(study.versions),
+        "started": identity.started,
+        "wall_s": round(study.wall_s(), 3),
+        "restarts": identity.incarnation - 1,
+        "ranks": study.ranks.size,
+        "versions": dict(versions(study.ranks.mpi_version)),
         "cores": study.cores.to_report(),
-        "simulations": {**_count(study.simulations, study.failures), "survived_restarts": study.num_survived},
-        "awaited": study.awaited,
-        "security": study.security,
-        "failures": [dict(failure) for failure in study.failures],
-        "retried": [dict(failure) for failure in study.retried],
-        "failed_later": [dict(failure) for failure in study.failed_later],
-        "samples": account.to_report("recorded" if study.writes_files else "trained"),
-        "lonely_steps": study.lonely_steps,
-        "draws": study.draws,
-        "batches": study.batches,
-        "batches_per_rank": list(study.batches_per_rank),
-        "updates": study.updates,
-        "validation": [dict(entry) for entry in study.validation],
-        "best_models": [dict(entry) for entry in study.best_models],
-        "best": dict(study.best),
-        "rollout": study.rollout,
+        "simulations": {
+            **_count(ends, failures),
+            "survived_restarts": 0 if simulations is None else simulations.num_survived,
+        },
+        "awaited": "" if simulations is None else simulations.awaited,
+        "security": config.network.security,
+        "failures": [dict(failure) for failure in failures],
+        "retried": [] if simulations is None else [dict(failure) for failure in simulations.retried],
+        "failed_later": [] if simulations is None else [dict(failure) for failure in simulations.failed_later],
+        "samples": account.to_report("recorded" if config.offline.write_files else "trained"),
+        "lonely_steps": progress.lonely_steps,
+        "draws": progress.draws,
+        "batches": progress.batches,
+        "batches_per_rank": list(progress.batches_per_rank),
+        "updates": progress.updates,
+        **study.results(),
         "throughput": {
-            "samples_per_s": _per_second(study.draws, study.training_s),
-            "batches_per_s": _per_second(study.batches, study.training_s),
+            "samples_per_s": _per_second(progress.draws, progress.elapsed_s),
+            "batches_per_s": _per_second(progress.batches, progress.elapsed_s),
         },
         "phases_s": {name: round(s, 3) for name, s in mean_over_ranks([rank.phases_s for rank in ranks]).items()},
         "memory_bytes": _sum([rank.memory_bytes for rank in ranks]),
     }
+
+
+def _learned(outcome: Outcome, study: StudyRank) -> Learned:
+    progress, stopped = study.progress, study.stops.agreed
+    return Learned(
+        trained=progress.samples if study.is_set_up else 0,
+        skipped=progress.skipped if study.is_set_up else 0,
+        added=progress.added if study.is_set_up else 0,
+        untrained_reason=outcome.reason if stopped is None else stopped.untrained_reason,
+    )
 
 
 def write_report(report: Mapping[str, Any], path: Path) -> None:
@@ -174,41 +142,35 @@ def write_report(report: Mapping[str, Any], path: Path) -> None:
     replace_file(path, text.encode())
 
 
-@cache
-def versions(mpi: str = "") -> Mapping[str, str]:
-    """Versions of Python and of the packages that matter, without importing them; `mpi` names the MPI."""
-    # Once, since it reads files of each package (2 ms in all), and rank 0 asks at every checkpoint.
-    found = {"python": platform.python_version()}
-    for package in PACKAGES:
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            continue
-    return {**found, "mpi": mpi} if mpi else found
-
-
-def _judge(outcome: Outcome, account: Account, study: StudyReport) -> Outcome:
+def _judge(
+    outcome: Outcome,
+    account: Account,
+    ends: Mapping[int, SimulationEnd],
+    *,
+    updates: int,
+    has_changed_nothing: bool,
+) -> Outcome:
     if outcome.exit_code != 0:
         return outcome
     if not account.balanced:
         message = "the account does not balance: " + "; ".join(account.problems)
-    elif study.updates == 0 and account.arrived:
+    elif updates == 0 and account.arrived:
         message = f"nothing was learned: no update was made, though {counted(account.arrived, 'time step')} came"
         fates = {"skipped": account.skipped, "rejected": account.num_rejected, "dropped": account.dropped}
         if found := [f"{num:,} were {name}" for name, num in fates.items() if num]:
             message += f", of which {' and '.join(found)}"
         message += ". The logs of the ranks say why; when that is repaired, start over with --fresh"
-    elif study.has_changed_nothing:
+    elif has_changed_nothing:
         message = (
-            f"nothing was learned: no parameter changed in {counted(study.updates, 'update')}, not by one bit. The "
+            f"nothing was learned: no parameter changed in {counted(updates, 'update')}, not by one bit. The "
             "optimizers were stepped without a gradient, or with a learning rate of 0: with manual optimisation call "
             "zero_grad, self.manual_backward(loss) and step in this order; then start over with --fresh"
         )
     elif outcome.reason == "finished" and account.never_produced and not outcome.message:
-        return replace(outcome, message=_what_is_missing(account, study.simulations))
+        return replace(outcome, message=_what_is_missing(account, ends))
     else:
         return outcome
-    return Outcome(exit_code=NotBalanced.exit_code, reason="failed", message=message)
+    return Outcome(exit_code=NotBalanced.exit_code, reason=FAILED, message=message)
 
 
 def _what_is_missing(account: Account, simulations: Mapping[int, SimulationEnd]) -> str:
