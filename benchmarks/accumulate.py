@@ -46,7 +46,7 @@ def measure() -> None:
                     is_missing = update % 3 == 2 and index == ACCUMULATE - 1
                     batch = None if is_missing and ranks.rank == 1 else batches[index]
                     sizes = (batches[index].size, 0 if is_missing else batches[index].size)
-                    union_batch = UnionBatch(own=batch, sizes=sizes, num_first=0, lonely=False)
+                    union_batch = UnionBatch(own=batch, sizes=sizes)
                     step.run(union_batch, None if batch is None else batch.data, index)
             num_reduced = sum(event.count for event in profiler.key_averages() if "all_reduce" in event.key.lower())
             counts.append((num_reduced, num_buckets))

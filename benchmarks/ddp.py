@@ -27,7 +27,7 @@ from torch.nn.parallel import DistributedDataParallel
 from benchmarks.measure import Result, result, show
 from benchmarks.step import BATCH_SIZE, NUM_NODES, NUM_PARAMETERS, make_model
 from stream_server import TorchServer
-from stream_server.server.progress.batches import Batch, UnionBatch
+from stream_server.server.progress.batches import Batch, StepCounts, UnionBatch
 from stream_server.server.progress.progress import Progress
 from stream_server.server.ranks.communicator import Ranks, ranks_from_environment
 from stream_server.server.training.torch.step import TorchStep
@@ -97,7 +97,7 @@ class Ours:
         sizes = (BATCH_SIZE,) * self._ranks.size
         for index in range(STEPS_PER_ROUND):
             batch = self._batches[index % len(self._batches)]
-            union_batch = UnionBatch(own=batch, sizes=sizes, num_first=BATCH_SIZE, lonely=False)
+            union_batch = UnionBatch(own=batch, sizes=sizes, counts=StepCounts(num_first=BATCH_SIZE))
             outcome = step.run(union_batch, step.to_device(batch.data), progress.batches)
             progress.count_batch(union_batch)
             progress.count_update(outcome)

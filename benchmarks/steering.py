@@ -80,7 +80,7 @@ class Steered:
             batch = Batch(data=None, size=BATCH_SIZE, keys=keys, is_first=np.zeros(BATCH_SIZE, bool))
             losses = torch.rand(BATCH_SIZE)
             self._feedback.scores.note(batch, StepOutcome(loss=0.5, sample_losses=losses))
-            self._progress.count_batch(UnionBatch(own=None, sizes=(BATCH_SIZE,), num_first=0, lonely=False))
+            self._progress.count_batch(UnionBatch(own=None, sizes=(BATCH_SIZE,)))
             self._feedback.on_round(None)
 
     def _take(self, results: Mapping[int, Any]) -> None:

@@ -22,7 +22,7 @@ from torch.optim.swa_utils import AveragedModel
 
 from stream_server.errors import ConfigError, UserCodeError
 from stream_server.server.metrics.union_mean import UnionMean
-from stream_server.server.progress.batches import UnionBatch
+from stream_server.server.progress.batches import StepCounts, UnionBatch
 from stream_server.server.progress.progress import Progress
 from stream_server.server.ranks.communicator import ranks_from_environment
 from stream_server.server.training.torch.step import TorchStep
@@ -389,7 +389,7 @@ def union_batch_of(parts: Sequence[Pair]) -> tuple[UnionBatch, Pair | None]:
     sizes = tuple(len(x) for x, _ in parts)
     own = parts[RANKS.rank] if sizes[RANKS.rank] else None
     batch = None if own is None else batch_of(own, len(own[0]))
-    return UnionBatch(own=batch, sizes=sizes, num_first=sum(sizes), lonely=False), own
+    return UnionBatch(own=batch, sizes=sizes, counts=StepCounts(num_first=sum(sizes))), own
 
 
 def train_on_ranks(job: dict[str, Any]) -> tuple[Server, dict[str, Any]]:

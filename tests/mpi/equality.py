@@ -121,7 +121,7 @@ def union_batches(steps: list[list[int]]) -> Iterator[tuple[UnionBatch, Any]]:
         parts = [len(union)] if RANKS.size == 1 else sizes
         rows = union.split(parts)[RANKS.rank]
         batch = batch_of((rows[:, :3], rows[:, 3:]), len(rows)) if len(rows) else None
-        yield UnionBatch(own=batch, sizes=tuple(parts), num_first=0, lonely=False), batch and batch.data
+        yield UnionBatch(own=batch, sizes=tuple(parts)), batch and batch.data
 
 
 @contextmanager

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from stream_server.server.progress.batches import UnionBatch
+from stream_server.server.progress.batches import StepCounts, UnionBatch
 from stream_server.server.ranks.communicator import SoloRanks
 from stream_server.server.training.torch.step import TorchStep
 from stream_server.server.user.torch_server import TorchServer
@@ -186,9 +186,8 @@ def trained(name: str, restarts: Sequence[int], **keys: Any) -> list[list[float]
                 step.load_state_dict(from_bytes(saved))
             for index in range(first, stop):
                 x = samples(index)
-                batch = UnionBatch(
-                    own=batch_of(x, NUM_SAMPLES), sizes=(NUM_SAMPLES,), num_first=NUM_SAMPLES, lonely=False
-                )
+                counts = StepCounts(num_first=NUM_SAMPLES)
+                batch = UnionBatch(own=batch_of(x, NUM_SAMPLES), sizes=(NUM_SAMPLES,), counts=counts)
                 step.run(batch, step.to_device(x), index)
             step.synchronize()
             saved = to_bytes(step.state_dict())

@@ -8,7 +8,7 @@ import pytest
 
 from stream_server.server.intake.ledger import Ledger
 from stream_server.server.metrics.metrics import Metrics
-from stream_server.server.progress.batches import StepOutcome, UnionBatch
+from stream_server.server.progress.batches import StepCounts, StepOutcome, UnionBatch
 from stream_server.server.progress.phases import Phases
 from stream_server.server.progress.progress import Progress
 from stream_server.server.ranks.communicator import SoloRanks
@@ -32,10 +32,10 @@ class Stateful:
 
 
 def train(progress: Progress) -> None:
-    progress.count_batch(UnionBatch(own=None, sizes=(0, 4), num_first=3, lonely=True))
-    progress.count_batch(UnionBatch(own=None, sizes=(2, 4), num_first=6, lonely=False))
+    progress.count_batch(UnionBatch(own=None, sizes=(0, 4), counts=StepCounts(num_first=3), lonely=True))
+    progress.count_batch(UnionBatch(own=None, sizes=(2, 4), counts=StepCounts(num_first=6)))
     progress.count_update(StepOutcome(skipped=progress.batches > 2))
-    progress.count_batch(UnionBatch(own=None, sizes=(2, 4), num_first=1, lonely=False))
+    progress.count_batch(UnionBatch(own=None, sizes=(2, 4), counts=StepCounts(num_first=1)))
     progress.best = {"batch": progress.batches, "loss": 0.5}
 
 

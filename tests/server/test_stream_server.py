@@ -9,7 +9,7 @@ import pytest
 from stream_server.errors import ConfigError, UserCodeError
 from stream_server.server.metrics.metrics import Metrics
 from stream_server.server.metrics.union_mean import UnionMean
-from stream_server.server.progress.batches import StepOutcome, UnionBatch
+from stream_server.server.progress.batches import StepCounts, StepOutcome, UnionBatch
 from stream_server.server.progress.phases import Phases
 from stream_server.server.progress.progress import Progress
 from stream_server.server.progress.stop import StopReason, StopRequests
@@ -120,7 +120,7 @@ def test_a_plain_server_refuses_what_it_would_ignore() -> None:
 
 def union_batch_of(sizes: list[int], rank: int) -> UnionBatch:
     batch = batch_of(None, sizes[rank]) if sizes[rank] else None
-    return UnionBatch(own=batch, sizes=tuple(sizes), num_first=sum(sizes), lonely=False)
+    return UnionBatch(own=batch, sizes=tuple(sizes), counts=StepCounts(num_first=sum(sizes)))
 
 
 class Linear(StreamServer):

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from stream_server.errors import UserCodeError
-from stream_server.server.progress.batches import StepOutcome, UnionBatch
+from stream_server.server.progress.batches import StepCounts, StepOutcome, UnionBatch
 from stream_server.server.ranks.communicator import SoloRanks
 from stream_server.server.training.torch.step import TorchStep
 from stream_server.server.user.torch_server import TorchServer
@@ -87,7 +87,8 @@ def train(step: TorchStep, first: int, stop: int) -> list[StepOutcome]:
     outcomes = []
     for index in range(first, stop):
         data = batch(index)
-        union_batch = UnionBatch(own=batch_of(data, len(data)), sizes=(len(data),), num_first=len(data), lonely=False)
+        counts = StepCounts(num_first=len(data))
+        union_batch = UnionBatch(own=batch_of(data, len(data)), sizes=(len(data),), counts=counts)
         outcomes.append(step.run(union_batch, step.to_device(data), index))
         if outcomes[-1].updated:
             step_schedule(step._server)
@@ -259,7 +260,7 @@ def test_a_skipped_update_is_no_part_of_the_state() -> None:
         train(step, 0, 3)
         before = step.state_dict()["optimizers"]
         data = torch.full((2, 3), float("nan"), dtype=torch.float64)
-        union_batch = UnionBatch(own=batch_of(data, 2), sizes=(2,), num_first=2, lonely=False)
+        union_batch = UnionBatch(own=batch_of(data, 2), sizes=(2,), counts=StepCounts(num_first=2))
         assert step.run(union_batch, data, 3).skipped
         assert to_bytes(step.state_dict()["optimizers"]) == to_bytes(before)
 
@@ -269,7 +270,8 @@ def test_weights_of_each_precision_come_back_bit_by_bit(precision: str) -> None:
     with fresh(Noisy, precision=precision) as step:
         dtype = next(step._server.model.parameters()).dtype
         data = batch(0).to(dtype)
-        union_batch = UnionBatch(own=batch_of(data, len(data)), sizes=(len(data),), num_first=len(data), lonely=False)
+        counts = StepCounts(num_first=len(data))
+        union_batch = UnionBatch(own=batch_of(data, len(data)), sizes=(len(data),), counts=counts)
         step.run(union_batch, data, 0)
         state = saved(step)
     with fresh(Noisy, precision=precision) as other:
@@ -280,7 +282,7 @@ def test_weights_of_each_precision_come_back_bit_by_bit(precision: str) -> None:
 def test_how_many_updates_were_skipped_in_a_row_is_not_forgotten() -> None:
     keys = {"max_nonfinite": 2}
     data = torch.full((2, 3), float("nan"), dtype=torch.float64)
-    union_batch = UnionBatch(own=batch_of(data, 2), sizes=(2,), num_first=2, lonely=False)
+    union_batch = UnionBatch(own=batch_of(data, 2), sizes=(2,), counts=StepCounts(num_first=2))
     with fresh(Momentum, **keys) as step:
         step.run(union_batch, data, 0)
         step.run(union_batch, data, 1)

@@ -14,7 +14,7 @@ from stream_server.buffers import WindowShape
 from stream_server.config.training_sections import RolloutSettings
 from stream_server.errors import ConfigError, UserCodeError
 from stream_server.server.intake.validation_store import ValidationStore
-from stream_server.server.progress.batches import StepOutcome, UnionBatch
+from stream_server.server.progress.batches import StepCounts, StepOutcome, UnionBatch
 from stream_server.server.ranks.communicator import SoloRanks
 from stream_server.server.training.torch.collate import TorchCollate
 from stream_server.server.training.torch.devices import limit_threads
@@ -654,7 +654,7 @@ def test_each_precision_sets_the_dtype_of_weights_and_data(
     stacked = server.collate([(np.ones(1), 3), (np.ones(1), 4)])
     assert (stacked[0].dtype, stacked[1].dtype) == (data, torch.int64)
     with TorchStep(server, SoloRanks(), server.config) as step:
-        union_batch = UnionBatch(own=batch_of(stacked[0], 2), sizes=(2,), num_first=2, lonely=False)
+        union_batch = UnionBatch(own=batch_of(stacked[0], 2), sizes=(2,), counts=StepCounts(num_first=2))
         assert step.run(union_batch, stacked[0], 0) == StepOutcome(loss=1.0)
         assert server.model.weight.dtype == weights
 

@@ -40,7 +40,7 @@ def feedback(
 
 
 def stepped(progress: Progress) -> None:
-    progress.count_batch(UnionBatch(own=None, sizes=(1,), num_first=0, lonely=False))
+    progress.count_batch(UnionBatch(own=None, sizes=(1,)))
 
 
 def test_losses_are_counted_by_simulation_and_above_the_mean_of_their_batch() -> None:

@@ -13,7 +13,7 @@ from stream_server.server.checkpoint.folder import MODEL, STUDY, CheckpointFolde
 from stream_server.server.checkpoint.saver import commit as commit_checkpoint
 from stream_server.server.checkpoint.saver import write_files
 from stream_server.server.checkpoint.user_state import user_file
-from stream_server.server.progress.batches import UnionBatch
+from stream_server.server.progress.batches import StepCounts, UnionBatch
 from stream_server.server.ranks.communicator import SoloRanks
 from stream_server.server.user.framework import Step, framework_of
 from stream_server.server.user.normalization import Normalization
@@ -67,7 +67,7 @@ def train(step: Step, num: int) -> None:
     """So many steps, on the same batches each time."""
     for index in range(num):
         data = torch.randn(6, 2, generator=torch.Generator().manual_seed(index))
-        union_batch = UnionBatch(own=batch_of(data, 6), sizes=(6,), num_first=6, lonely=False)
+        union_batch = UnionBatch(own=batch_of(data, 6), sizes=(6,), counts=StepCounts(num_first=6))
         step.run(union_batch, step.to_device(data), index)
 
 

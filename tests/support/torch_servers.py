@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from stream_server.server.progress.batches import StepOutcome, UnionBatch
+from stream_server.server.progress.batches import StepCounts, StepOutcome, UnionBatch
 from stream_server.server.ranks.communicator import SoloRanks
 from stream_server.server.training.torch.precision import LossScaling
 from stream_server.server.training.torch.step import TorchStep
@@ -46,7 +46,7 @@ def union_batch_of(values: Sequence[float], first_step: int = 0) -> tuple[UnionB
     data = torch.tensor(values, dtype=torch.float64)[:, None]
     batch = batch_of(data, len(values))
     batch.keys[:] = np.array([np.full(len(values), 7), first_step + np.arange(len(values))])
-    return UnionBatch(own=batch, sizes=(len(values),), num_first=len(values), lonely=False), data
+    return UnionBatch(own=batch, sizes=(len(values),), counts=StepCounts(num_first=len(values))), data
 
 
 def train(server: TorchServer, batches: Sequence[Sequence[float]], **options: Any) -> list[StepOutcome | None]:

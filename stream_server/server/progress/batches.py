@@ -1,7 +1,7 @@
 """The batches of one training step of all ranks, and its outcome."""
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,14 +10,28 @@ from numpy.typing import NDArray
 SMALL_PART = 0.01
 
 
+class StepCounts(NamedTuple):
+    """The counts of one training step on one rank, or of all ranks together.
+
+    `num_first` samples are drawn for the first time. Only where a loader of the user's makes batches, `num_added` are
+    not of the stream, or were in a batch before, and `num_dropped` draws came into none, `num_first_dropped` of them
+    first ones. Rank 0 alone has samples that it knows will never come, and `elapsed_us`, its microseconds of training.
+    """
+
+    num_first: int = 0
+    num_added: int = 0
+    num_dropped: int = 0
+    num_first_dropped: int = 0
+    num_missing: int = 0
+    elapsed_us: int = 0
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Batch:
     """The samples of one training step on one rank.
 
     `keys` are the simulation ids and the time steps of the samples of the stream, shape (2, …); those that `is_first`
-    tells, `num_first` in all, are drawn for the first time. Only where a loader of the user's makes batches,
-    `num_added` samples are not of the stream, or were in a batch before, and `num_dropped` draws came into none,
-    `num_first_dropped` of them first ones.
+    tells are drawn for the first time. The other counts are those of `StepCounts`.
     """
 
     data: Any
@@ -32,30 +46,27 @@ class Batch:
     def num_first(self) -> int:
         return int(np.count_nonzero(self.is_first))
 
+    @property
+    def counts(self) -> StepCounts:
+        return StepCounts(self.num_first, self.num_added, self.num_dropped, self.num_first_dropped)
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class UnionBatch:
     """The batches of one step: `own` of this rank, if it has one, and `sizes`, the number of samples of each rank.
 
-    `num_first` of the union batch are drawn for the first time. `lonely`: ranks that wait for data take part empty.
-    `num_added`, `num_dropped` and `num_first_dropped` are sums of those of `Batch`.
-    `elapsed_s`: the seconds of training on rank 0's clock. `num_missing`: samples that rank 0 knows will never come.
+    `counts` are those of all ranks. `lonely`: ranks that wait for data take part empty.
     """
 
     own: Batch | None
     sizes: tuple[int, ...]
-    num_first: int
-    lonely: bool
-    elapsed_s: float = 0.0
-    num_missing: int = 0
-    num_added: int = 0
-    num_dropped: int = 0
-    num_first_dropped: int = 0
+    counts: StepCounts = field(default_factory=StepCounts)
+    lonely: bool = False
 
     @property
     def num_draws(self) -> int:
         """The draws from the buffers that this step settles."""
-        return self.num_samples - self.num_added + self.num_dropped
+        return self.num_samples - self.counts.num_added + self.counts.num_dropped
 
     @property
     def num_samples(self) -> int:

@@ -97,17 +97,18 @@ class Progress:
 
     def count_batch(self, union_batch: "UnionBatch") -> None:
         """Count one step of the union batch."""
-        self.agreed_s = union_batch.elapsed_s
+        counts = union_batch.counts
+        self.agreed_s = counts.elapsed_us / 1e6
         self.batches += 1
         self.draws += union_batch.num_draws
-        self.dropped += union_batch.num_first_dropped
-        self.added += union_batch.num_added
-        self.num_missing = union_batch.num_missing
+        self.dropped += counts.num_first_dropped
+        self.added += counts.num_added
+        self.num_missing = counts.num_missing
         self.lonely_steps += union_batch.lonely
         self.batches_per_rank = [
             num + (size > 0) for num, size in zip(self.batches_per_rank, union_batch.sizes, strict=True)
         ]
-        self._unsettled += union_batch.num_first
+        self._unsettled += counts.num_first
         self._fraction = self.fraction or 0.0
 
     def count_update(self, outcome: "StepOutcome") -> None:

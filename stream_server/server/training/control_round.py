@@ -9,13 +9,14 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from stream_server.errors import Closed, PeerFailed
-from stream_server.server.progress.batches import Batch, UnionBatch
+from stream_server.server.progress.batches import Batch, StepCounts, UnionBatch
 from stream_server.server.progress.phases import Phases
 from stream_server.server.progress.stop import StopReason, StopRequests
 from stream_server.server.ranks.communicator import Ranks
@@ -24,7 +25,6 @@ IDLE_S = 1.0
 HELD_S = 0.05
 LONELY_S = 2.0
 OFFER_S = 10.0
-NUM_SHARED = 8
 
 
 class SaveState(NamedTuple):
@@ -101,24 +101,19 @@ class Statement:
     saves: SaveState = NOTHING
 
     def packed(self, rank: int, num_ranks: int) -> NDArray[np.int64]:
-        """Integers to be added up: batch sizes and exit codes by rank, then counts."""
-        numbers = np.zeros(2 * num_ranks + NUM_SHARED + len(SaveState._fields) + len(StopReason), np.int64)
-        shared = numbers[2 * num_ranks :]
-        numbers[num_ranks + rank] = self.exit_code
+        """Integers to be added up: batch sizes and exit codes by rank, then counts, the checkpoint and the stop."""
+        sizes, exit_codes, stops = [0] * num_ranks, [0] * num_ranks, [0] * len(StopReason)
+        counts = StepCounts()
+        exit_codes[rank] = self.exit_code
         if self.batch is not None:
-            numbers[rank] = self.batch.size
-            shared[0] = self.batch.num_first
-            shared[5] = self.batch.num_added
-            shared[6] = self.batch.num_dropped
-            shared[7] = self.batch.num_first_dropped
-        shared[1] = self.drained
-        shared[2] = self.impatient
-        shared[3] = round(self.elapsed_s * 1e6) if rank == 0 else 0
-        shared[4] = self.num_missing if rank == 0 else 0
-        shared[NUM_SHARED : NUM_SHARED + len(self.saves)] = self.saves
+            sizes[rank] = self.batch.size
+            counts = self.batch.counts
+        if rank == 0:
+            counts = counts._replace(num_missing=self.num_missing, elapsed_us=round(self.elapsed_s * 1e6))
         if self.stop is not None:
-            shared[NUM_SHARED + len(self.saves) + self.stop] = 1
-        return numbers
+            stops[self.stop] = 1
+        shared = [*counts, self.drained, self.impatient, *self.saves, *stops]
+        return np.array([*sizes, *exit_codes, *shared], np.int64)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -127,35 +122,26 @@ class Round:
 
     sizes: tuple[int, ...]
     exit_codes: tuple[int, ...]
-    num_first: int
+    counts: StepCounts
     num_drained: int
     impatient: bool
-    elapsed_s: float
-    num_missing: int
-    num_added: int
-    num_dropped: int
-    num_first_dropped: int
     saves: SaveState
     stop: StopReason | None
 
     @classmethod
     def of(cls, total: NDArray[np.int64], num_ranks: int) -> "Round":
-        numbers = total.tolist()
-        first, drained, impatient, elapsed_us, num_missing, added, dropped, first_dropped, *others = numbers[
-            2 * num_ranks :
-        ]
-        saves, stops = SaveState(*others[: len(SaveState._fields)]), others[len(SaveState._fields) :]
+        numbers = iter(total.tolist())
+        sizes, exit_codes = tuple(islice(numbers, num_ranks)), tuple(islice(numbers, num_ranks))
+        counts = StepCounts(*islice(numbers, len(StepCounts._fields)))
+        num_drained, num_impatient = islice(numbers, 2)
+        saves = SaveState(*islice(numbers, len(SaveState._fields)))
+        stops = list(numbers)
         return cls(
-            sizes=tuple(numbers[:num_ranks]),
-            exit_codes=tuple(numbers[num_ranks : 2 * num_ranks]),
-            num_first=first,
-            num_drained=drained,
-            impatient=impatient > 0,
-            elapsed_s=elapsed_us / 1e6,
-            num_missing=num_missing,
-            num_added=added,
-            num_dropped=dropped,
-            num_first_dropped=first_dropped,
+            sizes=sizes,
+            exit_codes=exit_codes,
+            counts=counts,
+            num_drained=num_drained,
+            impatient=num_impatient > 0,
             saves=saves,
             # Going through an enumeration takes 2 µs.
             stop=next(filter(stops.__getitem__, StopReason)) if any(stops) else None,
@@ -179,17 +165,7 @@ class Round:
         lonely = self.num_idle > 0
         if not self.num_active or (lonely and (needs_every_rank or not self.impatient)):
             return None
-        return UnionBatch(
-            own=batch,
-            sizes=self.sizes,
-            num_first=self.num_first,
-            lonely=lonely,
-            num_missing=self.num_missing,
-            num_added=self.num_added,
-            num_dropped=self.num_dropped,
-            num_first_dropped=self.num_first_dropped,
-            elapsed_s=self.elapsed_s,
-        )
+        return UnionBatch(own=batch, sizes=self.sizes, counts=self.counts, lonely=lonely)
 
 
 class LonelyWait:

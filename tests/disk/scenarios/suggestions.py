@@ -126,7 +126,7 @@ class SteeredServer:
         )
         self._feedback.scores.note(batch, StepOutcome(loss=0.0, sample_losses=np.array(losses)))
         if self._number % 2 == 0:
-            self._progress.count_batch(UnionBatch(own=batch, sizes=(batch.size,), num_first=0, lonely=False))
+            self._progress.count_batch(UnionBatch(own=batch, sizes=(batch.size,)))
             self._feedback.on_round(None)
             self._check_results()
         state = {"results": self._feedback.state_dict(), "scores": self._feedback.scores.rank_state()}

@@ -75,7 +75,7 @@ def train(case: Case, steps: list[list[int]], training: dict[str, Any]) -> dict[
         for index, sizes in enumerate(steps):
             own = [next(rows) for _ in sizes][RANKS.rank]
             batch = batch_of(own, len(own)) if len(own) else None
-            union_batch = UnionBatch(own=batch, sizes=tuple(sizes), num_first=0, lonely=False)
+            union_batch = UnionBatch(own=batch, sizes=tuple(sizes))
             outcome = step.run(union_batch, batch and step.to_device(batch.data), index)
             server.progress.count_batch(union_batch)
             if outcome.updated:

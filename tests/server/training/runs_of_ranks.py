@@ -5,7 +5,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from stream_server.server.progress.batches import UnionBatch
+from stream_server.server.progress.batches import StepCounts, UnionBatch
 
 
 def study(
@@ -35,4 +35,4 @@ def full_batches(num_ranks: int, batch_size: int, num: int) -> Iterator[UnionBat
         for rank in range(num_ranks):
             sizes.append(min(batch_size, -(-num // (num_ranks - rank))))
             num -= sizes[-1]
-        yield UnionBatch(own=None, sizes=tuple(sizes), num_first=sum(sizes), lonely=False)
+        yield UnionBatch(own=None, sizes=tuple(sizes), counts=StepCounts(num_first=sum(sizes)))

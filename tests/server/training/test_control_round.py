@@ -54,7 +54,7 @@ def walk(scripts: Sequence[Script], **options: Any) -> list[Walk]:
 def test_all_ranks_take_the_same_steps() -> None:
     first, second = walk([[batch_of("a", 2), batch_of("b", 2)], [batch_of("c", 2), batch_of("d", 1, num_first=0)]])
     assert first.sizes == second.sizes == [(2, 2), (2, 1)]
-    assert [union_batch.num_first for union_batch in first.union_batches] == [4, 2]
+    assert [union_batch.counts.num_first for union_batch in first.union_batches] == [4, 2]
     assert [union_batch.own.data for union_batch in second.union_batches if union_batch.own] == ["c", "d"]
     assert first.stops.agreed is None
 
@@ -333,6 +333,6 @@ def test_the_time_of_a_turn_is_that_of_rank_0_on_all_ranks() -> None:
         stream = ScriptedStream([batch_of("a", 1)])
         clock = iter([0.25, 1.5]) if ranks.rank == 0 else iter([7.0, 8.0])
         union_batches = in_lockstep(stream, ranks, StopRequests(), phases=Phases(), elapsed_s=lambda: next(clock))
-        return [union_batch.elapsed_s for union_batch in union_batches]
+        return [union_batch.counts.elapsed_us / 1e6 for union_batch in union_batches]
 
     assert on_ranks(3, run) == [[0.25]] * 3

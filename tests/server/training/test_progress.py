@@ -2,7 +2,7 @@
 
 import pytest
 
-from stream_server.server.progress.batches import StepOutcome, UnionBatch
+from stream_server.server.progress.batches import StepCounts, StepOutcome, UnionBatch
 from stream_server.server.progress.length import TrainingLength
 from stream_server.server.progress.progress import Progress
 from tests.server.training.runs_of_ranks import study
@@ -11,15 +11,14 @@ from tests.support.settings import length_of
 
 def union_batch(*sizes: int, num_first: int | None = None, elapsed_s: float = 0.0, num_missing: int = 0) -> UnionBatch:
     first = sum(sizes) if num_first is None else num_first
-    return UnionBatch(
-        own=None, sizes=sizes, num_first=first, lonely=False, elapsed_s=elapsed_s, num_missing=num_missing
-    )
+    counts = StepCounts(num_first=first, num_missing=num_missing, elapsed_us=round(elapsed_s * 1e6))
+    return UnionBatch(own=None, sizes=sizes, counts=counts)
 
 
 def test_progress_comes_back_as_it_was() -> None:
     now = [10.0]
     progress = Progress(2, clock=lambda: now[0])
-    union_batch = UnionBatch(own=None, sizes=(0, 4), num_first=3, lonely=True)
+    union_batch = UnionBatch(own=None, sizes=(0, 4), counts=StepCounts(num_first=3), lonely=True)
     progress.count_batch(union_batch)
     progress.count_update(StepOutcome(skipped=True))
     now[0] = 15.0

@@ -12,7 +12,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stream_server.server.progress.batches import StepOutcome, UnionBatch
+from stream_server.server.progress.batches import StepCounts, StepOutcome, UnionBatch
 from stream_server.server.progress.progress import Progress
 from tests.server.training.runs_of_ranks import full_batches, study
 from tests.support.examples import examples
@@ -91,7 +91,7 @@ class History:
         now.drawn, now.drawn_new, now.batches = now.drawn + num, now.drawn_new + num_first, now.batches + 1
         now.told = now.num_missing if self.is_told else 0
         self.progress.count_batch(
-            UnionBatch(own=None, sizes=tuple(sizes), num_first=num_first, lonely=False, num_missing=now.told)
+            UnionBatch(own=None, sizes=tuple(sizes), counts=StepCounts(num_first=num_first, num_missing=now.told))
         )
         now.settled += 1
         if now.settled == self.config.training.accumulate:

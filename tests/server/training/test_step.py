@@ -7,7 +7,7 @@ import pytest
 
 from stream_server.errors import ConfigError
 from stream_server.server.metrics.union_mean import UnionMean
-from stream_server.server.progress.batches import UnionBatch
+from stream_server.server.progress.batches import StepCounts, UnionBatch
 from stream_server.server.ranks.communicator import Ranks, SoloRanks
 from stream_server.server.training.plain_step import PlainStep
 from stream_server.server.user.framework import framework_of
@@ -117,7 +117,7 @@ def test_a_model_that_a_restart_loses_or_that_each_rank_has_for_itself_is_told(
         server.union_mean = UnionMean(ranks)
         server.rank = ranks.rank
         with PlainStep(server, ranks) as step:
-            union_batch = UnionBatch(own=batch_of(None, 1), sizes=(1,) * ranks.size, num_first=1, lonely=False)
+            union_batch = UnionBatch(own=batch_of(None, 1), sizes=(1,) * ranks.size, counts=StepCounts(num_first=1))
             if kind is not StreamServer:
                 step.run(union_batch, None, 0)
                 server.on_step_end()

@@ -48,7 +48,7 @@ def validation_loss(precision: str) -> float:
     with TorchStep(server, SoloRanks(), config) as step:
         for index in range(NUM_STEPS):
             data = plates(rng, NUM_SAMPLES)
-            union_batch = UnionBatch(own=batch_of(data, NUM_SAMPLES), sizes=(NUM_SAMPLES,), num_first=0, lonely=False)
+            union_batch = UnionBatch(own=batch_of(data, NUM_SAMPLES), sizes=(NUM_SAMPLES,))
             step.run(union_batch, data, index)
         with step.evaluating():
             return float(server.validation_step(plates(np.random.default_rng(2), 256), 0))

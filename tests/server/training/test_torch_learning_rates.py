@@ -7,7 +7,7 @@ import torch
 from torch.optim import lr_scheduler as schedulers
 
 from stream_server.errors import UserCodeError
-from stream_server.server.progress.batches import StepOutcome, UnionBatch
+from stream_server.server.progress.batches import StepCounts, StepOutcome, UnionBatch
 from stream_server.server.progress.length import TrainingLength
 from stream_server.server.progress.progress import Progress
 from stream_server.server.training.torch.learning_rates import MANY, LearningRates
@@ -71,7 +71,7 @@ def step(server: Scale, rates: LearningRates, *, num_first: int, skipped: bool =
     """As the loop does."""
     if not skipped and not isinstance(server.optimizer, list):
         server.optimizer.step()
-    union_batch = UnionBatch(own=None, sizes=(BATCH_SIZE,), num_first=num_first, lonely=False)
+    union_batch = UnionBatch(own=None, sizes=(BATCH_SIZE,), counts=StepCounts(num_first=num_first))
     server.progress.count_batch(union_batch)
     server.progress.count_update(StepOutcome(skipped=skipped))
     rates.on_step_end(server)
@@ -365,7 +365,7 @@ def grown(factor: int, *, num_steps: int = NUM_STEPS) -> tuple[Scale, LearningRa
     rates = LearningRates(server)
     for _ in range(num_steps):
         server.optimizer.step()
-        whole = UnionBatch(own=None, sizes=(BATCH_SIZE,), num_first=BATCH_SIZE, lonely=False)
+        whole = UnionBatch(own=None, sizes=(BATCH_SIZE,), counts=StepCounts(num_first=BATCH_SIZE))
         server.progress.count_batch(whole)
         server.progress.count_update(StepOutcome())
         rates.on_step_end(server)

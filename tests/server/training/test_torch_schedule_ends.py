@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.optim import lr_scheduler as schedulers
 
-from stream_server.server.progress.batches import StepOutcome, UnionBatch
+from stream_server.server.progress.batches import StepCounts, StepOutcome, UnionBatch
 from stream_server.server.progress.length import TrainingLength
 from stream_server.server.progress.progress import Progress
 from stream_server.server.training.torch.learning_rates import LearningRates
@@ -116,7 +116,7 @@ def test_steps_that_are_not_full_neither_overrun_a_schedule_nor_bring_it_back_up
     """At the end one rank alone has samples, one by one."""
     start = Started(server_class(), 3)
     start.train(list(full_batches(3, BATCH_SIZE, NUM_SAMPLES - num_late)))
-    start.train([UnionBatch(own=None, sizes=(1, 0, 0), num_first=1, lonely=False)] * num_late)
+    start.train([UnionBatch(own=None, sizes=(1, 0, 0), counts=StepCounts(num_first=1))] * num_late)
     expected = undisturbed(server_class, NUM_SAMPLES // (3 * BATCH_SIZE))
     assert start.rate == expected[-1]
     start.end()

@@ -11,7 +11,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from stream_server.errors import ConfigError, UserCodeError
 from stream_server.server.model.best_models import BestFolder
 from stream_server.server.model.saved_model import find_saved_model, load_model, model_files
-from stream_server.server.progress.batches import UnionBatch
+from stream_server.server.progress.batches import StepCounts, UnionBatch
 from stream_server.server.ranks.communicator import SoloRanks
 from stream_server.server.training.plain_step import PlainStep
 from stream_server.server.training.torch.state import restored
@@ -120,7 +120,8 @@ def server_of(step: TorchStep) -> Any:
 def train(step: TorchStep, first: int, stop: int) -> None:
     for index in range(first, stop):
         data = torch.randn(4, 3, generator=torch.Generator().manual_seed(index)).double()
-        step.run(UnionBatch(own=batch_of(data, 4), sizes=(4,), num_first=4, lonely=False), step.to_device(data), index)
+        union_batch = UnionBatch(own=batch_of(data, 4), sizes=(4,), counts=StepCounts(num_first=4))
+        step.run(union_batch, step.to_device(data), index)
         server_of(step).on_step_end()
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.nn.utils import prune
 
-from stream_server.server.progress.batches import UnionBatch
+from stream_server.server.progress.batches import StepCounts, UnionBatch
 from stream_server.server.ranks.communicator import SoloRanks
 from stream_server.server.training.monitoring.unsaved_arrays import UnsavedArrays
 from stream_server.server.user.callbacks import Callback, Callbacks
@@ -165,7 +165,7 @@ def test_what_changes_and_is_in_no_checkpoint_is_named_once(
         callbacks.tell("on_train_start")
         for index in range(2):
             data = torch.full((2, 1), index + 2.0, dtype=torch.float64)
-            step.run(UnionBatch(own=batch_of(data, 2), sizes=(2,), num_first=2, lonely=False), data, index)
+            step.run(UnionBatch(own=batch_of(data, 2), sizes=(2,), counts=StepCounts(num_first=2)), data, index)
             callbacks.tell("on_step_end")
             callbacks.tell("on_checkpoint", Path())
         callbacks.tell("on_train_end")
@@ -233,7 +233,7 @@ def test_a_restart_tells_of_numbers_that_begin_anew(kind: type[Penalised], names
             told += unsaved.warnings
             for index in range(2 + num_starts):
                 data = torch.full((2, 1), index + 2.0, dtype=torch.float64)
-                step.run(UnionBatch(own=batch_of(data, 2), sizes=(2,), num_first=2, lonely=False), data, index)
+                step.run(UnionBatch(own=batch_of(data, 2), sizes=(2,), counts=StepCounts(num_first=2)), data, index)
             saved, own_state = from_bytes(to_bytes(unsaved.state_dict())), server.state_dict()
     assert [text.split(" had other")[0] for text in told] == [f"{names} of {kind.__name__}"]
     of_generators = {"generators.numpy", "generators.python", "torch_generator"}
