@@ -29,12 +29,12 @@ from stream_server.server.ranks.communicator import SoloRanks
 from stream_server.server.training.monitoring.gauges import (
     BufferGauge,
     InputGauge,
+    Logging,
     MemoryGauge,
     RateLimited,
     SamplesGauge,
     SpeedGauge,
 )
-from stream_server.server.training.monitoring.log_points import Logging
 
 LOG_EVERY_BATCHES = 10
 PHASES = (

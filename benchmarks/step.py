@@ -31,8 +31,7 @@ from stream_server.server.progress.stop import StopRequests
 from stream_server.server.ranks.communicator import SoloRanks
 from stream_server.server.training.control_round import NoSaves, Stream
 from stream_server.server.training.loop import Training, TrainingLimits
-from stream_server.server.training.monitoring.gauges import BufferGauge, SpeedGauge
-from stream_server.server.training.monitoring.log_points import Logging
+from stream_server.server.training.monitoring.gauges import BufferGauge, Logging, SpeedGauge
 from stream_server.server.training.stream import BatchStream
 from stream_server.server.user.callbacks import Callbacks
 from stream_server.server.user.framework import framework_of

@@ -8,7 +8,7 @@ from stream_server.errors import TooManyFailures
 from stream_server.messages import launcher_link
 from stream_server.server.intake import mailbox
 from stream_server.server.progress.stop import StopReason, StopRequests
-from stream_server.server.study.source_events import SourceEvents
+from stream_server.server.study.composition import SourceEvents
 
 
 class Heard:

@@ -1,6 +1,8 @@
 """The training of one rank, put together from its pieces: for a study and for commands that try or measure one."""
 
+import logging
 import math
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -11,6 +13,9 @@ from numpy.typing import NDArray
 
 from stream_server.buffers import Buffer
 from stream_server.config import StudyConfig
+from stream_server.errors import TooManyFailures
+from stream_server.machine.screen import tell
+from stream_server.messages import launcher_link
 from stream_server.server.intake import mailbox
 from stream_server.server.intake.validation_store import ValidationStore
 from stream_server.server.metrics.metrics import Metrics
@@ -21,13 +26,12 @@ from stream_server.server.progress.stop import StopRequests
 from stream_server.server.ranks.communicator import Ranks
 from stream_server.server.run.build import window_shape
 from stream_server.server.steering.feedback import Feedback
-from stream_server.server.study.source_events import SourceEvents
 from stream_server.server.training.control_round import NoSaves
 from stream_server.server.training.loader_samples import LoaderSamples
 from stream_server.server.training.loader_stream import LoaderStream
 from stream_server.server.training.loop import Training, TrainingLimits
 from stream_server.server.training.monitoring.batch_rows import BatchRows
-from stream_server.server.training.monitoring.log_points import Logging
+from stream_server.server.training.monitoring.gauges import Logging
 from stream_server.server.training.monitoring.unsaved_arrays import UnsavedArrays
 from stream_server.server.training.monitoring.untrained_parameters import UntrainedParameters
 from stream_server.server.training.stream import BatchStream, SampleStream
@@ -45,6 +49,8 @@ if TYPE_CHECKING:
     from stream_server.server.checkpoint.agreement import CheckpointAgreement
 
 T = TypeVar("T")
+
+log = logging.getLogger(__name__)
 
 
 class SampleSource(Protocol):
@@ -288,6 +294,63 @@ class Composition:
         )
 
 
+class SourceEvents(Callback):
+    """Hands on, in every round, the events since the last one, which `look` gives. Main thread."""
+
+    def __init__(
+        self, look: Callable[[], Iterable[mailbox.Event]], callbacks: Callbacks, *, stops: StopRequests
+    ) -> None:
+        self._look = look
+        self._callbacks = callbacks
+        self._stops = stops
+
+    def on_round(self, server: Any) -> None:
+        """Hand on all events.
+
+        Raises:
+            TooManyFailures: the simulations cannot be made to run.
+            RankLost: the launcher cannot be kept alive.
+            UserCodeError: a user's callback raised.
+        """
+        for event in self._look():
+            self._hand_on(event)
+
+    def _hand_on(self, event: mailbox.Event) -> None:
+        match event:
+            case mailbox.SimulationFinished(simulation=simulation):
+                self._callbacks.tell("on_simulation_finished", simulation)
+            case mailbox.ReceptionEnded():
+                self._callbacks.tell("on_reception_end")
+            case mailbox.SimulationsFailed(text=text):
+                raise TooManyFailures(text)
+            case mailbox.FromLauncher(message=launcher_link.Leave(reason=reason)) | mailbox.StopAsked(reason=reason):
+                self._stops.order(reason)
+            case mailbox.FinishAsked(reason=reason):
+                # Rank 0 has the order from the operator, and once more from the launcher that follows it.
+                if self._stops.text != reason:
+                    log.info("%s", reason)
+                    tell(reason, sys.stderr)
+                self._stops.note(reason)
+            case mailbox.FromLauncher(message=launcher_link.Failed() as failed):
+                where = f"; its log: {failed.log}" if failed.log else ""
+                who = f"simulation {failed.simulation}, attempt {failed.attempt}"
+                log.warning("%s failed: %s%s", who, failed.explanation, where)
+            case mailbox.FromLauncher(
+                message=launcher_link.FailedLater(simulation=simulation, reason=reason, log=path)
+            ):
+                log.warning("simulation %d failed after its last time step: %s; its log: %s", simulation, reason, path)
+            case mailbox.SimulationWarning(text=text) | mailbox.FromLauncher(message=launcher_link.HeldBack(text=text)):
+                log.warning("%s", text)
+            case mailbox.LauncherSilence(is_over=True):
+                log.warning("stream-launcher answers again")
+            case mailbox.LauncherSilence():
+                log.warning(
+                    "stream-launcher does not answer any more: no simulation is started, and none that fails is tried "
+                    "again. If it was killed, start it by the same command: it takes this server over"
+                )
+            case _:
+                return
+
+
 def optional(it: T | None) -> list[T]:
-    """A list of it, empty if it is None."""
     return [] if it is None else [it]

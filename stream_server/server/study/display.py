@@ -137,7 +137,6 @@ def panel(name: str, snapshot: Snapshot, width: int) -> Table:
 
 
 def line(snapshot: Snapshot) -> str:
-    """The status as one line of a file."""
     return escaped(" | ".join(f"{row.key} {row.text}" for row in _rows(snapshot)))
 
 

@@ -33,7 +33,6 @@ class StudyCollector:
         self.snapshot: Snapshot | None = None
 
     def show(self, snapshot: Snapshot) -> None:
-        """Keep how the study is doing, for whoever asks."""
         self.snapshot = snapshot
 
     def collect(self) -> Iterator[Any]:

@@ -251,29 +251,27 @@ def _failures(failures: Sequence[Mapping[str, Any]]) -> list[str]:
         alike.setdefault((failure["attempts"], failure["reason"]), []).append(failure)
     texts = []
     for (num_attempts, reason), of_reason in alike.items():
-        first, num_more = of_reason[0], max(0, len(of_reason) - MOST_IDS)
-        ids = ", ".join(str(it["id"]) for it in of_reason[:MOST_IDS]) + (f" and {num_more:,} more" if num_more else "")
-        log = f" ({first['log']})" if first["log"] else ""
-        each = " each" if len(of_reason) > 1 else ""
+        log = f" ({of_reason[0]['log']})" if of_reason[0]["log"] else ""
+        each, ids = " each" if len(of_reason) > 1 else "", _ids([failure["id"] for failure in of_reason])
         texts.append(f"{ids} after {counted(num_attempts, 'attempt')}{each}: {reason}{log}")
     return texts
 
 
 def _fates(missing: Mapping[str, int]) -> list[str]:
-    """One text for all simulations in a row with the same fate, `simulation 7: stopped (why)`, and what they lack."""
-    groups: list[tuple[str, range, int]] = []
+    """One text for all simulations with the same fate, `simulation 7: stopped (why)`, and what they lack."""
+    alike: dict[str, dict[int, int]] = {}
     for label, num in missing.items():
         name, _, fate = label.partition(": ")
-        simulation = int(name.removeprefix("simulation "))
-        last_fate, ids, num_before = groups[-1] if groups else ("", range(0), 0)
-        if ids and fate == last_fate and simulation == ids.stop:
-            groups[-1] = fate, range(ids.start, simulation + 1), num_before + num
-        else:
-            groups.append((fate, range(simulation, simulation + 1), num))
+        alike.setdefault(fate, {})[int(name.removeprefix("simulation "))] = num
     return [
-        f"{num:,} of {f'simulation {ids[0]}' if len(ids) == 1 else f'simulations {ids[0]}–{ids[-1]}'}: {fate}"
-        for fate, ids, num in groups
+        f"{sum(nums.values()):,} of simulation{'s' * (len(nums) > 1)} {_ids(list(nums))}: {fate}"
+        for fate, nums in alike.items()
     ]
+
+
+def _ids(simulations: Sequence[int]) -> str:
+    num_more = len(simulations) - MOST_IDS
+    return ", ".join(map(str, simulations[:MOST_IDS])) + (f" and {num_more:,} more" if num_more > 0 else "")
 
 
 def _refusal(reason: str, num: int) -> str:

@@ -5,7 +5,7 @@ from stream_server.server.progress.phases import Phases
 from stream_server.server.progress.progress import Progress
 from stream_server.server.progress.schedules import Schedule
 from stream_server.server.ranks.communicator import SoloRanks
-from stream_server.server.training.monitoring.log_points import Logging
+from stream_server.server.training.monitoring.gauges import Logging
 from tests.server.training.logged import Kept
 
 

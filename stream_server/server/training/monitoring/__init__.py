@@ -1,6 +1,6 @@
 """Monitoring of a training: log points, gauges, early stopping.
 
-Offers: batch_rows, early_stopping, finite_losses, gauges, log_points, unsaved_arrays, untrained_parameters.
+Offers: batch_rows, early_stopping, finite_losses, gauges, unsaved_arrays, untrained_parameters.
 May import: buffers, config, messages, server.metrics, server.progress, server.training,
     server.user.
 """

@@ -1,4 +1,4 @@
-"""The gauges: what is measured of buffer, inputs, memory and speed whenever metrics are written."""
+"""The gauges: what is measured of buffer, inputs, memory and speed whenever metrics are written, and when that is."""
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,6 +14,7 @@ from stream_server.messages.simulation_phase import SimulationPhase
 from stream_server.server.metrics.metrics import Gauge, Metrics
 from stream_server.server.progress.phases import Phases
 from stream_server.server.progress.progress import Progress
+from stream_server.server.progress.schedules import Schedule
 from stream_server.server.user.callbacks import Callback
 
 NUM_SAMPLES = 64
@@ -211,3 +212,34 @@ class RateLimited:
         self._gauge(metrics)
         cost_s = self._clock() - now_s
         self._next_s = now_s + max(cost_s / self.SHARE, self.LEAST_S, self.PART * (now_s - self._began_s))
+
+
+class Logging(Callback):
+    """Writes the metrics whenever its schedule says so, and at the end of the training. Collective."""
+
+    def __init__(self, metrics: Metrics, *, schedule: Schedule, progress: Progress, phases: Phases) -> None:
+        self._metrics = metrics
+        self._schedule = schedule
+        self._progress = progress
+        self._phases = phases
+
+    def on_step_end(self, server: Any) -> None:
+        if self._schedule.is_due(self._progress):
+            self._write()
+            self._schedule.done(self._progress)
+
+    def on_train_end(self, server: Any) -> None:
+        self._write()
+
+    def on_checkpoint(self, server: Any, path: Path) -> None:
+        self._metrics.flush()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"schedule": self._schedule.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._schedule.load_state_dict(state["schedule"])
+
+    def _write(self) -> None:
+        with self._phases.measure("log"):
+            self._metrics.write(self._progress.batches, self._progress.elapsed_s)
