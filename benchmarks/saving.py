@@ -34,6 +34,7 @@ from stream_server.server.intake.source import ReceptionSnapshot
 from stream_server.server.metrics.metrics import Metrics
 from stream_server.server.progress.phases import Phases
 from stream_server.server.progress.progress import Progress
+from stream_server.server.progress.schedules import Schedule
 from stream_server.server.progress.stop import StopRequests
 from stream_server.server.ranks.communicator import SoloRanks
 from stream_server.server.reception.receiver import Receiver
@@ -148,15 +149,15 @@ class Saving:
         )
         checkpoints = CheckpointFolder(self.folder, keep=NUM_KEPT)
         saver = stack.enter_context(Saver(checkpoints, incarnation=INCARNATION, rank=0))
-        self._num_wanted = 0
+        self._wanted = Progress()
         self._checkpoints = CheckpointAgreement(
             ranks=ranks,
             saver=saver,
             study=self.snapshots,
             newest=0,
-            every_batches=1,
+            schedule=Schedule(every=1),
             every_s=math.inf,
-            batches=lambda: self._num_wanted,
+            progress=self._wanted,
             at_boundary=lambda: True,
             phases=phases,
         )
@@ -179,11 +180,11 @@ class Saving:
     def is_busy(self) -> bool:
         """Whether a checkpoint that was wanted is not committed yet, or old ones are still being removed."""
         assert not self._checkpoints.counts.failed
-        return self._checkpoints.counts.committed < self._num_wanted or len(names(self.folder)) > NUM_KEPT
+        return self._checkpoints.counts.committed < self._wanted.batches or len(names(self.folder)) > NUM_KEPT
 
     def want(self) -> None:
         """Have a checkpoint taken in the next round."""
-        self._num_wanted += 1
+        self._wanted.batches += 1
 
     def look(self) -> None:
         """A round without a batch: take a checkpoint that is wanted, and see how the one under way fares."""
@@ -211,7 +212,7 @@ class Saving:
         """Seconds from the capture of a checkpoint to its commit, while nothing is trained."""
         while self.is_busy:
             time.sleep(0.001)
-        self._num_wanted += 1
+        self._wanted.batches += 1
         start_s = time.perf_counter()
         assert self._checkpoints.take_last()
         return time.perf_counter() - start_s

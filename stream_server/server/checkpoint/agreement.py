@@ -72,9 +72,10 @@ class SaveCounts:
 
 
 class CheckpointAgreement(Callback):
-    """Takes a checkpoint when `every_batches` or `every_s` say so, when simulations are under pressure, or when asked.
+    """Takes a checkpoint when `schedule` or `every_s` say so, when simulations are under pressure, or when asked.
 
-    The first of a study is due after a minute, even if `every_s` is longer.
+    The first of a study is due after a minute, even if `every_s` is longer. These seconds are no part of the schedule,
+    for they also pass while no batch is trained, and what simulations send meanwhile is to be kept.
 
     One is agreed on in a control round, captured between two steps, written in the background by every rank, and
     committed by rank 0 once all ranks have said that their part is on disk. A failure costs nothing but itself: what
@@ -89,9 +90,9 @@ class CheckpointAgreement(Callback):
         saver: Saver,
         study: StudyState,
         newest: int,
-        every_batches: int | None,
+        schedule: Schedule,
         every_s: float,
-        batches: Callable[[], int],
+        progress: Progress,
         at_boundary: Callable[[], bool],
         phases: Phases,
         milestones: "Milestones | None" = None,
@@ -102,9 +103,9 @@ class CheckpointAgreement(Callback):
         self._ranks = ranks
         self._saver = saver
         self._study = study
-        self._every_batches = every_batches
+        self._schedule = schedule
         self._every_s = every_s
-        self._batches = batches
+        self._progress = progress
         self._at_boundary = at_boundary
         self._phases = phases
         self._milestones = milestones
@@ -115,8 +116,8 @@ class CheckpointAgreement(Callback):
         self._said: Saved | SaveCommitted | SaveFailed | None = None
         self._version: Any = None
         self._taken_at = clock()
-        self._taken_batch = batches()
-        self._saved_batch = batches()
+        self._taken_batch = self._saved_batch = progress.batches
+        schedule.done(progress)
         self._last_s = 0.0
 
     @property
@@ -180,7 +181,8 @@ class CheckpointAgreement(Callback):
 
     def take(self) -> None:
         """Capture the study as it is now, and begin to write it. Collective."""
-        self._taken_at, self._taken_batch = self._clock(), self._batches()
+        self._taken_at, self._taken_batch = self._clock(), self._progress.batches
+        self._schedule.done(self._progress)
         failpoint("server.before_capture")
         with self._phases.measure("checkpoint"):
             self._checkpoint += 1
@@ -211,7 +213,7 @@ class CheckpointAgreement(Callback):
             PeerFailed: another rank failed.
         """
         self._wait_for_save()
-        is_new = self._batches() != self._saved_batch
+        is_new = self._progress.batches != self._saved_batch
         if agree(self._ranks, SaveState(wanted=is_new and not self._failed.is_pausing)).wanted:
             self.take()
             self._wait_for_save()
@@ -225,10 +227,9 @@ class CheckpointAgreement(Callback):
         if self._failed.is_pausing:
             return False
         since_s = self._clock() - self._taken_at
-        num = self._batches() - self._taken_batch
         wanted = (
             since_s >= (self._every_s if self.newest else min(self._every_s, FIRST_S))
-            or (self._every_batches is not None and num >= self._every_batches)
+            or self._schedule.is_due(self._progress)
             or (self._study.has_pressure and since_s >= REST * self._last_s)
         )
         is_milestone = self._milestones is not None and self._milestones.is_due

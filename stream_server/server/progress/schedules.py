@@ -62,11 +62,3 @@ class Schedule:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._batch, self._fraction, self._time_s = state["batch"], state["fraction"], state["time_s"]
-
-
-def moment(value: int | float | None, expected_batches: int | None) -> int | None:
-    """The batches that a value of study.json stands for: a number of them, or a fraction of those expected."""
-    if value is None or isinstance(value, int):
-        return value
-    assert expected_batches is not None, "study.json was checked for fractions of an unknown length"
-    return max(1, round(value * expected_batches))

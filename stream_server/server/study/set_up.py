@@ -28,7 +28,7 @@ from stream_server.server.model.warm_start import warm_start
 from stream_server.server.progress.length import TrainingLength
 from stream_server.server.progress.phases import Phases
 from stream_server.server.progress.progress import Progress
-from stream_server.server.progress.schedules import Schedule, moment
+from stream_server.server.progress.schedules import Schedule
 from stream_server.server.progress.stop import StopReason, StopRequests
 from stream_server.server.ranks.communicator import Ranks
 from stream_server.server.reception.reception import Reception
@@ -383,9 +383,9 @@ class StudyRank(Composition):
             saver=saver,
             study=snapshots,
             newest=continuation.base_number,
-            every_batches=moment(settings.every_batches, progress.expected_batches),
+            schedule=Schedule(every=settings.every_batches),
             every_s=settings.every_s,
-            batches=lambda: progress.batches,
+            progress=progress,
             at_boundary=lambda: step.at_boundary,
             phases=self.phases,
             milestones=milestones,

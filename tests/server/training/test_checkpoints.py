@@ -13,6 +13,7 @@ from stream_server.server.checkpoint.agreement import CheckpointAgreement, Miles
 from stream_server.server.checkpoint.failures import FIRST_PAUSE_S, LONGEST_PAUSE_S, FailedSaves, SaveFailed
 from stream_server.server.checkpoint.folder import Manifest
 from stream_server.server.checkpoint.saver import SaveCommitted, Saved, SaveOutcome
+from stream_server.server.progress.length import TrainingLength
 from stream_server.server.progress.phases import Phases
 from stream_server.server.progress.progress import Progress
 from stream_server.server.progress.schedules import Schedule
@@ -106,23 +107,31 @@ class FakeStudy:
 class OneRank:
     """Checkpoints of one rank, round by round."""
 
-    def __init__(self, ranks: Any = None, script: list[str] | None = None, **options: Any) -> None:
+    def __init__(
+        self,
+        ranks: Any = None,
+        script: list[str] | None = None,
+        *,
+        batches: int = 0,
+        every_batches: int | float | None = None,
+        **options: Any,
+    ) -> None:
         self.clock = Clock()
         self.study = FakeStudy()
-        self.batches = 0
+        self.progress = Progress()
+        self.progress.batches = batches
         self.is_boundary = True
         self.ranks = ranks or SoloRanks()
         self.saver = FakeSaver(self.ranks.rank, script)
-        settings: dict[str, Any] = {
-            "every_batches": None,
-            "every_s": 300.0,
-            "newest": 0,
-            "batches": lambda: self.batches,
-        } | options
+        milestones = options.pop("milestones", None)
+        settings: dict[str, Any] = {"every_s": 300.0, "newest": 0} | options
         self.checkpoints = CheckpointAgreement(
             ranks=self.ranks,
             saver=self.saver,  # type: ignore[arg-type]
             study=self.study,
+            schedule=Schedule(every=every_batches),
+            progress=self.progress,
+            milestones=None if milestones is None else Milestones(milestones, self.progress),
             at_boundary=lambda: self.is_boundary,
             phases=Phases(),
             clock=self.clock,
@@ -138,7 +147,7 @@ class OneRank:
         return said
 
     def step(self, num: int = 1) -> None:
-        self.batches += num
+        self.progress.batches += num
         self.study.num += num
 
 
@@ -154,6 +163,21 @@ def test_a_number_of_batches_makes_one_due_and_three_rounds_make_it_safe() -> No
     assert [one.round() for _ in range(3)] == [SaveState(wanted=1), SaveState(written=1), SaveState(committed=1)]
     assert one.study.safe == [8]
     assert one.checkpoints.newest == 8
+
+
+def test_they_are_due_at_multiples_and_at_parts_of_the_run_whenever_time_made_others_due() -> None:
+    for every in (4, 0.2):
+        one, taken = OneRank(every_batches=every, every_s=10.0), []
+        one.progress.length = TrainingLength(samples=20, draws=20)
+        for batch in range(1, 14):
+            one.clock.now = 10.0 * (batch >= 6)
+            one.progress.draws += 1
+            one.step()
+            if one.round().wanted:
+                taken.append(batch)
+            while one.saver.poll() is not None or any(one.round()):
+                pass
+        assert taken == [4, 6, 8, 12]
 
 
 def test_time_makes_one_due() -> None:
@@ -454,26 +478,19 @@ def test_one_before_a_validation_heeds_the_pause_after_a_failure() -> None:
 
 
 def test_a_restored_study_has_nothing_new_to_save_before_a_validation() -> None:
-    restored = OneRank(newest=4, batches=lambda: 7)
+    restored = OneRank(newest=4, batches=7)
     restored.checkpoints.take_before_validation()
     assert restored.saver.began == []
 
 
 def with_milestones(script: list[str] | None = None, **schedule: Any) -> tuple[OneRank, Progress]:
-    progress = Progress()
-    one = OneRank(
-        script=script,
-        every_batches=4,
-        batches=lambda: progress.batches,
-        milestones=Milestones(Schedule(**schedule), progress),
-    )
-    return one, progress
+    one = OneRank(script=script, every_batches=4, milestones=Schedule(**schedule))
+    return one, one.progress
 
 
 def trained_until(one: OneRank, progress: Progress, batch: int) -> None:
     while progress.batches < batch:
-        progress.batches += 1
-        one.study.num += 1
+        one.step()
         for _ in range(3):
             one.round()
 
@@ -492,7 +509,7 @@ def test_if_a_milestone_fails_the_next_checkpoint_is_one() -> None:
     one.clock.now += FIRST_PAUSE_S
     trained_until(one, progress, 5)
     assert one.saver.milestones == [1, 2]
-    trained_until(one, progress, 12)
+    trained_until(one, progress, 11)
     assert (one.saver.milestones, one.study.safe) == ([1, 2], [2, 3])
 
 

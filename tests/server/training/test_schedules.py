@@ -4,7 +4,7 @@ import pytest
 
 from stream_server.server.progress.length import TrainingLength
 from stream_server.server.progress.progress import Progress
-from stream_server.server.progress.schedules import Schedule, moment
+from stream_server.server.progress.schedules import Schedule
 
 
 def due_after(schedule: Schedule, num: int, *, batch_s: float = 1.0) -> list[int]:
@@ -42,7 +42,6 @@ def test_fractions_of_the_run() -> None:
     assert due_after(Schedule(every=0.25, at=(0.1, 7)), 20) == [2, 5, 7, 10, 15, 20]
     assert due_after(Schedule(every=0.05), 20) == [*range(1, 21)]
     assert due_after(Schedule(every=0.001), 5) == [1, 2, 3, 4, 5]
-    assert (moment(0.25, 20), moment(0.001, 20)) == (5, 1)
 
 
 def test_fractions_are_those_of_the_samples_whatever_number_of_ranks_draws_them() -> None:
