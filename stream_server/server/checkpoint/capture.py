@@ -29,7 +29,7 @@ from stream_server.server.progress.phases import Phases
 from stream_server.server.progress.progress import Progress
 from stream_server.server.ranks.communicator import Ranks
 from stream_server.server.training.fingerprint import require_equal
-from stream_server.server.training.stream import SampleStream
+from stream_server.server.training.stream import BatchStream
 from stream_server.server.user.callbacks import Callbacks
 from stream_server.server.user.framework import Step
 from stream_server.server.user.stream_server import StreamServer
@@ -58,7 +58,7 @@ class StudyCapture:
     base: int
     source: Source
     buffer: Buffer
-    stream: SampleStream
+    stream: BatchStream
     server: StreamServer
     step: Step
     progress: Progress

@@ -34,7 +34,7 @@ from stream_server.server.training.monitoring.batch_rows import BatchRows
 from stream_server.server.training.monitoring.gauges import Logging
 from stream_server.server.training.monitoring.unsaved_arrays import UnsavedArrays
 from stream_server.server.training.monitoring.untrained_parameters import UntrainedParameters
-from stream_server.server.training.stream import BatchStream, SampleStream
+from stream_server.server.training.stream import BatchStream
 from stream_server.server.training.validation.rollout import Rollouts
 from stream_server.server.training.validation.validation import Validation
 from stream_server.server.training.validation.validation_batches import HeldOutSamples, Observe
@@ -89,7 +89,7 @@ class Composition:
     server: StreamServer
     callbacks: Callbacks
     step: Step
-    stream: SampleStream
+    stream: BatchStream
     validation: Validation
     rates: Sequence[LearningRateCallback] = ()
 
@@ -162,7 +162,7 @@ class Composition:
         samples = LoaderSamples()
         loader = call_user(f"{type(self.server).__name__}.train_dataloader", self.server.make_loader, samples)
         if loader is None:
-            stream: SampleStream = BatchStream(self.buffer, self.server, **options)
+            stream: BatchStream = BatchStream(self.buffer, self.server, **options)
         else:
             stream = LoaderStream(self.buffer, self.server, loader, samples, **options)
         self.stream = stack.enter_context(stream)
@@ -263,7 +263,6 @@ class Composition:
         self.batch_rows = BatchRows()
         self.callbacks.surround(
             before=[
-                self.stream,
                 # A checkpoint of the same round has the validation in it.
                 normalization,
                 self.validation,

@@ -14,10 +14,10 @@ from stream_server.buffers.pins import Draw
 from stream_server.errors import Closed, UserCodeError
 from stream_server.server.progress.batches import Batch
 from stream_server.server.progress.phases import Phases
-from stream_server.server.training.forming import BatchForming, as_it_is
+from stream_server.server.training.forming import as_it_is
 from stream_server.server.training.loader_samples import Block, LoaderSamples, Taken, draws_of
 from stream_server.server.training.prefetch import ASKS, Prefetch
-from stream_server.server.training.stream import WAIT_S, SampleStream
+from stream_server.server.training.stream import WAIT_S, BatchStream
 from stream_server.server.user.collate import SharedArrays
 from stream_server.server.user.stream_server import StreamServer
 from stream_server.user_code import call_user
@@ -48,7 +48,7 @@ class Made:
     num_given: int
 
 
-class LoaderStream(SampleStream):
+class LoaderStream(BatchStream):
     """Batches that the loader of `train_dataloader` makes; it is given samples one by one, as it asks for them.
 
     Samples are drawn `batch_size` at once, each with a draw of its own, which is released when its batch is trained or
@@ -81,27 +81,19 @@ class LoaderStream(SampleStream):
             batch_size=batch_size,
             phases=phases,
             before_draw=before_draw,
+            prefetch=prefetch,
+            stage=stage,
         )
         self._name = f"the loader of {type(server).__name__}.train_dataloader"
         check_train_loader(loader, f"{type(server).__name__}.train_dataloader")
         self._loader = loader
         self._samples = samples
-        self._num_ahead = prefetch
-        self._forming = BatchForming(
-            buffer,
-            server,
-            parameters=self._parameters,
-            batch_size=batch_size,
-            phases=phases,
-            num_ahead=prefetch,
-            stage=stage,
-        )
         self._collate_fn = loader.collate_fn
         self._shared = SharedArrays(server.collate)
         self._listed: list[list[Any]] = []
         self._batches: Iterator[Any] | None = None
         self._has_recognised = False
-        self._worker = self._new_worker()
+        self._prefetch = self._worker = self._new_worker()
         self._num_allowed = 0
         self._num_taken = 0
         self._num_given = 0
@@ -110,23 +102,18 @@ class LoaderStream(SampleStream):
         self._num_batches = 0
         self._num_out = 0
         self._again: Block = ()
-        self._held: Sequence[Draw] = ()
         self._made = (0, 0, 0)
         self._dropped: list[Draw] = []
         self._told: list[Draw] = []
 
     def __enter__(self) -> Self:
-        self._worker.__enter__()
+        super().__enter__()
         self._server.normalization.before_change = self.quiesce
         return self
 
     def __exit__(self, *exc_info: object) -> None:
-        self._worker.__exit__(*exc_info)
+        super().__exit__()
         self._loader.collate_fn = self._collate_fn
-
-    @property
-    def prefetch_s(self) -> float:
-        return self._earlier_s + (self._worker.seconds if self._num_ahead else 0.0)
 
     def draw(self, timeout_s: float) -> Batch | None:
         self.release()
@@ -135,12 +122,8 @@ class LoaderStream(SampleStream):
     def release(self) -> None:
         if self._held:
             self._samples.none.clear()
-        self._release(self._held)
-        self._held = ()
-
-    def quiesce(self) -> None:
-        with self._phases.measure("transform"):
-            self._worker.quiesce()
+        self._num_out -= len(self._held)
+        super().release()
 
     def form_again(self) -> Batch:
         """The first batch, by a loader that begins anew with the same samples; those that were None are None again."""
@@ -149,7 +132,7 @@ class LoaderStream(SampleStream):
         self._worker.__exit__()
         batches, blocks = self._worker.rest()
         draws = [*self._held, *self._samples.end(), *(draw for block in blocks for draw in draws_of(block))]
-        for made in batches:
+        for made in filter(None, batches):
             self._drop(made.dropped)
             draws += made.taken.draws
         again = [(sample, draw) for draw in draws for sample in self._forming.samples(draw)]
@@ -161,7 +144,7 @@ class LoaderStream(SampleStream):
         self._num_allowed = self._num_taken = self._num_given = 0
         self._batches, self._listed, self._has_recognised = None, [], False
         self._shared = SharedArrays(self._server.collate)
-        self._worker = self._new_worker().__enter__()
+        self._prefetch = self._worker = self._new_worker().__enter__()
         batch = None
         while batch is None:
             batch = self._next(WAIT_S)
@@ -239,7 +222,8 @@ class LoaderStream(SampleStream):
         return None if draw is None else self._singles(draw)
 
     def _singles(self, draw: Draw) -> Block:
-        samples = self._forming.samples(draw)
+        with self._phases.measure("gather"):
+            samples = self._forming.samples(draw)
         singles = [draw] if len(draw.slots) == 1 else self._buffer.split(draw)
         self._num_out += len(singles)
         return list(zip(samples, singles, strict=True))
@@ -290,9 +274,6 @@ class LoaderStream(SampleStream):
     def _drop(self, draws: Sequence[Draw]) -> None:
         self._dropped += draws
         self.num_dropped += _num_first(draws)
-        self._release(draws)
-
-    def _release(self, draws: Sequence[Draw]) -> None:
         self._num_out -= len(draws)
         for draw in draws:
             self._buffer.release(draw)

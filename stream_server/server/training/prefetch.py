@@ -84,7 +84,7 @@ class Prefetch(Generic[T, R]):
 
     def rest(self) -> tuple[list[R], list[Any]]:
         """Once the thread has ended: the results that nobody has taken, and what was given and not asked for."""
-        results = [result for result, error in self._waiting if error is None and result is not None]
+        results = [result for result, error in self._waiting if error is None]
         answers = [self._answers.get() for _ in range(self._answers.qsize())]
         return results, [it for it in answers if it is not None]
 

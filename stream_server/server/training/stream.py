@@ -1,7 +1,7 @@
 """The batches of one rank: drawn, formed and released."""
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Self
 
 import numpy as np
@@ -15,18 +15,24 @@ from stream_server.server.progress.phases import Phases
 from stream_server.server.simulations.design import ParameterTable
 from stream_server.server.training.forming import BatchForming, as_it_is
 from stream_server.server.training.prefetch import Prefetch
-from stream_server.server.user.callbacks import Callback
 from stream_server.server.user.stream_server import StreamServer
 
 WAIT_S = 1.0
 
 
-class SampleStream(Callback):
-    """The draws of this rank, and the batches that are made of them. Training thread only; a context manager.
+class BatchStream:
+    """The batches of this rank, each of them a draw of `batch_size` by the buffer's policy. A context manager.
 
-    `num_drawn` counts the samples that were drawn at least once, `num_dropped` those of them that were left out for
-    good, for the closing account. The slots of a draw stay as they are until it is released: a checkpoint before that
-    saves it as drawn, and a restored stream has such draws first.
+    Training thread only. Iterating gives a `Batch`, or None when there was none for a second, and ends when the buffer
+    is closed and drained. `num_drawn` counts the samples that were drawn at least once, `num_dropped` those of them
+    that were left out for good, for the closing account. The slots of a draw stay as they are until it is released: a
+    checkpoint before that saves it as drawn, and a restored stream has such draws first.
+
+    With `prefetch` that many further batches are drawn whenever one is taken, as far as there are samples, and formed
+    on a thread of their own. They are drawn here, one after another, so that a checkpoint has them as they were
+    drawn, whatever that thread does. A batch is formed with the statistics that there are when it is taken: where they
+    have changed since it was begun, it is formed again. The `with` block is the life of that thread, which runs no user
+    code while validations do. It also has `stage` begin to bring them to the device.
     """
 
     def __init__(
@@ -38,6 +44,8 @@ class SampleStream(Callback):
         batch_size: int,
         phases: Phases,
         before_draw: Callable[[], None] = lambda: None,
+        prefetch: int = 0,
+        stage: Callable[[Any], Any] = as_it_is,
     ) -> None:
         self.num_drawn = 0
         self.num_dropped = 0
@@ -49,12 +57,31 @@ class SampleStream(Callback):
         self._phases = phases
         self._before_draw = before_draw
         self._earlier_s = 0.0
+        self._num_ahead = prefetch
+        self._forming = BatchForming(
+            buffer,
+            server,
+            parameters=self._parameters,
+            batch_size=batch_size,
+            phases=Phases() if prefetch else phases,
+            num_ahead=prefetch,
+            stage=stage if prefetch else as_it_is,
+        )
+        self._prefetch: Prefetch[Any, Any] | None = Prefetch(self._forming.form) if prefetch else None
+        self._version = server.normalization.version
+        self._held: Sequence[Draw] = ()
+        self._num_left_out = 0
+        self._ahead: deque[Draw] = deque()
 
     def __enter__(self) -> Self:
+        if self._prefetch is not None:
+            self._prefetch.__enter__()
         return self
 
     def __exit__(self, *exc_info: object) -> None:
-        pass
+        if self._prefetch is not None:
+            self._prefetch.__exit__()
+        self._forming.close()
 
     def __iter__(self) -> Iterator[Batch | None]:
         while True:
@@ -66,7 +93,7 @@ class SampleStream(Callback):
     @property
     def prefetch_s(self) -> float:
         """The time that forming batches took on a thread of its own, in earlier incarnations too."""
-        return self._earlier_s
+        return self._earlier_s + (self._prefetch.seconds if self._prefetch is not None and self._num_ahead else 0.0)
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Continue with the counts of a rank that was saved."""
@@ -82,18 +109,42 @@ class SampleStream(Callback):
             ProducerFailed: the receiver closed the buffer with an error, which is the cause.
             UserCodeError: a method of the user's raised.
         """
-        raise NotImplementedError
+        self.release()
+        if self._prefetch is not None:
+            return self._take(self._prefetch, timeout_s)
+        draw = self._draw(timeout_s)
+        if draw is None:
+            return None
+        self._held = (draw,)
+        return self._formed(self._forming.form(draw))
 
     def form_again(self) -> Batch:
         """The batch that was drawn last and is not released, formed once more with the statistics there are now."""
-        raise NotImplementedError
+        (draw,) = self._held
+        if self._prefetch is None:
+            return self._formed(self._forming.form(draw))
+        self._ahead.appendleft(draw)
+        self._form_all_again(self._prefetch)
+        self._ahead.popleft()
+        return self._formed(self._prefetch.take())
 
     def release(self) -> None:
         """The last batch was trained: its slots may go."""
-        raise NotImplementedError
+        for draw in self._held:
+            self._buffer.release(draw)
+        if self._held:
+            self.num_dropped += self._num_left_out
+        self._held, self._num_left_out = (), 0
 
     def quiesce(self) -> None:
         """Wait until no user code runs on another thread; none does before the next batch is taken."""
+        if self._prefetch is not None:
+            with self._phases.measure("transform"):
+                self._prefetch.quiesce()
+
+    def _formed(self, batch: Batch) -> Batch:
+        self._num_left_out = batch.num_first_dropped
+        return batch
 
     def _draw(self, timeout_s: float) -> Draw | None:
         return self._buffer.take_restored() or self._draw_new(timeout_s)
@@ -122,107 +173,12 @@ class SampleStream(Callback):
             normalization.observe(fields, self._parameters.take(simulations))
             statics.observe(simulations.tolist())
 
-
-class BatchStream(SampleStream):
-    """Batches of `batch_size`, in the order in which the buffer's policy draws them, each of one draw.
-
-    Iterating gives a `Batch`, or None when there was none for a second, and ends when the buffer is closed and drained.
-
-    With `prefetch` that many further batches are drawn whenever one is taken, as far as there are samples, and formed
-    on a thread of their own. They are drawn here, one after another, so that a checkpoint has them as they were
-    drawn, whatever that thread does. A batch is formed with the statistics that there are when it is taken: where they
-    have changed since it was begun, it is formed again. The `with` block is the life of that thread, which runs no user
-    code while validations do. It also has `stage` begin to bring them to the device.
-    """
-
-    def __init__(
-        self,
-        buffer: Buffer,
-        server: StreamServer,
-        *,
-        parameters_of: Callable[[int], NDArray[np.float64]],
-        batch_size: int,
-        phases: Phases,
-        before_draw: Callable[[], None] = lambda: None,
-        prefetch: int = 0,
-        stage: Callable[[Any], Any] = as_it_is,
-    ) -> None:
-        super().__init__(
-            buffer,
-            server,
-            parameters_of=parameters_of,
-            batch_size=batch_size,
-            phases=phases,
-            before_draw=before_draw,
-        )
-        self._num_ahead = prefetch
-        self._forming = BatchForming(
-            buffer,
-            server,
-            parameters=self._parameters,
-            batch_size=batch_size,
-            phases=Phases() if prefetch else phases,
-            num_ahead=prefetch,
-            stage=stage if prefetch else as_it_is,
-        )
-        self._prefetch = Prefetch(self._forming.form) if prefetch else None
-        self._version = server.normalization.version
-        self._held: Draw | None = None
-        self._num_left_out = 0
-        self._ahead: deque[Draw] = deque()
-
-    def __enter__(self) -> Self:
-        if self._prefetch is not None:
-            self._prefetch.__enter__()
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        if self._prefetch is not None:
-            self._prefetch.__exit__()
-        self._forming.close()
-
-    @property
-    def prefetch_s(self) -> float:
-        return self._earlier_s + (0.0 if self._prefetch is None else self._prefetch.seconds)
-
-    def draw(self, timeout_s: float) -> Batch | None:
-        self.release()
-        if self._prefetch is None:
-            self._held = self._draw(timeout_s)
-            return None if self._held is None else self._formed(self._forming.form(self._held))
-        return self._take(self._prefetch, timeout_s)
-
-    def form_again(self) -> Batch:
-        assert self._held is not None
-        if self._prefetch is None:
-            return self._formed(self._forming.form(self._held))
-        self._ahead.appendleft(self._held)
-        self._form_all_again(self._prefetch)
-        self._ahead.popleft()
-        return self._formed(self._prefetch.take())
-
-    def release(self) -> None:
-        if self._held is not None:
-            self._buffer.release(self._held)
-            self._held = None
-            self.num_dropped += self._num_left_out
-            self._num_left_out = 0
-
-    def _formed(self, batch: Batch) -> Batch:
-        self._num_left_out = batch.num_first_dropped
-        return batch
-
-    def quiesce(self) -> None:
-        if self._prefetch is not None:
-            with self._phases.measure("transform"):
-                self._prefetch.quiesce()
-
     def _take(self, prefetch: Prefetch[Draw, Batch], timeout_s: float) -> Batch | None:
         if self._version != self._server.normalization.version:
             self._form_all_again(prefetch)
         if not self._ahead and not self._draw_ahead(prefetch, timeout_s):
             return None
-        self._held = self._ahead.popleft()
+        self._held = (self._ahead.popleft(),)
         try:
             while len(self._ahead) < self._num_ahead and self._draw_ahead(prefetch, 0.0):
                 pass
