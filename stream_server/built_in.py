@@ -30,17 +30,17 @@ BACKENDS: Mapping[str, str] = {
 """`launcher.backend`."""
 
 SAMPLERS: Mapping[str, str] = {
-    "uniform": "stream_server.server.simulations.samplers:uniform",
-    "lhs": "stream_server.server.simulations.samplers:latin_hypercube",
-    "halton": "stream_server.server.simulations.samplers:halton",
-    "sobol": "stream_server.server.simulations.samplers:sobol",
+    "uniform": "stream_server.samplers.sequences:uniform",
+    "lhs": "stream_server.samplers.sequences:latin_hypercube",
+    "halton": "stream_server.samplers.sequences:halton",
+    "sobol": "stream_server.samplers.sequences:sobol",
 }
 """`parameters.sampler`: points that follow from the seed and their number."""
 
 GENERATORS: Mapping[str, str] = {
-    "breed": "stream_server.server.steering.breed:Breed",
-    "generative": "stream_server.server.steering.generative:Generative",
-    "uncertainty": "stream_server.server.steering.uncertainty:Uncertainty",
+    "breed": "stream_server.samplers.breed:Breed",
+    "generative": "stream_server.samplers.generative:Generative",
+    "uncertainty": "stream_server.samplers.uncertainty:Uncertainty",
 }
 """`parameters.sampler`: points that are suggested while the study runs."""
 
@@ -48,6 +48,14 @@ WRITERS: Mapping[str, str] = {
     "tensorboard": "stream_server.server.metrics.tensorboard_writer:TensorBoardWriter",
 }
 """`metrics.writers`."""
+
+
+def registered(plug_point: str) -> dict[str, str]:
+    """The classes that installed packages register as entry points `stream_server.PLUG_POINT`, such as "policies"."""
+    # It reads the metadata of every package that is installed.
+    from importlib.metadata import entry_points
+
+    return {it.name: it.value for it in entry_points(group=f"stream_server.{plug_point}")}
 
 
 def load_named(name: str, built_in: Mapping[str, str], folder: Path, *, kind: str) -> Any:

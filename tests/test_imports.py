@@ -38,8 +38,7 @@ DOORS = {
         ),
     ],
     "gest_api": [
-        "server/simulations/vocs.py",
-        *(f"server/steering/{name}.py" for name in ("breed", "generative", "learning", "uncertainty")),
+        *(f"samplers/{name}.py" for name in ("breed", "generative", "learning", "uncertainty", "vocs")),
     ],
     "tensorboard": ["server/metrics/tensorboard_writer.py"],
     "h5py": ["server/replay/simulation_file.py"],
@@ -51,9 +50,9 @@ DOORS = {
     "matplotlib": ["analysis/figures.py", "analysis/plot.py", "analysis/sample_figures.py", "studies/pictures.py"],
     "safetensors": ["storage/tensor_file.py"],
     "torch": [
-        "server/steering/generative.py",
-        "server/steering/networks.py",
-        "server/steering/uncertainty.py",
+        "samplers/generative.py",
+        "samplers/networks.py",
+        "samplers/uncertainty.py",
         "server/training/torch/*.py",
         "server/user/torch_server.py",
         "server/user/stream_dataset.py",

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from stream_server.config import StudyConfig, load
 from stream_server.config.parameters import Bounds
 from stream_server.errors import ConfigError, UserCodeError
+from stream_server.samplers.unit_cube import UnitCube
 from stream_server.server.commands.check import describe
 from stream_server.server.simulations.design import DesignWarnings, ParameterDesign, write_csv
-from stream_server.server.simulations.unit_cube import UnitCube
 
 BOUNDS = {"a": [0, 1], "b": [-10, 10], "c": [1e-6, 1, "log"]}
 SAMPLERS = ["uniform", "lhs", "halton", "sobol", "sampler.py:Grid"]

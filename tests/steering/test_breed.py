@@ -8,9 +8,9 @@ from gest_api.vocs import VOCS, DiscreteVariable
 from scipy.stats import multivariate_normal, norm, truncnorm
 
 from stream_server.config.parameters import Bounds, scalars_of
-from stream_server.server.simulations.unit_cube import UnitCube
-from stream_server.server.simulations.vocs import cube_of, vocs_of
-from stream_server.server.steering.breed import Breed, Proposal
+from stream_server.samplers.breed import Breed, Proposal
+from stream_server.samplers.unit_cube import UnitCube
+from stream_server.samplers.vocs import cube_of, vocs_of
 
 SIGMA = 0.1
 

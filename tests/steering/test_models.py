@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from stream_server.config.parameters import scalars_of
-from stream_server.server.simulations.vocs import vocs_of
-from stream_server.server.steering.generative import Generative
-from stream_server.server.steering.learning import ModelGenerator
-from stream_server.server.steering.uncertainty import Uncertainty
+from stream_server.samplers.generative import Generative
+from stream_server.samplers.learning import ModelGenerator
+from stream_server.samplers.uncertainty import Uncertainty
+from stream_server.samplers.vocs import vocs_of
 from tests.steering.test_breed import SQUARE, bounds, placed, run
 
 MODELS = [Uncertainty, Generative]

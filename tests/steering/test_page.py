@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from stream_server.config.parameters import Bounds
-from stream_server.server.simulations.generator import PointGenerator
+from stream_server.samplers.generator import PointGenerator
 from tests.docs.blocks import blocks
 
 BOUNDS = {name: Bounds.model_validate([0, 1]) for name in ("x", "y")}

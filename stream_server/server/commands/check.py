@@ -13,6 +13,7 @@ from stream_server.launcher.backends.registry import check_backend, check_server
 from stream_server.machine import network, run_folder
 from stream_server.machine.descriptors import FOR_CONNECTIONS, STRANGERS, beyond_limit, verdict
 from stream_server.machine.screen import size_shown
+from stream_server.samplers.generator import check_class
 from stream_server.server.metrics.writers import writer_makers
 from stream_server.server.model.warm_start import find_source
 from stream_server.server.ranks.communicator import SoloRanks, environment_rank
@@ -23,7 +24,6 @@ from stream_server.server.run.cores import expected_cores
 from stream_server.server.run.output import OutputFolder
 from stream_server.server.run.plan import MemoryNeed, RankPlan, free_on_node, limit_of_node, make_plan, memory_problem
 from stream_server.server.simulations.design import DesignWarnings, ParameterDesign
-from stream_server.server.simulations.generator import check_class
 from stream_server.server.steering.suggester import Suggester, check_learning
 from stream_server.server.user.components import load_server_class
 from stream_server.server.user.framework import framework_of

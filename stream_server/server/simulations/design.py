@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from stream_server.config import StudyConfig
 from stream_server.config.parameters import ID_COLUMN, ORIGIN_COLUMNS, DesignFile
 from stream_server.errors import ConfigError
+from stream_server.samplers.generator import PointGenerator
+from stream_server.samplers.sequences import GeneratedPoints, Sampler, make_sampler
 from stream_server.server.intake.parameters import Origin, SimulationParameters
-from stream_server.server.simulations.generator import PointGenerator
-from stream_server.server.simulations.samplers import GeneratedPoints, Sampler, make_sampler
 from stream_server.storage.disk import ordinary
 from stream_server.wording import counted
 

@@ -19,7 +19,7 @@ from typing import Any
 from stream_server.config.parameters import Bounds
 from stream_server.errors import ConfigError, StreamServerError
 from stream_server.machine import program
-from stream_server.server.simulations.generator import PointGenerator
+from stream_server.samplers.generator import PointGenerator
 
 LEAVE_S = 5.0
 

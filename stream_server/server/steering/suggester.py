@@ -14,6 +14,8 @@ from stream_server.config import StudyConfig
 from stream_server.errors import ConfigError, StreamServerError, UserCodeError
 from stream_server.failpoints import failpoint
 from stream_server.launcher.schedule.shared_jobs import num_for_worker
+from stream_server.samplers.generator import KIND, Values
+from stream_server.samplers.sequences import Sampler, make_sampler
 from stream_server.server.intake.parameters import Origin
 from stream_server.server.simulations.design import (
     TRAINING_STREAM,
@@ -22,8 +24,6 @@ from stream_server.server.simulations.design import (
     generator_seed,
     stream_seed,
 )
-from stream_server.server.simulations.generator import KIND, Values
-from stream_server.server.simulations.samplers import Sampler, make_sampler
 from stream_server.server.steering.feedback import OWN
 from stream_server.server.steering.generator_process import GeneratorProcess, NoAnswer
 from stream_server.server.steering.suggestion_log import Suggestion, SuggestionLog

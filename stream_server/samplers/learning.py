@@ -10,9 +10,11 @@ from gest_api import Generator  # type: ignore[import-untyped]
 from gest_api.vocs import VOCS  # type: ignore[import-untyped]
 from numpy.typing import NDArray
 
-from stream_server.server.simulations.vocs import cube_of
+from stream_server.samplers.vocs import cube_of
 
 LEAST_SCORES = 8
+# The result that says by how many standard deviations the losses of a simulation are above those beside them.
+DEVIATION = "deviation"
 
 Array = NDArray[np.float64]
 

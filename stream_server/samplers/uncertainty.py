@@ -4,9 +4,8 @@ import numpy as np
 import torch
 from gest_api.vocs import VOCS  # type: ignore[import-untyped]
 
-from stream_server.server.steering.feedback import DEVIATION
-from stream_server.server.steering.learning import Array, ModelGenerator
-from stream_server.server.steering.networks import Networks
+from stream_server.samplers.learning import DEVIATION, Array, ModelGenerator
+from stream_server.samplers.networks import Networks
 
 NUM_NETWORKS = 5
 NUM_STEPS = 300

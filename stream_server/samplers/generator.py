@@ -61,7 +61,7 @@ class PointGenerator:
         offered: dict[str, Any] = {"bounds": limits, "seed": seed}
         if "vocs" in inspect.signature(made).parameters:
             # It loads pydantic models, which takes 0.4 s.
-            from stream_server.server.simulations.vocs import vocs_of
+            from stream_server.samplers.vocs import vocs_of
 
             offered["vocs"] = vocs_of(bounds)
         given = arguments_for(made, args, offered, kind=f"{KIND}.args")

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from gest_api.vocs import VOCS, BaseVariable, ContinuousVariable, DiscreteVariable  # type: ignore[import-untyped]
 
 from stream_server.config.parameters import Bounds
-from stream_server.server.simulations.unit_cube import UnitCube
+from stream_server.samplers.unit_cube import UnitCube
 
 MOST_VALUES = 1000
 

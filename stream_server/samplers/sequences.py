@@ -11,8 +11,8 @@ from numpy.random import Generator, SeedSequence, default_rng
 from stream_server.built_in import SAMPLERS, load_named
 from stream_server.config.parameters import Bounds
 from stream_server.errors import UserCodeError
-from stream_server.server.simulations.generator import PointGenerator, Values
-from stream_server.server.simulations.unit_cube import UnitCube
+from stream_server.samplers.generator import PointGenerator, Values
+from stream_server.samplers.unit_cube import UnitCube
 
 
 class Sampler(Protocol):

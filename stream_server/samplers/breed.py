@@ -4,8 +4,7 @@ import numpy as np
 from gest_api.vocs import VOCS  # type: ignore[import-untyped]
 from scipy.special import logsumexp, ndtr, ndtri  # type: ignore[import-untyped]
 
-from stream_server.server.steering.feedback import DEVIATION
-from stream_server.server.steering.learning import Array, LearningGenerator
+from stream_server.samplers.learning import DEVIATION, Array, LearningGenerator
 
 
 class Proposal:
