@@ -1,6 +1,6 @@
-"""The built-in classes of the plug points: the names that study.json may give, and what they stand for.
+"""The classes of the plug points that have a name in study.json: those built in, and those that packages register.
 
-Here alone they are registered: `config` offers the names, and each room loads its own.
+The built-in ones are registered here alone: `config` offers the names, and each room loads its own.
 """
 
 import importlib

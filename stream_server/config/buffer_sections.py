@@ -2,8 +2,9 @@
 
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Discriminator, Field, Tag
+from pydantic import BeforeValidator, Discriminator, Field, Tag
 
+from stream_server.built_in import POLICIES, registered
 from stream_server.config.values import (
     CLASS_REFERENCE,
     Capacity,
@@ -38,10 +39,16 @@ Watermark = Annotated[
 ]
 
 
-class OwnBuffer(BufferSection):
-    """`buffer` with a policy of the user's."""
+def _reference_of(policy: Any) -> Any:
+    """The class that a package registers as this policy, or else what is given."""
+    is_name = isinstance(policy, str) and policy not in POLICIES and not CLASS_REFERENCE.fullmatch(policy)
+    return registered("policies").get(policy, policy) if is_name else policy
 
-    policy: ClassReference = Field(description="FILE.py:Class.")
+
+class OwnBuffer(BufferSection):
+    """`buffer` with a policy that is a class of the user's, or of an installed package."""
+
+    policy: Annotated[ClassReference, BeforeValidator(_reference_of)] = Field(description="FILE.py:Class.")
     args: dict[str, Any] = Field(default_factory=dict, description="Arguments of the class.")
     watermark: Watermark
     pseudo_epochs: Count = Field(default=1, description="Draws of each sample, if the class takes them.")
@@ -94,7 +101,7 @@ class UniformBuffer(BufferSection):
 
 def _policy_of(buffer: Any) -> Any:
     policy = buffer.get("policy", "reservoir") if isinstance(buffer, dict) else getattr(buffer, "policy", "reservoir")
-    return "own" if isinstance(policy, str) and CLASS_REFERENCE.fullmatch(policy) else policy
+    return "own" if isinstance(policy, str) and CLASS_REFERENCE.fullmatch(_reference_of(policy)) else policy
 
 
 Buffer = Annotated[

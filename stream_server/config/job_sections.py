@@ -152,7 +152,7 @@ class Server(Section):
 class Launcher(Section):
     """`launcher`: how many simulations run, and how often the server is started again."""
 
-    backend: Annotated[str, NameOrClass("backend", tuple(BACKENDS))] = Field(
+    backend: Annotated[str, NameOrClass("backend", tuple(BACKENDS), "backends")] = Field(
         default="local", description="Backend for the jobs of the simulations, or FILE.py:Class."
     )
     max_running: Count = Field(default=1, description="Simulations that run at the same time, or wait in a queue.")

@@ -131,7 +131,7 @@ def scalars_of(bounds: Mapping[str, Bounds]) -> dict[str, Bounds]:
     return scalars
 
 
-SamplerName = Annotated[str, NameOrClass("sampler", (*SAMPLERS, *GENERATORS))]
+SamplerName = Annotated[str, NameOrClass("sampler", (*SAMPLERS, *GENERATORS), "samplers")]
 
 
 class SamplerSettings(Section):

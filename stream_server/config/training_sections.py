@@ -191,7 +191,7 @@ class Checkpoint(Section):
 class MetricWriter(Section):
     """One of `metrics.writers`: a built-in one, or a class of the user's with its arguments."""
 
-    class_: Annotated[str, NameOrClass("writer", tuple(WRITERS))] = Field(
+    class_: Annotated[str, NameOrClass("writer", tuple(WRITERS), "writers")] = Field(
         alias="class", description="Name, or FILE.py:Class."
     )
     args: dict[str, Any] = Field(default_factory=dict, description="Arguments of the class.")

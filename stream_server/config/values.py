@@ -25,6 +25,7 @@ from pydantic import (
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, core_schema
 
+from stream_server.built_in import registered
 from stream_server.config.problems import nearest, one_of, shown, wrong
 
 MAX_INTEGER = 2**63 - 1
@@ -100,13 +101,15 @@ def check_class_reference(value: str) -> str:
 
 @dataclass(frozen=True)
 class NameOrClass:
-    """The type of a key that takes one of `names`, or a class of the user's: `Annotated[str, NameOrClass(…)]`.
+    """The type of a key that takes one of `names`, or a class: `Annotated[str, NameOrClass(…)]`.
 
+    A class is written as a reference, or as the name under which a package registers it for the `plug_point`.
     `what` is what they name, for messages.
     """
 
     what: str
     names: tuple[str, ...]
+    plug_point: str
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         return core_schema.no_info_after_validator_function(self._check, handler(source))
@@ -117,11 +120,15 @@ class NameOrClass:
     def _check(self, value: str) -> str:
         if value in self.names:
             return value
-        if not CLASS_REFERENCE.fullmatch(value):
-            meant = nearest(value, self.names)
-            instead = shown(meant) if meant else one_of(self.names)
-            raise wrong(f"{shown(value)} is not a {self.what}", f"Write {instead}, or FILE.py:Class")
-        return check_class_reference(value)
+        if CLASS_REFERENCE.fullmatch(value):
+            return check_class_reference(value)
+        others = registered(self.plug_point)
+        if value in others:
+            return others[value]
+        known = (*self.names, *others)
+        meant = nearest(value, known)
+        instead = shown(meant) if meant else one_of(known)
+        raise wrong(f"{shown(value)} is not a {self.what}", f"Write {instead}, or FILE.py:Class")
 
 
 def _parse_bytes(value: Any) -> Any:
