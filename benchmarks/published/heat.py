@@ -1,9 +1,9 @@
 """The heat study of SC'23 (arXiv 2309.16743) at its small scale, by each buffer policy, beside training from files.
 
 Simulations are paced, so that the Reservoir draws each sample as often as there (about 20 times), whatever the speed
-of this machine: `--fake-data` measures how fast the training is, and a time step takes accordingly long, validations
-counted. Training from files has one epoch, and as many as the Reservoir draws. Its time is that of the paced
-simulations, which must have ended before, and that of the training.
+of this machine: `benchmarks.training_alone` measures how fast the training is, and a time step takes accordingly long,
+validations counted. Training from files has one epoch, and as many as the Reservoir draws. Its time is that of the
+paced simulations, which must have ended before, and that of the training.
 """
 
 import re
@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from benchmarks.published import offline
-from benchmarks.published.runs import Run, from_files, online, overrides, server
+from benchmarks.published.runs import Run, from_files, online, output_of, overrides
 from stream_server.config import StudyConfig, load
 
 HEAT = Path(__file__).parents[2] / "configs" / "heat"
@@ -102,7 +102,8 @@ class HeatStudy:
 
 def batches_per_s(study: HeatStudy, seconds: float = SPEED_S) -> float:
     """How fast one rank trains when data costs nothing."""
-    done = server(STUDY, study.settings(), f"--fake-data={seconds}")
+    alone = [sys.executable, "-m", "benchmarks.training_alone", str(STUDY), f"--seconds={seconds}"]
+    done = output_of(alone, study.settings())
     found = re.search(r"speed +([0-9.,]+) batches/s", done)
     assert found is not None, done
     return float(found[1].replace(",", ""))

@@ -52,7 +52,9 @@ class Run:
 
 def online(study: Path, kind: str, settings: Mapping[str, Any], seed: int, output: Path) -> Run:
     """Run a study with these settings, and read what it wrote."""
-    server(study, {**settings, "study.seed": seed, "study.output_dir": str(output)}, "--fresh")
+    program = str(Path(sys.executable).with_name("stream-server"))
+    settings = {**settings, "study.seed": seed, "study.output_dir": str(output)}
+    output_of([program, f"--config={study}", "--fresh"], settings)
     report = json.loads((output / "report.json").read_text())
     assert report["balanced"], report["unbalanced"]
     keys = {"val/loss": "mse", "buffer/population": "population", "speed/samples_per_s": "samples_per_s"}
@@ -84,10 +86,9 @@ def from_files(course: Sequence[Row], *, num_samples: int, epochs: int, seed: in
     )
 
 
-def server(study: Path, settings: Mapping[str, Any], *options: str) -> str:
-    """What `stream-server` printed for this study, which must have ended well."""
-    program = str(Path(sys.executable).with_name("stream-server"))
-    argv = [program, f"--config={study}", *(f"--set={it}" for it in overrides(settings)), *options]
+def output_of(program: Sequence[str], settings: Mapping[str, Any]) -> str:
+    """What a program printed for a study with these settings, which must have ended well."""
+    argv = [*program, *(f"--set={it}" for it in overrides(settings))]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
     if done.returncode:
         raise SystemExit(f"{' '.join(argv)}\nended with {done.returncode}:\n{done.stderr}")

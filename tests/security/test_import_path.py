@@ -154,7 +154,7 @@ def test_nor_of_any_other_command(place: Place, tmp_path: Path) -> None:
     server, launcher, study = (place.program(f"stream-{name}") for name in ("server", "launcher", "study"))
     output_dir = tmp_path / "run"
     config = ("--config", str(place.study), f'--set=study.output_dir="{output_dir}"')
-    for words in ["--check"], ["--fast-dev-run"], ["--fake-data", "1"], [], ["--evaluate", str(output_dir)]:
+    for words in ["--check"], ["--fast-dev-run"], [], ["--evaluate", str(output_dir)]:
         run(server, *config, *words)
     run(launcher, *config, "--check")
     run(launcher, *config, "--fresh", "--set=server.ranks=2")

@@ -22,7 +22,6 @@ from stream_server.machine.screen import outliving_a_full_disk, tell, until_the_
 from stream_server.server.run.start import RANK_0_REPORTS_S, Start
 from stream_server.wording import counted
 
-FAKE_DATA_S = 10.0
 # Of a rank: those of ZeroMQ, of the watchdog and the like. Those of libraries that compute are not among them.
 NUM_THREADS = 16
 NATIVE_PATH = Path(stream_server.__file__).parent / "native"
@@ -40,7 +39,6 @@ examples:
   stream-server --config study.json --fast-dev-run     try the server class on synthetic samples, no simulation
   stream-server --config study.json                    the study on one rank
   mpirun -n 4 stream-server --config study.json        the study on four ranks
-  mpirun -n 4 stream-server --config study.json --fake-data    how fast it would train if data cost nothing
   stream-server --config study.json --evaluate runs/heat/checkpoints/best/batch-000400
   stream-server --config study.json --set training.batch_size=32 --set buffer.policy=fifo
   cmake -S "$(stream-server --native-path)" -B build   build the client for C, C++ and Fortran (docs/guide/clients.md)
@@ -112,14 +110,6 @@ def parser() -> argparse.ArgumentParser:
     )
     only.add_argument("--fast-dev-run", action="store_true", help="try the server class on synthetic samples")
     only.add_argument(
-        "--fake-data",
-        type=_seconds,
-        nargs="?",
-        const=FAKE_DATA_S,
-        metavar="SECONDS",
-        help=f"measure the training alone for so long, by default {FAKE_DATA_S:g} s, on one batch again and again",
-    )
-    only.add_argument(
         "--evaluate",
         type=Path,
         metavar="CHECKPOINT",
@@ -133,16 +123,6 @@ def parser() -> argparse.ArgumentParser:
     )
     only.add_argument("--version", action="version", version=f"stream-server {version('stream-server')}")
     return parser
-
-
-def _seconds(text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = math.nan
-    if not 0.0 < seconds < math.inf:
-        raise argparse.ArgumentTypeError(f"expected a number of seconds above 0, found {text!r}")
-    return seconds
 
 
 def _time(text: str) -> float:
@@ -256,10 +236,6 @@ def _run(arguments: argparse.Namespace, config: study_config.StudyConfig) -> int
             from stream_server.server.user.components import load_server_class
 
             return fast_dev_run(load_server_class(config), config)
-        if arguments.fake_data is not None:
-            from stream_server.server.commands.fake_data import fake_data
-
-            return fake_data(config, arguments.fake_data)
         if arguments.evaluate is not None:
             from stream_server.server.commands.evaluate import evaluate
 
@@ -330,7 +306,7 @@ def _load(arguments: argparse.Namespace) -> study_config.StudyConfig:
             raise ConfigError("--retry goes on with a study whose simulations were given up: drop --fresh and --replay")
         if arguments.replay is not None and config.offline.write_files:
             raise ConfigError("offline.write_files writes what simulations send, but with --replay none runs: drop one")
-        if not (arguments.fast_dev_run or arguments.fake_data or arguments.evaluate or arguments.replay):
+        if not (arguments.fast_dev_run or arguments.evaluate or arguments.replay):
             from stream_server.launcher.backends.mpirun import require
 
             require(config)

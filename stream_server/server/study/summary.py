@@ -72,7 +72,7 @@ ADVICE = {
     ),
     "training": (
         "training was busy {:.0%} of the time: where simulations wait for it, only a faster model, a faster device or "
-        "more ranks end the study sooner; --fake-data measures it alone"
+        "more ranks end the study sooner"
     ),
 }
 

@@ -3,13 +3,12 @@
 import json
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from benchmarks.training_alone import NUM_WARM_UP, train_alone
 from stream_server.config import StudyConfig, load
-from stream_server.server.commands.fake_data import NUM_WARM_UP, fake_data
 from tests.support.launch import mpirun
 
 SERVER = """
@@ -65,7 +64,7 @@ def speed(text: str) -> float:
 def test_one_batch_is_trained_again_and_again_and_nothing_is_left(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert fake_data(config_of(tmp_path), 0.5) == 0
+    assert train_alone(config_of(tmp_path), 0.5) == 0
     text = capsys.readouterr().out
     num, spread = json.loads((tmp_path / "seen-0").read_text())
     measured = int(re.search(r"measured +(\d+) batches", text)[1])  # type: ignore[index]
@@ -81,7 +80,7 @@ def test_the_last_run_is_set_beside_it(tmp_path: Path, capsys: pytest.CaptureFix
     config.output_dir.mkdir(parents=True)
     report = {"ranks": 1, "throughput": {"batches_per_s": 2.5}}
     (config.output_dir / "report.json").write_text(json.dumps(report))
-    assert fake_data(config, 0.2) == 0
+    assert train_alone(config, 0.2) == 0
     text = capsys.readouterr().out
     told = re.search(r"2\.5 batches/s, (\d+)% of it", text)
     assert told is not None
@@ -90,14 +89,14 @@ def test_the_last_run_is_set_beside_it(tmp_path: Path, capsys: pytest.CaptureFix
 
 
 def test_an_error_of_the_class_is_shown_with_its_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert fake_data(config_of(tmp_path, **{"raise": "yes"}), 5.0) == 3
+    assert train_alone(config_of(tmp_path, **{"raise": "yes"}), 5.0) == 3
     assert "ArithmeticError: no good" in capsys.readouterr().err
 
 
 @pytest.mark.slow
 def test_all_ranks_train_in_step(tmp_path: Path) -> None:
-    program = str(Path(sys.executable).with_name("stream-server"))
-    launch = mpirun("mpich", 2, [program, "--config", str(study(tmp_path)), "--fake-data", "0.5"])
+    argv = ["-m", "benchmarks.training_alone", str(study(tmp_path)), "--seconds=0.5"]
+    launch = mpirun("mpich", 2, argv)
     done = subprocess.run(launch.argv, env=launch.environment, capture_output=True, text=True, timeout=120, check=True)
     counts = {json.loads((tmp_path / f"seen-{rank}").read_text())[0] for rank in range(2)}
     assert len(counts) == 1

@@ -1,7 +1,15 @@
-"""`stream-server --fake-data`: the speed of a training whose data costs nothing."""
+"""The speed of a training whose data costs nothing: one batch of made-up samples comes again and again.
 
+    python -m benchmarks.training_alone study.json
+    mpirun -n 2 python -m benchmarks.training_alone study.json --seconds 60 --set training.batch_size=32
+
+What was received, drawn and kept of a run cannot make it faster than this.
+"""
+
+import argparse
 import json
 import os
+import sys
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
@@ -9,7 +17,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from stream_server.config import StudyConfig
+from stream_server.config import StudyConfig, load
+from stream_server.errors import StreamServerError
 from stream_server.machine import private_folder
 from stream_server.server.commands.rank_job import leave_because_of, ranks_of_this_job
 from stream_server.server.commands.synthetic_samples import SyntheticSource
@@ -28,11 +37,12 @@ from stream_server.server.user.callbacks import Callback
 from stream_server.server.user.components import load_server_class, make_callbacks
 from stream_server.wording import counted
 
+SECONDS = 10.0
 NUM_WARM_UP = 10
 NUM_PHASES = 8
 
 
-def fake_data(config: StudyConfig, seconds: float) -> int:
+def train_alone(config: StudyConfig, seconds: float) -> int:
     """Train for `seconds` on one batch of synthetic samples, again and again, and print the speed.
 
     On all ranks of this MPI job, or on one rank outside of MPI, with the loop, the callbacks and the threads of the
@@ -46,7 +56,7 @@ def fake_data(config: StudyConfig, seconds: float) -> int:
         try:
             speed = measure(config, ranks, seconds, folder, stack)
         except Exception as error:
-            return leave_because_of(error, ranks, phase="training on fake data")
+            return leave_because_of(error, ranks, phase="training alone")
         if ranks.rank == 0:
             print(told(config, ranks.size, speed, last_report(config)))
     return 0
@@ -164,3 +174,21 @@ def told(config: StudyConfig, num_ranks: int, speed: Mapping[str, Any], report: 
         rows["last run"] = f"{rate:,.1f} batches/s, {rate / batches_per_s:.0%} of it, with all waits"
     title = f"{config.study.name}: the training alone, {num_ranks} x {batch_size} samples, the same ones in each batch"
     return "\n".join([title, *(f"  {name:<9} {text}" for name, text in rows.items())])
+
+
+def main() -> int:
+    """Measure the study of the command line; returns its exit status."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("study", type=Path, metavar="study.json")
+    parser.add_argument("--seconds", type=float, default=SECONDS, help="how long it trains")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="override one key")
+    arguments = parser.parse_args()
+    try:
+        return train_alone(load(arguments.study, arguments.set), arguments.seconds)
+    except StreamServerError as error:
+        print(error, file=sys.stderr)
+        return error.exit_code
+
+
+if __name__ == "__main__":
+    sys.exit(main())
