@@ -15,7 +15,8 @@ TIME_OF_DAY = {
 # Each puts it into words for people, into a name, or into a question about days.
 MAY_TELL_IT = {
     "analysis/attempts.py": "until when an attempt ran, in what the page in the browser shows",
-    "analysis/run_state.py": "how old a checkpoint is, and for how long an attempt runs, in what stream-study shows",
+    "analysis/run_status.py": "how old a checkpoint is, in what stream-study shows",
+    "analysis/simulations.py": "for how long an attempt runs, in what stream-study shows",
     "dashboard/page.py": "when the page was brought up to date, in its title line",
     "dashboard/watch.py": "until when what goes on has lasted, in what the page shows",
     "launcher/backends/oar.py": "how many days of jobs that have ended OAR is asked for",

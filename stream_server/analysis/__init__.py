@@ -1,5 +1,6 @@
-"""Runs as their files tell: tables, pictures, states, attempts; one that goes on is also asked, and stopped.
+"""Runs as their files tell: tables, pictures, statuses, attempts; one that goes on is also asked, and stopped.
 
-Offers: attempts, export, follow, growing, live, operating, page, palette, plot, reading, run_state, validations.
+Offers: attempts, export, follow, growing, live, page, palette, plot, reading, run_status, runs, simulations, summary,
+    validations.
 May import: config, launcher.backends, launcher.journal, machine, messages, storage.
 """

@@ -12,7 +12,7 @@ from itertools import chain, islice
 from pathlib import Path
 
 from stream_server.analysis.reading import RunFolder
-from stream_server.analysis.run_state import OUTPUT_LOG, attempt_folders
+from stream_server.analysis.simulations import OUTPUT_LOG, attempt_folders
 from stream_server.errors import NotRunning
 from stream_server.machine import descriptors
 from stream_server.machine.log_end import shown_lines

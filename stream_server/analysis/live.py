@@ -5,13 +5,17 @@ import secrets
 import socket
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
 import zmq
 
+from stream_server.analysis.attempts import newest_failures
 from stream_server.analysis.reading import RunFolder
-from stream_server.analysis.run_state import SimulationFacts, seconds_of, state_of
+from stream_server.analysis.run_status import ORPHANED, RUNNING, RunStatus, status_of
+from stream_server.analysis.simulations import SimulationSummary, seconds_of, simulations_of
+from stream_server.analysis.validations import errors_of_simulations
 from stream_server.errors import ConfigError, MalformedMessage, NotRunning
 from stream_server.messages import operator
 from stream_server.messages.connection import ConnectionFile
@@ -26,7 +30,21 @@ REPEAT_S = 1.0
 T = TypeVar("T", bound=operator.Answer)
 
 
-def status_of(run: RunFolder, timeout_s: float) -> operator.StudyStatus:
+def asked_status(run: RunFolder, timeout_s: float) -> RunStatus:
+    """How a run is doing. A live one is asked; for any other its files are read."""
+    status = status_of(run)
+    if not status.is_live:
+        return status
+    try:
+        server = ask_server(run, timeout_s)
+    except NotRunning as silence:
+        # It may have ended or come back meanwhile.
+        status = status_of(run)
+        return replace(status, silence=str(silence)) if status.is_live else status
+    return replace(status, server=server, state=ORPHANED if status.state == ORPHANED else RUNNING)
+
+
+def ask_server(run: RunFolder, timeout_s: float) -> operator.StudyStatus:
     """How the server of a live run is doing.
 
     Raises:
@@ -35,7 +53,22 @@ def status_of(run: RunFolder, timeout_s: float) -> operator.StudyStatus:
     return _asked(run, operator.AskStatus(), operator.StudyStatus, timeout_s)
 
 
-def simulations_of(run: RunFolder, timeout_s: float) -> list[SimulationFacts]:
+def asked_simulations(run: RunFolder, timeout_s: float) -> list[SimulationSummary]:
+    """The simulations of a run. A live one is asked; for any other its newest checkpoint and files are read.
+
+    Raises:
+        NotRunning: a live one did not answer in time.
+    """
+    is_live = status_of(run).is_live
+    found = ask_simulations(run, timeout_s) if is_live else simulations_of(run)
+    errors, failures = errors_of_simulations(run), newest_failures(run, is_live=is_live)
+    return [
+        replace(it, error=errors.get(it.simulation), reason=it.reason or failures.get(it.simulation, ""))
+        for it in found
+    ]
+
+
+def ask_simulations(run: RunFolder, timeout_s: float) -> list[SimulationSummary]:
     """The simulations of a live run.
 
     Raises:
@@ -49,7 +82,7 @@ def simulations_of(run: RunFolder, timeout_s: float) -> list[SimulationFacts]:
         if len(rows) >= page.num_all or not page.rows:
             break
     return [
-        SimulationFacts(
+        SimulationSummary(
             simulation=row.simulation,
             parameters=dict(row.parameters),
             state=row.state,
@@ -68,14 +101,14 @@ def stop(run: RunFolder, timeout_s: float, *, finish: bool) -> str:
     Raises:
         NotRunning: it is not running, or see `ask`.
     """
-    state = state_of(run)
-    if not state.is_live:
-        raise NotRunning(f"{run.path} is not running: its state is {state.state}")
+    status = status_of(run)
+    if not status.is_live:
+        raise NotRunning(f"{run.path} is not running: its state is {status.state}")
     return _asked(run, operator.AskStop(finish=finish), operator.StopAccepted, timeout_s).text
 
 
 def _asked(run: RunFolder, question: operator.Question, kind: type[T], timeout_s: float) -> T:
-    return ask(run.path, question, kind, timeout_s=timeout_s, runs=lambda: state_of(run).is_live)
+    return ask(run.path, question, kind, timeout_s=timeout_s, runs=lambda: status_of(run).is_live)
 
 
 def ask(

@@ -7,9 +7,9 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from stream_server.analysis.operating import status_facts, status_rows
 from stream_server.analysis.plot import pictures_of, settings_of
 from stream_server.analysis.reading import RunFolder
+from stream_server.analysis.run_status import status_of
 from stream_server.errors import ConfigError
 from stream_server.storage.disk import for_result
 
@@ -46,9 +46,8 @@ def page(run: RunFolder) -> str:
     """
     settings = settings_of(run)
     name = escape(str(settings.get("study", {}).get("name", run.name)))
-    facts = status_facts(run)
-    report = facts.get("report", {})
-    samples, versions = report.get("samples", {}), report.get("versions", {})
+    status = status_of(run)
+    samples, versions = status.report.get("samples", {}), status.report.get("versions", {})
     pictures = "\n".join(
         f'<figure><img alt="{escape(it.caption)}" src="data:image/png;base64,{_png(it.figure)}"></figure>'
         for it in pictures_of(run)
@@ -62,7 +61,7 @@ def page(run: RunFolder) -> str:
     body = "\n".join(f"<h2>{title}</h2>\n{content}" for title, content in sections.items() if content)
     return (
         f'<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n<title>{name}</title>\n'
-        f"<style>\n{STYLE}</style>\n</head>\n<body>\n<h1>{name}</h1>\n{_table(status_rows(facts))}\n{body}\n"
+        f"<style>\n{STYLE}</style>\n</head>\n<body>\n<h1>{name}</h1>\n{_table(status.rows())}\n{body}\n"
         "</body>\n</html>\n"
     )
 

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 
 from stream_server.analysis import figures, sample_figures
 from stream_server.analysis.reading import Line, RunFolder, read_histograms, read_records
-from stream_server.analysis.run_state import simulations_of
+from stream_server.analysis.simulations import simulations_of
 from stream_server.analysis.validations import read_validation
 from stream_server.errors import ConfigError
 from stream_server.storage.disk import by_own_links, for_result, held, read_text

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from stream_server.analysis.figures import empty
 from stream_server.analysis.palette import COLOURS
 from stream_server.analysis.reading import needs_log_scale
-from stream_server.analysis.run_state import SimulationFacts
+from stream_server.analysis.simulations import SimulationSummary
 from stream_server.analysis.validations import RecordedRollouts, RecordedValidation, relative_error
 
 MAX_PARAMETERS = 5
@@ -84,7 +84,7 @@ def _rollout(name: str, recorded: RecordedRollouts, units: Mapping[str, str]) ->
     return figure
 
 
-def coverage(simulations: Sequence[SimulationFacts], units: Mapping[str, str]) -> Figure | None:
+def coverage(simulations: Sequence[SimulationSummary], units: Mapping[str, str]) -> Figure | None:
     """Each simulation as a point in each pair of parameters, at most of the first five; coloured by its state."""
     states = list(dict.fromkeys(it.state for it in simulations))
     if not simulations or not simulations[0].parameters:
@@ -94,16 +94,16 @@ def coverage(simulations: Sequence[SimulationFacts], units: Mapping[str, str]) -
         for state in states
     ]
     figure, panels = _pairs(list(simulations[0].parameters)[:MAX_PARAMETERS], units)
-    for number, (label, facts) in enumerate(points):
+    for number, (label, of_state) in enumerate(points):
         marker, colour = "o^sDvPX*"[number % 8], COLOURS[number % len(COLOURS)]
         for (x, y), axes in panels.items():
-            axes.plot(*_places(facts, x, y), marker, color=colour, markersize=4, alpha=0.8, label=label)
+            axes.plot(*_places(of_state, x, y), marker, color=colour, markersize=4, alpha=0.8, label=label)
     handles, labels = next(iter(panels.values())).get_legend_handles_labels()
     figure.legend(handles, labels, frameon=False, loc="outside lower center", ncols=len(labels), fontsize=8)
     return figure
 
 
-def coverage_errors(simulations: Sequence[SimulationFacts], units: Mapping[str, str], label: str) -> Figure | None:
+def coverage_errors(simulations: Sequence[SimulationSummary], units: Mapping[str, str], label: str) -> Figure | None:
     """As `coverage`, with the held-out simulations coloured by their error, called `label`, and all others grey."""
     held_out = [it for it in simulations if it.error is not None]
     if not held_out or not held_out[0].parameters:
@@ -195,14 +195,14 @@ def _plane(array: Array) -> Array:
     return array.reshape(-1) if array.ndim == 0 else array
 
 
-def _of_state(simulations: Sequence[SimulationFacts], state: str) -> list[SimulationFacts]:
+def _of_state(simulations: Sequence[SimulationSummary], state: str) -> list[SimulationSummary]:
     return [it for it in simulations if it.state == state]
 
 
-def _places(facts: Sequence[SimulationFacts], x: str, y: str) -> tuple[list[float], list[float]]:
+def _places(simulations: Sequence[SimulationSummary], x: str, y: str) -> tuple[list[float], list[float]]:
     if x == y:
-        return [it.parameters[x] for it in facts], [0.0] * len(facts)
-    return [it.parameters[x] for it in facts], [it.parameters[y] for it in facts]
+        return [it.parameters[x] for it in simulations], [0.0] * len(simulations)
+    return [it.parameters[x] for it in simulations], [it.parameters[y] for it in simulations]
 
 
 def _pairs(names: Sequence[str], units: Mapping[str, str]) -> tuple[Figure, dict[tuple[str, str], Axes]]:

@@ -9,8 +9,8 @@ from contextlib import nullcontext
 from importlib.metadata import version
 from pathlib import Path
 
-from stream_server.analysis import operating
 from stream_server.analysis.reading import find_run
+from stream_server.commands import operating
 from stream_server.errors import ConfigError, NotRunning, StreamServerError
 from stream_server.extras import extra_packages
 from stream_server.machine import program

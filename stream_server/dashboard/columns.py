@@ -1,4 +1,4 @@
-"""The columns of every chart of the page, from the facts of a run. Pure."""
+"""The columns of every chart of the page, from what is known of a run. Pure."""
 
 import math
 from collections.abc import Callable, Iterable, Sequence
@@ -7,10 +7,10 @@ from typing import Any
 
 from stream_server.analysis.attempts import CANCELLED, ENDED, FAILED, INTERRUPTED, RUNNING
 from stream_server.analysis.reading import Line, is_validation_loss, names_in
-from stream_server.analysis.run_state import balance_rows
+from stream_server.analysis.run_status import balance_rows
 from stream_server.analysis.validations import RenderedSample, relative_error
 from stream_server.dashboard.changes import Columns
-from stream_server.dashboard.facts import RunFacts
+from stream_server.dashboard.snapshot import RunSnapshot
 from stream_server.messages.simulation_phase import QUEUED, SimulationPhase
 
 AXES = {"batch": "batch", "sample": "samples trained", "wall_s": "training time (s)"}
@@ -41,10 +41,10 @@ PALE = "#DDDDDD"
 Curves = dict[str, Columns]
 
 
-def losses(facts: RunFacts, axis: str) -> Curves:
+def losses(run: RunSnapshot, axis: str) -> Curves:
     """The loss of the training and of each validation set, by name."""
-    names = [name for name in names_in(list(facts.records)) if name == "train/loss" or is_validation_loss(name)]
-    return {name: _logged(facts.records, axis, name) for name in names}
+    names = [name for name in names_in(list(run.records)) if name == "train/loss" or is_validation_loss(name)]
+    return {name: _logged(run.records, axis, name) for name in names}
 
 
 def is_validation(name: str) -> bool:
@@ -52,23 +52,23 @@ def is_validation(name: str) -> bool:
     return name.startswith("val/")
 
 
-def rates(facts: RunFacts) -> Curves:
+def rates(run: RunSnapshot) -> Curves:
     """Samples per second over the time of the training: drawn for batches, of these new ones, and received."""
     curves = {
-        "trained, with repeats": _logged(facts.records, "wall_s", "speed/samples_per_s"),
-        "trained for the first time": _new_samples_per_s(facts.records),
-        "received": _logged(facts.records, "wall_s", "speed/received_per_s"),
+        "trained, with repeats": _logged(run.records, "wall_s", "speed/samples_per_s"),
+        "trained for the first time": _new_samples_per_s(run.records),
+        "received": _logged(run.records, "wall_s", "speed/received_per_s"),
     }
     return {name: columns for name, columns in curves.items() if columns["x"]}
 
 
-def running(facts: RunFacts) -> Curves:
+def running(run: RunSnapshot) -> Curves:
     """How many simulations run at once, over the time of the training."""
-    columns = _logged(facts.records, "wall_s", "simulations/running")
+    columns = _logged(run.records, "wall_s", "simulations/running")
     return {"running": columns} if columns["x"] else {}
 
 
-def buffers(facts: RunFacts) -> Curves:
+def buffers(run: RunSnapshot) -> Curves:
     """Samples in the buffer of a rank, those of them that were never drawn, and how old the samples are."""
     names = {
         "in the buffer": "buffer/population",
@@ -76,13 +76,13 @@ def buffers(facts: RunFacts) -> Curves:
         "mean age": "buffer/age/mean",
         "greatest age": "buffer/age/max",
     }
-    curves = {shown: _logged(facts.records, "wall_s", name) for shown, name in names.items()}
+    curves = {shown: _logged(run.records, "wall_s", name) for shown, name in names.items()}
     return {name: columns for name, columns in curves.items() if columns["x"]}
 
 
-def rollouts(facts: RunFacts) -> Curves:
+def rollouts(run: RunSnapshot) -> Curves:
     """By field the squared error of the forecasts in the newest validation, by lead time, as far as it is finite."""
-    recorded = None if facts.validation is None else facts.validation.rollouts
+    recorded = None if run.validation is None else run.validation.rollouts
     if recorded is None:
         return {}
     curves: Curves = {}
@@ -93,11 +93,11 @@ def rollouts(facts: RunFacts) -> Curves:
     return curves
 
 
-def timeline(facts: RunFacts) -> Columns:
+def timeline(run: RunSnapshot) -> Columns:
     """One bar for each attempt of which the time is known, in seconds since the first one began."""
-    shown = [it for it in facts.attempts if it.started_s is not None]
+    shown = [it for it in run.attempts if it.started_s is not None]
     began_s = min((it.started_s for it in shown if it.started_s is not None), default=0.0)
-    now_s = facts.at_s - began_s
+    now_s = run.at_s - began_s
     return {
         "simulation": [it.simulation for it in shown],
         "attempt": [it.attempt for it in shown],
@@ -109,11 +109,11 @@ def timeline(facts: RunFacts) -> Columns:
     }
 
 
-def phases(facts: RunFacts) -> Columns:
+def phases(run: RunSnapshot) -> Columns:
     """The parts of the time of each rank that its phases took at its newest log point, side by side."""
-    names = phase_names(facts)
+    names = phase_names(run)
     rows: list[tuple[int, str, float, float, str]] = []
-    for rank, line in facts.ranks.items():
+    for rank, line in run.ranks.items():
         left = 0.0
         for position, name in enumerate(names):
             share = line.get(f"time/{name}", 0.0)
@@ -125,51 +125,51 @@ def phases(facts: RunFacts) -> Columns:
     return {key: list(values) for key, values in zip(keys, columns, strict=True)}
 
 
-def phase_names(facts: RunFacts) -> list[str]:
+def phase_names(run: RunSnapshot) -> list[str]:
     """The phases that any rank logged, in an order that stays."""
-    return [name.removeprefix("time/") for name in names_in(list(facts.ranks.values())) if name.startswith("time/")]
+    return [name.removeprefix("time/") for name in names_in(list(run.ranks.values())) if name.startswith("time/")]
 
 
-def phase_legend(facts: RunFacts) -> dict[str, str]:
+def phase_legend(run: RunSnapshot) -> dict[str, str]:
     """The colours of the phases by their names."""
-    return {_words(name): _phase_colour(position) for position, name in enumerate(phase_names(facts))}
+    return {_words(name): _phase_colour(position) for position, name in enumerate(phase_names(run))}
 
 
-def parameter_names(facts: RunFacts) -> list[str]:
+def parameter_names(run: RunSnapshot) -> list[str]:
     """The parameters by which the simulations can be placed; their ids, too, so that there are always two."""
-    known = facts.simulations[0].parameters if facts.simulations else {}
+    known = run.simulations[0].parameters if run.simulations else {}
     return [*known, "id"]
 
 
-def errors(facts: RunFacts) -> dict[int, float]:
+def errors(run: RunSnapshot) -> dict[int, float]:
     """The error of the model on each held-out simulation in the newest validation, as far as it is a number."""
-    found = {} if facts.validation is None else facts.validation.by_simulation()
+    found = {} if run.validation is None else run.validation.by_simulation()
     return {simulation: error for simulation, error in found.items() if math.isfinite(error)}
 
 
-def parameter_points(facts: RunFacts, x: str, y: str, palette: Sequence[str] = ()) -> Columns:
+def parameter_points(run: RunSnapshot, x: str, y: str, palette: Sequence[str] = ()) -> Columns:
     """One point for each simulation, at two of its parameters, coloured by its state, or with a palette by its error.
 
     Simulations that are trained on have no error and are pale.
     """
-    known = errors(facts)
-    colours = [SIMULATION_COLOURS.get(it.state, OTHER_COLOUR) for it in facts.simulations]
+    known = errors(run)
+    colours = [SIMULATION_COLOURS.get(it.state, OTHER_COLOUR) for it in run.simulations]
     if palette:
         by_error = dict(zip(known, log_colours(list(known.values()), palette), strict=True))
-        colours = [by_error.get(it.simulation, PALE) for it in facts.simulations]
+        colours = [by_error.get(it.simulation, PALE) for it in run.simulations]
 
     def place(name: str) -> list[float]:
-        return [it.simulation if name == "id" else it.parameters.get(name, math.nan) for it in facts.simulations]
+        return [it.simulation if name == "id" else it.parameters.get(name, math.nan) for it in run.simulations]
 
     return {
-        "simulation": [it.simulation for it in facts.simulations],
+        "simulation": [it.simulation for it in run.simulations],
         "x": place(x),
         "y": place(y),
-        "state": [_words(it.state) for it in facts.simulations],
+        "state": [_words(it.state) for it in run.simulations],
         "colour": colours,
-        "error": [known.get(it.simulation, math.nan) for it in facts.simulations],
-        "received": [it.received or 0 for it in facts.simulations],
-        "attempts": [it.attempts for it in facts.simulations],
+        "error": [known.get(it.simulation, math.nan) for it in run.simulations],
+        "received": [it.received or 0 for it in run.simulations],
+        "attempts": [it.attempts for it in run.simulations],
     }
 
 
@@ -203,9 +203,9 @@ def single_values(samples: Iterable[RenderedSample], name: str) -> list[tuple[st
     return rows
 
 
-def account_rows(facts: RunFacts) -> list[tuple[str, str]]:
+def account_rows(run: RunSnapshot) -> list[tuple[str, str]]:
     """The closing account of a run that has ended: where every expected sample has gone."""
-    samples = facts.state.report.get("samples")
+    samples = run.status.report.get("samples")
     if not isinstance(samples, dict):
         return []
     used = ("trained", "recorded", "skipped", "withdrawn", "untrained")
@@ -213,8 +213,8 @@ def account_rows(facts: RunFacts) -> list[tuple[str, str]]:
     rows = [(_words(name), f"{_total(samples[name]):,}") for name in names if name in samples]
     if isinstance(windows := samples.get("windows"), dict):
         rows += [(f"windows {_words(name)}", f"{num:,}") for name, num in windows.items()]
-    rows += balance_rows(facts.state.report)
-    return [*rows, *(("", str(text)) for text in facts.state.report.get("unbalanced", ()))]
+    rows += balance_rows(run.status.report)
+    return [*rows, *(("", str(text)) for text in run.status.report.get("unbalanced", ()))]
 
 
 def stride_for(num: int) -> int:

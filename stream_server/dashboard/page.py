@@ -1,7 +1,6 @@
 """The page as one browser shows it: its choices, and what is brought up to date every second."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -13,10 +12,10 @@ from bokeh.models.widgets import Button, MultiChoice, RadioButtonGroup, Select, 
 from bokeh.palettes import Viridis256
 
 from stream_server.analysis.follow import newest_log, server_logs
-from stream_server.analysis.operating import MOST_PARAMETERS, facts_of, status_rows
 from stream_server.analysis.palette import COLOURS
 from stream_server.analysis.reading import needs_log_scale
-from stream_server.analysis.run_state import RunState
+from stream_server.analysis.run_status import RunStatus
+from stream_server.analysis.simulations import MOST_PARAMETERS
 from stream_server.dashboard import columns, texts
 from stream_server.dashboard.changes import Columns
 from stream_server.dashboard.charts import (
@@ -29,8 +28,8 @@ from stream_server.dashboard.charts import (
     bring_up_to_date,
     chart,
 )
-from stream_server.dashboard.facts import RunFacts
 from stream_server.dashboard.predictions import PredictionCharts
+from stream_server.dashboard.snapshot import RunSnapshot
 from stream_server.dashboard.texts import div, say
 from stream_server.dashboard.watch import Watch, noted
 from stream_server.machine.log_end import log_end
@@ -94,7 +93,7 @@ class Page:
         compared = [self._names[name] for name in self._compared.value if name in self._names]
         chosen = [run, *(path for path in compared if path != run)] if run else []
         self._watch.choose(self, frozenset(chosen))
-        known = {path: facts for path in chosen if (facts := self._watch.facts(path)) is not None}
+        known = {path: it for path in chosen if (it := self._watch.snapshot(path)) is not None}
         self._damages.clear()
         with noted(self._damages):
             self._show_curves(known, chosen)
@@ -215,7 +214,7 @@ class Page:
             margin=(8, 16, 8, 16),
         )
 
-    def _update_runs(self, runs: Mapping[Path, RunState] | None) -> None:
+    def _update_runs(self, runs: Mapping[Path, RunStatus] | None) -> None:
         below = "; ".join(filter(None, (f"{_num_runs(runs)}, {datetime.now():%H:%M:%S}", self._watch.left_out())))
         say(self._title, texts.title(self._watch.folder.resolve(), below))
         runs = runs or {}
@@ -234,7 +233,7 @@ class Page:
             _set(control, visible=not has_none)
         _set(self._compared, visible=len(options) > 1)
 
-    def _show_curves(self, known: Mapping[Path, RunFacts], chosen: list[Path]) -> None:
+    def _show_curves(self, known: Mapping[Path, RunSnapshot], chosen: list[Path]) -> None:
         axis = self._axis.value
         for each in self._losses.figures:
             _set(each.xaxis[0], axis_label=columns.AXES[axis])
@@ -250,57 +249,53 @@ class Page:
         self._running.show(self._curves(columns.running, known, chosen))
 
     def _curves(
-        self, of: Callable[[RunFacts], columns.Curves], known: Mapping[Path, RunFacts], chosen: list[Path]
+        self, of: Callable[[RunSnapshot], columns.Curves], known: Mapping[Path, RunSnapshot], chosen: list[Path]
     ) -> dict[object, tuple[CurveStyle, Columns]]:
         """The curves of all runs of which there can be some: what is in a file may have any form."""
         curves: dict[Path, columns.Curves] = {}
-        for path, facts in known.items():
+        for path, run in known.items():
             with noted(self._damages):
-                curves[path] = of(facts)
+                curves[path] = of(run)
         return _styled(curves, chosen, self._watch)
 
-    def _show_run(self, facts: RunFacts) -> None:
-        state = facts.state
-        rows = facts_of(facts.run, state)
-        rows |= {"server": asdict(facts.status)} if facts.status else {}
-        rows |= {"report": state.report} if state.report else {}
-        say(self._status, texts.table(status_rows(rows)))
-        attempts, phases = columns.timeline(facts), columns.phases(facts)
+    def _show_run(self, run: RunSnapshot) -> None:
+        say(self._status, texts.table(run.status.rows()))
+        attempts, phases = columns.timeline(run), columns.phases(run)
         bring_up_to_date(self._timeline.source, attempts)
         bring_up_to_date(self._phases.source, phases)
         _set(self._timeline_panel, visible=bool(attempts["simulation"]))
         _set(self._phase_panel, visible=bool(phases["rank"]))
-        _set(self._space_panel, visible=bool(facts.simulations))
-        say(self._phase_legend, texts.legend(columns.phase_legend(facts)))
-        self._show_space(facts)
-        self._show_predictions(facts)
-        self._show_log(facts)
-        account = columns.account_rows(facts)
+        _set(self._space_panel, visible=bool(run.simulations))
+        say(self._phase_legend, texts.legend(columns.phase_legend(run)))
+        self._show_space(run)
+        self._show_predictions(run)
+        self._show_log(run)
+        account = columns.account_rows(run)
         say(self._account, texts.table(account or [("", "comes when the run has ended")]))
         for button in (self._stop, self._finish):
-            _set(button, disabled=not state.is_live)
+            _set(button, disabled=not run.status.is_live)
 
-    def _show_space(self, facts: RunFacts) -> None:
-        if not facts.simulations:
+    def _show_space(self, run: RunSnapshot) -> None:
+        if not run.simulations:
             # Which parameters there are is not known yet.
             return
-        names = columns.parameter_names(facts)
+        names = columns.parameter_names(run)
         for choice, position in ((self._x, 0), (self._y, 1)):
             _set(choice, options=names)
             if choice.value not in names:
                 choice.value = names[min(position, len(names) - 1)]
         self._space.name_axes(self._x.value, self._y.value)
-        errors = columns.errors(facts)
+        errors = columns.errors(run)
         _set(self._colour, visible=bool(errors))
         by_error = bool(errors) and self._colour.value == BY_ERROR
         self._space.show_scale(list(errors.values()) if by_error else [])
         _set(self._state_legend, visible=not by_error)
-        points = columns.parameter_points(facts, self._x.value, self._y.value, Viridis256 if by_error else ())
+        points = columns.parameter_points(run, self._x.value, self._y.value, Viridis256 if by_error else ())
         self._space.show(points)
 
-    def _show_predictions(self, facts: RunFacts) -> None:
+    def _show_predictions(self, run: RunSnapshot) -> None:
         """The truth of one held-out sample, the prediction of it in the newest validation, and their difference."""
-        validation = facts.validation
+        validation = run.validation
         samples = {} if validation is None else {columns.sample_name(it): it for it in validation.samples if it.shown}
         _set(self._prediction_row, visible=bool(samples))
         if validation is None or not samples:
@@ -328,8 +323,8 @@ class Page:
             self._predictions.show(*sample.shown[name], name=name, unit=unit)
         say(self._predictions_title, texts.heading(f"Prediction after batch {validation.batch:,}", below))
 
-    def _show_log(self, facts: RunFacts) -> None:
-        logs = {path.stem: path for path in server_logs(facts.run)}
+    def _show_log(self, run: RunSnapshot) -> None:
+        logs = {path.stem: path for path in server_logs(run.status.run)}
         options = [*logs, OF_SIMULATION]
         _set(self._log, options=options)
         if self._log.value not in options:
@@ -338,7 +333,7 @@ class Page:
         _set(self._simulation, visible=of_simulation)
         path = logs.get(self._log.value)
         if of_simulation and self._simulation.value is not None:
-            path = newest_log(facts.run, int(self._simulation.value))
+            path = newest_log(run.status.run, int(self._simulation.value))
         text = log_end(path, LOG_BYTES) if path else "it has no log"
         say(self._log_text, texts.log(text or "it is empty"))
 
@@ -391,7 +386,7 @@ def _name(path: Path, folder: Path) -> str:
     return in_one_line(path.resolve().name if path == folder else str(path.relative_to(folder)))
 
 
-def _num_runs(runs: Mapping[Path, RunState] | None) -> str:
+def _num_runs(runs: Mapping[Path, RunStatus] | None) -> str:
     if runs is None:
         return "looking for runs"
     return counted(len(runs), "run")
@@ -415,7 +410,7 @@ def _set(model: Any, **values: Any) -> None:
             setattr(model, name, value)
 
 
-def first_shown(runs: Mapping[Path, RunState]) -> Path:
+def first_shown(runs: Mapping[Path, RunStatus]) -> Path:
     """The run that was started last, of those that run now if there are any."""
 
     def rank(run: Path) -> tuple[bool, float]:

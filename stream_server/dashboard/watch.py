@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -13,20 +13,12 @@ from stream_server.analysis import live
 from stream_server.analysis.attempts import AttemptHistory
 from stream_server.analysis.growing import GrowingFile
 from stream_server.analysis.reading import Line, RunFolder, named, parse_records, paths_of_ranks
-from stream_server.analysis.run_state import (
-    ORPHANED,
-    RUNNING,
-    RunState,
-    SimulationFacts,
-    damages_of,
-    runs_below,
-    simulations_of,
-    state_of,
-)
+from stream_server.analysis.run_status import ORPHANED, RUNNING, RunStatus, damages_of, status_of
+from stream_server.analysis.runs import runs_below
+from stream_server.analysis.simulations import SimulationSummary, simulations_of
 from stream_server.analysis.validations import RecordedValidation, read_validation, version_of
-from stream_server.dashboard.facts import RunFacts
+from stream_server.dashboard.snapshot import RunSnapshot
 from stream_server.errors import NotRunning, StreamServerError
-from stream_server.messages.operator import StudyStatus
 
 LOOK_S = 1.0
 LIST_S = 5.0
@@ -39,17 +31,17 @@ ROWS_PER_S = 200
 
 
 class Watch:
-    """The newest facts of the runs that somebody looks at. Any thread may ask; the watch's own thread reads."""
+    """The newest snapshots of the runs that somebody looks at. Any thread may ask; the watch's own thread reads."""
 
     def __init__(self, folder: Path, look_s: float = LOOK_S) -> None:
         self.folder = named(folder)
         self._look_s = look_s
         self._changed = threading.Condition()
         self._is_over = False
-        self._runs: Mapping[Path, RunState] = {}
+        self._runs: Mapping[Path, RunStatus] = {}
         self._has_listed = False
         self._left_out = ""
-        self._facts: dict[Path, RunFacts] = {}
+        self._snapshots: dict[Path, RunSnapshot] = {}
         self._choices: dict[object, frozenset[Path]] = {}
         self._orders: list[tuple[Path, bool]] = []
         self._watched: dict[Path, _WatchedRun] = {}
@@ -67,7 +59,7 @@ class Watch:
             self._changed.notify()
         self._thread.join()
 
-    def runs(self) -> Mapping[Path, RunState] | None:
+    def runs(self) -> Mapping[Path, RunStatus] | None:
         """The runs below the folder and their states; None until it was looked at."""
         with self._changed:
             return self._runs if self._has_listed else None
@@ -77,10 +69,10 @@ class Watch:
         with self._changed:
             return self._left_out
 
-    def facts(self, path: Path) -> RunFacts | None:
-        """The newest facts of a run; None until it was read for the first time."""
+    def snapshot(self, path: Path) -> RunSnapshot | None:
+        """The newest snapshot of a run; None until it was read for the first time."""
         with self._changed:
-            return self._facts.get(path)
+            return self._snapshots.get(path)
 
     def choose(self, page: object, paths: frozenset[Path]) -> None:
         """A page looks at these runs from now on, at none with an empty set."""
@@ -91,7 +83,7 @@ class Watch:
             self._changed.notify()
 
     def stop(self, path: Path, *, finish: bool) -> None:
-        """Tell a run that somebody looks at to stop, or to finish; its answer will be in `RunFacts.said`."""
+        """Tell a run that somebody looks at to stop, or to finish; its answer will be in `RunSnapshot.said`."""
         with self._changed:
             self._orders.append((path, finish))
             self._changed.notify()
@@ -102,7 +94,7 @@ class Watch:
             began = time.monotonic()
             if began - listed_at >= LIST_S:
                 left_out: list[str] = []
-                runs = {run.path: state_of(run) for run in runs_below(self.folder, left_out.append)}
+                runs = {run.path: status_of(run) for run in runs_below(self.folder, left_out.append)}
                 listed_at = began
                 with self._changed:
                     self._runs, self._has_listed, self._left_out = runs, True, " ".join(left_out)
@@ -113,9 +105,9 @@ class Watch:
             for path, finish in orders:
                 if path in self._watched:
                     self._watched[path].stop(finish=finish)
-            facts = {path: watched.look() for path, watched in self._watched.items()}
+            snapshots = {path: watched.look() for path, watched in self._watched.items()}
             with self._changed:
-                self._facts = facts
+                self._snapshots = snapshots
                 left_s = max(self._look_s - (time.monotonic() - began), self._look_s / 4)
                 self._changed.wait_for(self._is_awaited, left_s)
                 if self._is_over:
@@ -125,7 +117,7 @@ class Watch:
         return (
             self._is_over
             or bool(self._orders)
-            or any(path not in self._facts for chosen in self._choices.values() for path in chosen)
+            or any(path not in self._snapshots for chosen in self._choices.values() for path in chosen)
         )
 
 
@@ -137,7 +129,7 @@ class _WatchedRun:
         self._records = _metrics(run.metrics / "metrics.jsonl")
         self._ranks: dict[int, GrowingFile[Line]] = {}
         self._attempts = AttemptHistory(run)
-        self._facts = RunFacts(run=run, at_s=0.0, state=state_of(run))
+        self._latest = RunSnapshot(at_s=0.0, status=status_of(run))
         self._ask_at = 0.0
         self._table_at = 0.0
         self._table_of: Any = None
@@ -145,9 +137,9 @@ class _WatchedRun:
         self._validation_of: object = None
         self._said = ""
 
-    def look(self) -> RunFacts:
-        """The facts as they are now; of a file that is damaged what was read before."""
-        state = state_of(self.run)
+    def look(self) -> RunSnapshot:
+        """The snapshot as of now; of a file that is damaged what was read before."""
+        status = status_of(self.run)
         problems: list[str] = []
         with noted(problems):
             problems += damages_of(self.run)
@@ -155,18 +147,15 @@ class _WatchedRun:
             self._records.update()
         with noted(problems):
             self._update_ranks()
-        known = self._facts
-        attempts, status, simulations = known.attempts, None, known.simulations
+        attempts, simulations = self._latest.attempts, self._latest.simulations
         with noted(problems):
-            attempts = self._attempts.update(is_live=state.is_live)
+            attempts = self._attempts.update(is_live=status.is_live)
         with noted(problems):
-            status, simulations = self._ask(state) if state.is_live else (None, self._of_files(state))
+            status, simulations = self._ask(status) if status.is_live else (status, self._of_files(status))
         with noted(problems):
             self._update_validation()
-        self._facts = replace(
-            known,
+        self._latest = RunSnapshot(
             at_s=time.time(),
-            state=state,
             status=status,
             records=tuple(self._records.items),
             ranks={rank: file.items[-1] for rank, file in sorted(self._ranks.items()) if file.items},
@@ -176,7 +165,7 @@ class _WatchedRun:
             problems=problems,
             said=self._said,
         )
-        return self._facts
+        return self._latest
 
     def stop(self, *, finish: bool) -> None:
         """Give the order, and keep what is said to it."""
@@ -195,28 +184,28 @@ class _WatchedRun:
             self._validation = read_validation(self.run)
             self._validation_of = version
 
-    def _ask(self, state: RunState) -> tuple[StudyStatus | None, list[SimulationFacts]]:
+    def _ask(self, status: RunStatus) -> tuple[RunStatus, Sequence[SimulationSummary]]:
         """The answers of its server, as long as that is there; otherwise what is known of its simulations."""
-        simulations = list(self._facts.simulations)
+        simulations = self._latest.simulations
         now = time.monotonic()
-        if state.state not in (RUNNING, ORPHANED) or now < self._ask_at:
-            return None, simulations or self._of_files(state)
+        if status.state not in (RUNNING, ORPHANED) or now < self._ask_at:
+            return status, simulations or self._of_files(status)
         try:
-            status = live.status_of(self.run, ASK_S)
+            status = replace(status, server=live.ask_server(self.run, ASK_S))
             if now >= self._table_at:
-                simulations = live.simulations_of(self.run, ASK_S)
+                simulations = live.ask_simulations(self.run, ASK_S)
                 self._table_at = now + max(2 * LOOK_S, len(simulations) / ROWS_PER_S)
         except NotRunning:
             self._ask_at = time.monotonic() + SILENCE_S
-            return None, simulations or self._of_files(state)
+            return replace(status, server=None), simulations or self._of_files(status)
         self._table_of = None
         return status, simulations
 
-    def _of_files(self, state: RunState) -> list[SimulationFacts]:
+    def _of_files(self, status: RunStatus) -> Sequence[SimulationSummary]:
         """The simulations as files tell, which is read again only when the end of the run is another one."""
-        table_of = (state.state, state.detail)
+        table_of = (status.state, status.detail)
         if table_of == self._table_of:
-            return list(self._facts.simulations)
+            return self._latest.simulations
         self._table_of = table_of
         return simulations_of(self.run)
 

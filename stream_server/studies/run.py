@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING, Any
 from stream_server.analysis import live
 from stream_server.analysis.export import table
 from stream_server.analysis.follow import last_lines, newest_log, server_logs
-from stream_server.analysis.operating import asked_simulations
 from stream_server.analysis.reading import RunFolder
-from stream_server.analysis.run_state import state_of, the_run
+from stream_server.analysis.run_status import RunStatus, status_of
+from stream_server.analysis.runs import the_run
 from stream_server.errors import NotRunning
 from stream_server.studies.cell_output import changing_output
 from stream_server.studies.frames import frame
-from stream_server.studies.status import RunStatus, status_of
 
 if TYPE_CHECKING:
     from pandas import DataFrame  # type: ignore[import-untyped]
@@ -103,7 +102,7 @@ class Run:
             NotRunning: it is live, and did not answer in time.
             ConfigError: pandas is not installed.
         """
-        rows = [_row(asdict(it)) for it in asked_simulations(self.folder, ANSWER_S)]
+        rows = [_row(asdict(it)) for it in live.asked_simulations(self.folder, ANSWER_S)]
         names = list(rows[0]) if rows else ["simulation", "state", "attempts", "seconds", "received", "reason"]
         return frame({name: [row.get(name) for row in rows] for name in names}, index="simulation")
 
@@ -173,19 +172,19 @@ class Run:
         return last_lines(path, num_lines)
 
     def __repr__(self) -> str:
-        state = state_of(self.folder)
-        return f"Run({str(self.path)!r}): {state.state} {state.detail}".rstrip()
+        status = status_of(self.folder)
+        return f"Run({str(self.path)!r}): {status.state} {status.detail}".rstrip()
 
     def _repr_html_(self) -> str:
         return self._status(SHOWN_S)._repr_html_()
 
     def _status(self, timeout_s: float) -> RunStatus:
         exit_code = None if self._process is None else self._process.poll()
-        if self._process is not None and exit_code is None and not state_of(self.folder).is_live:
+        if self._process is not None and exit_code is None and not status_of(self.folder).is_live:
             # It has unlocked the folder, and is about to leave.
             self._wait_for(END_S)
             exit_code = self._process.poll()
-        return status_of(self.folder, timeout_s, exit_code=exit_code, log=self._log())
+        return live.asked_status(self.folder, timeout_s).after(exit_code, self._log())
 
     def _log(self) -> str:
         try:
@@ -199,7 +198,7 @@ class Run:
         return max(written, key=lambda it: it.stat().st_mtime, default=None)
 
     def _runs(self) -> bool:
-        return state_of(self.folder).is_live if self._process is None else self._process.poll() is None
+        return status_of(self.folder).is_live if self._process is None else self._process.poll() is None
 
     def _wait_for(self, seconds: float) -> None:
         if self._process is None:
@@ -220,7 +219,7 @@ def _left_s(give_up_at: float | None) -> float:
     return math.inf if give_up_at is None else give_up_at - time.monotonic()
 
 
-def _row(facts: dict[str, Any]) -> dict[str, Any]:
-    parameters = facts.pop("parameters")
-    simulation = facts.pop("simulation")
-    return {"simulation": simulation, **parameters, **facts}
+def _row(summary: dict[str, Any]) -> dict[str, Any]:
+    parameters = summary.pop("parameters")
+    simulation = summary.pop("simulation")
+    return {"simulation": simulation, **parameters, **summary}

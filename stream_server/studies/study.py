@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from stream_server.analysis.reading import RunFolder
-from stream_server.analysis.run_state import ORPHANED, state_of
+from stream_server.analysis.run_status import ORPHANED, status_of
+from stream_server.analysis.summary import Summary
 from stream_server.config import StudyConfig, load, load_plain
 from stream_server.errors import ConfigError
 from stream_server.launcher.backends.mpirun import require
@@ -20,7 +21,6 @@ from stream_server.machine.study_lock import RUN_LOCK, holder_of
 from stream_server.server.run.output import OutputFolder
 from stream_server.storage.disk import by_own_links, for_result, make_folder, read_text
 from stream_server.storage.ownership import private_files
-from stream_server.studies.facts import Facts
 from stream_server.studies.run import Run, console_of
 from stream_server.wording import counted
 
@@ -73,7 +73,7 @@ class Study:
         """The folder of its runs: `study.output_dir`."""
         return self.config.output_dir
 
-    def check(self, ranks: int | None = None, *, fresh: bool = False) -> Facts:
+    def check(self, ranks: int | None = None, *, fresh: bool = False) -> Summary:
         """Describe what the study would do and take, as `stream-server --check` prints it. Starts nothing.
 
         Args:
@@ -93,7 +93,7 @@ class Study:
         with user_code_of(config):
             facts = facts_of(config)
         require_start(config, fresh=fresh)
-        return Facts(config.study.name, facts)
+        return Summary(config.study.name, facts)
 
     def start(
         self,
@@ -122,10 +122,10 @@ class Study:
         if fresh and retry is not None:
             raise ConfigError("retry goes on with a study whose simulations were given up: drop it, or fresh")
         require(self.config)
-        state = state_of(RunFolder(self.output_dir))
-        if state.is_live and state.state != ORPHANED:
+        status = status_of(RunFolder(self.output_dir))
+        if status.is_live and status.state != ORPHANED:
             raise ConfigError(
-                f"{self.output_dir} is in use: {state.detail} runs the study there. `Run.open` shows and stops it; "
+                f"{self.output_dir} is in use: {status.detail} runs the study there. `Run.open` shows and stops it; "
                 "or write another study.output_dir"
             )
         if fresh:
@@ -149,7 +149,7 @@ class Study:
     def _repr_html_(self) -> str:
         return self._summary()._repr_html_()
 
-    def _summary(self) -> Facts:
+    def _summary(self) -> Summary:
         config, study = self.config, self.config.study
         fields = ", ".join(f"{name} ({' × '.join(map(str, it.shape))})" for name, it in study.fields.items())
         simulations = f"{study.simulations} for training, {config.validation.simulations} for validation"
@@ -163,7 +163,7 @@ class Study:
             ("buffer", f"{config.buffer.policy}, {config.buffer.capacity:,} samples per rank"),
             ("batch size", f"{config.training.batch_size} per rank"),
         ]
-        return Facts(study.name, rows)
+        return Summary(study.name, rows)
 
     def _loaded(self, overrides: list[str]) -> StudyConfig:
         if self._plain is None:

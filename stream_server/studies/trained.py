@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from stream_server.analysis.reading import RunFolder
-from stream_server.analysis.run_state import checkpoints
+from stream_server.analysis.run_status import checkpoints
 from stream_server.config import StudyConfig, load
 from stream_server.errors import ConfigError
 from stream_server.server.model.best_models import read_facts

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from stream_server.analysis import sample_figures
-from stream_server.analysis.run_state import SimulationFacts
+from stream_server.analysis.simulations import SimulationSummary
 from stream_server.analysis.validations import RecordedRollouts, RecordedValidation, RenderedSample, relative_error
 from stream_server.commands.cli import main
 from tests.analysis.logged_run import log_run
@@ -32,9 +32,9 @@ def validation(truth: Any, units: dict[str, str] | None = None) -> RecordedValid
     )
 
 
-def simulations(num_parameters: int) -> list[SimulationFacts]:
+def simulations(num_parameters: int) -> list[SimulationSummary]:
     return [
-        SimulationFacts(
+        SimulationSummary(
             simulation=number,
             parameters={f"p{i}": float(number + i) for i in range(num_parameters)},
             state="given_up" if number == 2 else "finished",

@@ -6,7 +6,7 @@ import pytest
 from rich.console import Console
 from rich.table import Table
 
-from stream_server.analysis.operating import print_table
+from stream_server.commands.operating import print_table
 
 REASON = "ended with exit code 1: FloatingPointError: CFL number 1.2"
 

@@ -10,15 +10,15 @@ from bokeh.document import Document
 
 from stream_server.analysis.attempts import AttemptFacts
 from stream_server.analysis.reading import RunFolder
-from stream_server.analysis.run_state import RunState, SimulationFacts
+from stream_server.analysis.run_status import RunStatus
+from stream_server.analysis.simulations import SimulationSummary
 from stream_server.analysis.validations import RecordedRollouts, RecordedValidation, RenderedSample
-from stream_server.dashboard.facts import RunFacts
 from stream_server.dashboard.page import Page
+from stream_server.dashboard.snapshot import RunSnapshot
 from stream_server.dashboard.watch import Watch
 
-STATE = RunState(state="running", detail="", checkpoint=None, report={})
 SIMULATIONS = [
-    SimulationFacts(
+    SimulationSummary(
         simulation=0, parameters={"x": 1.0}, state="running", attempts=1, seconds=1.0, received=3, reason=""
     )
 ]
@@ -26,27 +26,28 @@ ATTEMPTS = [AttemptFacts(simulation=0, attempt=0, started_s=1.0)]
 
 
 class Known:
-    """A watch over one run of which these facts are known."""
+    """A watch over one run of which this is known."""
 
-    def __init__(self, folder: Path, **facts: Any) -> None:
+    def __init__(self, folder: Path, **known: Any) -> None:
         self.folder = folder
-        self._facts = RunFacts(run=RunFolder(folder / "heat"), at_s=2.0, state=STATE, **facts)
+        status = RunStatus(run=RunFolder(folder / "heat"), state="running", detail="")
+        self._known = RunSnapshot(at_s=2.0, status=status, **known)
 
-    def runs(self) -> Mapping[Path, RunState]:
-        return {self._facts.run.path: STATE}
+    def runs(self) -> Mapping[Path, RunStatus]:
+        return {self._known.status.run.path: self._known.status}
 
     def left_out(self) -> str:
         return ""
 
-    def facts(self, path: Path) -> RunFacts:
-        return self._facts
+    def snapshot(self, path: Path) -> RunSnapshot:
+        return self._known
 
     def choose(self, page: object, paths: frozenset[Path]) -> None:
         """Nothing is read."""
 
 
-def page(folder: Path, **facts: Any) -> Page:
-    opened = Page(Document(), cast(Watch, Known(folder, **facts)))
+def page(folder: Path, **known: Any) -> Page:
+    opened = Page(Document(), cast(Watch, Known(folder, **known)))
     opened.open()
     return opened
 

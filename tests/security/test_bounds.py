@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from stream_server.analysis import follow, growing, run_state
+from stream_server.analysis import follow, growing, simulations
 from stream_server.analysis.export import MAX_COLUMNS, export
 from stream_server.analysis.reading import RunFolder
-from stream_server.analysis.run_state import simulations_of
+from stream_server.analysis.simulations import simulations_of
 from stream_server.config import load
 from stream_server.config.problems import MAX_PROBLEMS
 from stream_server.errors import ConfigError
@@ -181,14 +181,16 @@ def test_a_simulation_that_was_never_started_costs_no_look_at_its_folder(
     (tmp_path / "simulations" / "7" / "attempt-0").mkdir(parents=True)
     (tmp_path / "parameters.csv").write_text("simulation,p\n" + "".join(f"{number},0.5\n" for number in range(100)))
     looked_at: list[int] = []
-    look = run_state.attempt_folders
-    monkeypatch.setattr(run_state, "attempt_folders", lambda run, number: looked_at.append(number) or look(run, number))
+    look = simulations.attempt_folders
+    monkeypatch.setattr(
+        simulations, "attempt_folders", lambda run, number: looked_at.append(number) or look(run, number)
+    )
     assert [it.attempts for it in simulations_of(RunFolder(tmp_path))] == [int(number == 7) for number in range(100)]
     assert set(looked_at) == {7}
 
 
 def test_no_more_simulations_are_read_than_a_study_can_have(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run_state, "MAX_SIMULATIONS", 10)
+    monkeypatch.setattr(simulations, "MAX_SIMULATIONS", 10)
     for num in (10, 11):
         lines = (f"{number},0.5\n" for number in range(num))
         (tmp_path / "parameters.csv").write_text("simulation,p\n" + "".join(lines))

@@ -12,15 +12,16 @@ from typing import Any
 import pytest
 from bokeh.document import Document
 
-from stream_server.analysis import live, run_state
+from stream_server.analysis import live, run_status, runs
 from stream_server.analysis.follow import server_logs
-from stream_server.analysis.operating import status_facts, status_rows
 from stream_server.analysis.reading import RunFolder
-from stream_server.analysis.run_state import runs_below, simulations_of, state_of
+from stream_server.analysis.run_status import status_of
+from stream_server.analysis.runs import runs_below
+from stream_server.analysis.simulations import simulations_of
 from stream_server.commands.cli import main
 from stream_server.dashboard.columns import account_rows
-from stream_server.dashboard.facts import RunFacts
 from stream_server.dashboard.page import Page
+from stream_server.dashboard.snapshot import RunSnapshot
 from stream_server.dashboard.watch import Watch, _WatchedRun
 from stream_server.errors import NotRunning
 from stream_server.machine.log_end import log_end
@@ -109,9 +110,9 @@ def test_list_and_status_show_all_runs_beside_a_hostile_one(
     assert "ours" in shown
     assert "theirs" in shown
     assert len(shown) < 10_000
-    state = state_of(RunFolder(run))
-    assert status_rows(status_facts(RunFolder(run)))
-    account_rows(RunFacts(run=RunFolder(run), at_s=0.0, state=state))
+    status = status_of(RunFolder(run))
+    assert status.rows()
+    account_rows(RunSnapshot(at_s=0.0, status=status))
     simulations_of(RunFolder(run))
 
 
@@ -124,7 +125,7 @@ def test_the_page_shows_all_runs_and_can_be_led_from_a_hostile_one_to_others(tmp
         page.open()
         for what in HOSTILE:
             page._run.value = what
-            until(lambda path=tmp_path / what: watch.facts(path) is not None)
+            until(lambda path=tmp_path / what: watch.snapshot(path) is not None)
             page.update()
             assert what in page._status.text
 
@@ -138,7 +139,7 @@ def test_names_that_are_no_letters_are_shown(tmp_path: Path, capsys: pytest.Capt
         page = Page(Document(), watch)
         page.open()
         assert page._run.value == "\\udcff\\x1b[2J"
-        until(lambda: watch.facts(run) is not None)
+        until(lambda: watch.snapshot(run) is not None)
         page.update()
         assert "\\udcff\\x1b[2J" in page._status.text
 
@@ -156,7 +157,7 @@ def test_links_are_not_followed_again_and_again(tmp_path: Path) -> None:
 
 
 LINK = "os.symlink(sys.argv[1], sys.argv[2])"
-LIST = "print({run.path.name: state_of(run).state for run in runs_below(Path(sys.argv[1]), print)})"
+LIST = "print({run.path.name: status_of(run).state for run in runs_below(Path(sys.argv[1]), print)})"
 
 
 def test_links_of_a_stranger_lead_nowhere(shared: Path, tmp_path: Path, stranger: Stranger) -> None:
@@ -321,7 +322,7 @@ for number in range(300):
     for name in ("a-first", "z-last"):
         stranger.run(folders, shared / name)
     told: list[str] = []
-    monkeypatch.setattr(run_state, "MAX_FOLDERS", 50)
+    monkeypatch.setattr(runs, "MAX_FOLDERS", 50)
     assert [it.path.name for it in runs_below(shared, told.append)] == ["heat"]
     assert told == [
         f"{shared} has more than 50 folders below it, and no run was looked for in those that are furthest down: name "
@@ -344,9 +345,9 @@ def test_a_folder_is_not_read_further_than_its_folders_may_be_looked_at(
 ) -> None:
     for number in range(30):
         (tmp_path / str(number)).mkdir()
-    monkeypatch.setattr(run_state, "MAX_FOLDERS", 10)
+    monkeypatch.setattr(runs, "MAX_FOLDERS", 10)
     read: list[Path] = []
-    monkeypatch.setattr(run_state, "_may_have_runs", lambda entry: read.append(entry) or True)
+    monkeypatch.setattr(runs, "_may_have_runs", lambda entry: read.append(entry) or True)
     told: list[str] = []
     assert runs_below(tmp_path, told.append) == []
     assert (len(read), len(told)) == (11, 1)
@@ -355,11 +356,11 @@ def test_a_folder_is_not_read_further_than_its_folders_may_be_looked_at(
 def test_of_damaged_checkpoints_without_number_the_newest_are_looked_at(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run")
     manifest(run)
-    for number in range(2, 2 + run_state.MAX_MANIFESTS):
+    for number in range(2, 2 + run_status.MAX_MANIFESTS):
         write(run / "checkpoints" / f"{number:06}" / "manifest.json", "")
-    assert run_state.newest_checkpoint(RunFolder(run)) is None
+    assert run_status.newest_checkpoint(RunFolder(run)) is None
     (run / "checkpoints" / "000002").rename(run / "checkpoints" / "aside")
-    assert run_state.newest_checkpoint(RunFolder(run)) is not None
+    assert run_status.newest_checkpoint(RunFolder(run)) is not None
 
 
 def test_what_one_may_not_read_keeps_nobody_from_the_rest(shared: Path, stranger: Stranger) -> None:
@@ -375,7 +376,10 @@ def test_what_one_may_not_read_keeps_nobody_from_the_rest(shared: Path, stranger
             path = Path(folder, name)
             if path.stat().st_mode & 0o777:
                 path.chmod(0o755)
-    before = "from stream_server.analysis.run_state import Path, runs_below, state_of"
+    before = (
+        "from stream_server.analysis.run_status import Path, status_of\n"
+        "from stream_server.analysis.runs import runs_below"
+    )
     assert ast.literal_eval(stranger.run(LIST, shared, before=before)) == {
         "open": "killed",
         "run-checkpoints": "unreadable",

@@ -9,7 +9,8 @@ import pytest
 from stream_server.analysis.follow import Tail
 from stream_server.analysis.growing import GrowingFile
 from stream_server.analysis.reading import RunFolder, lines_of
-from stream_server.analysis.run_state import damages_of, newest_checkpoint, simulations_of, state_of
+from stream_server.analysis.run_status import damages_of, newest_checkpoint, status_of
+from stream_server.analysis.simulations import simulations_of
 from stream_server.commands.cli import main
 from stream_server.config import load
 from stream_server.config.parameters import DesignFile
@@ -95,7 +96,7 @@ def test_the_files_of_a_run_that_somebody_looks_at(tmp_path: Path, put: Put) -> 
         put(tmp_path / name)
     put(tmp_path / "checkpoints" / "000001" / "manifest.json")
     assert newest_checkpoint(run) is None
-    assert state_of(run).checkpoint is None
+    assert status_of(run).checkpoint is None
     assert len(damages_of(run)) == 3
     assert simulations_of(run) == []
     assert not OutputFolder(tmp_path).is_finished({"study": {"simulations": 1}, "training": {}})

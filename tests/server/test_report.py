@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from stream_server.analysis.operating import status_rows
+from stream_server.analysis.reading import RunFolder
+from stream_server.analysis.run_status import RunStatus
 from stream_server.messages.client import Reason
 from stream_server.server.checkpoint.capture import versions
 from stream_server.server.intake.account import RankAccount, Received, SimulationEnd
@@ -132,9 +133,9 @@ def test_a_study_that_writes_files_has_trained_nothing() -> None:
     told = str(summary(found))
     assert "20 expected, 20 accepted, 20 recorded" in told
     assert not any(word in told for word in ("trained", "batches", "draws"))
-    assert ("files", "20 samples recorded in 0:00:12") in status_rows(
-        {"run": "runs/heat", "state": "finished", "detail": "", "checkpoint": None, "report": found}
-    )
+    assert ("files", "20 samples recorded in 0:00:12") in RunStatus(
+        run=RunFolder(Path("runs/heat")), state="finished", detail="", report=found
+    ).rows()
 
 
 @pytest.mark.parametrize(

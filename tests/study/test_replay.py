@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 from stream_server.analysis.reading import RunFolder
-from stream_server.analysis.run_state import simulations_of
+from stream_server.analysis.simulations import simulations_of
 from stream_server.server.checkpoint.incarnations import read_incarnations
 from stream_server.server.replay.record_format import SAMPLES
 from stream_server.server.replay.record_reader import RankRecord

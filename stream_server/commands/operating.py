@@ -4,9 +4,8 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
-from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,11 +15,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from stream_server.analysis import run_state
-from stream_server.analysis.attempts import newest_failures
-from stream_server.analysis.reading import RunFolder
-from stream_server.analysis.run_state import RunState, SimulationFacts, runs_below, simulations_of, state_of, the_run
-from stream_server.analysis.validations import errors_of_simulations
+from stream_server.analysis.run_status import status_of
+from stream_server.analysis.runs import runs_below, the_run
+from stream_server.analysis.simulations import MOST_PARAMETERS
 from stream_server.errors import NotRunning
 from stream_server.machine.screen import in_one_line, tell
 from stream_server.wording import counted
@@ -28,10 +25,7 @@ from stream_server.wording import counted
 TIMEOUT_S = 10.0
 WAIT_LOOK_S = 0.2
 NUM_LINES = 40
-MOST_PARAMETERS = 8
 EXIT_STATUS = "exit status: 0 done; 1 there is no such run, or it is not running; 2 the command line is wrong"
-
-Plain = dict[str, Any]
 
 
 def register(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -113,30 +107,32 @@ def _list(arguments: argparse.Namespace) -> None:
     """Show the runs below a folder: starting, running, orphaned, finished, stopped, failed and the like."""
     if not arguments.folder.is_dir():
         raise NotRunning(f"there is no folder {arguments.folder}")
-    found = [(run, state_of(run)) for run in runs_below(arguments.folder, partial(tell, stream=sys.stderr))]
+    found = [status_of(run) for run in runs_below(arguments.folder, partial(tell, stream=sys.stderr))]
     if arguments.json:
-        _print_json([facts_of(run, state) for run, state in found])
+        _print_json([replace(it, report={}).to_json() for it in found])
         return
     if not found:
         tell(f"there is no run in {arguments.folder.resolve()} or the folders below it")
         return
     table = _table("run", "state", "checkpoint", "batches in it", "")
-    for run, state in found:
-        saved = state.checkpoint
+    for it in found:
+        saved = it.checkpoint
         numbers = (f"{saved.number}", f"{saved.batches:,}") if saved else ("-", "-")
-        _add_row(table, str(run.path), state.state, *numbers, state.detail)
+        _add_row(table, str(it.run.path), it.state, *numbers, it.detail)
     print_table(table, Console())
 
 
 def _status(arguments: argparse.Namespace) -> None:
     """Show how a run is doing. A running one is asked; for any other its files are read."""
-    facts = asked_facts(the_run(arguments.run), arguments.timeout)
+    from stream_server.analysis import live
+
+    status = live.asked_status(the_run(arguments.run), arguments.timeout)
     if arguments.json:
-        _print_json(facts)
+        _print_json(status.to_json())
         return
     table = _table("", "")
     table.show_header = False
-    for title, text in status_rows(facts):
+    for title, text in status.rows():
         _add_row(table, title, text)
     print_table(table, Console())
 
@@ -148,10 +144,9 @@ def _stop(arguments: argparse.Namespace) -> None:
     run = the_run(arguments.run)
     tell(f"{run.path}: {live.stop(run, arguments.timeout, finish=arguments.finish)}")
     if arguments.wait:
-        while state_of(run).is_live:
+        while (status := status_of(run)).is_live:
             time.sleep(WAIT_LOOK_S)
-        state = state_of(run)
-        told = state.detail if state.detail.startswith(state.state) else f"{state.state}: {state.detail}"
+        told = status.detail if status.detail.startswith(status.state) else f"{status.state}: {status.detail}"
         tell(f"{run.path}: {told.removesuffix(': ')}")
 
 
@@ -166,7 +161,7 @@ def _logs(arguments: argparse.Namespace) -> None:
             arguments.simulation,
             num_lines=max(arguments.lines, 0) or None,
             follows=arguments.follow,
-            runs=lambda: state_of(run).is_live,
+            runs=lambda: status_of(run).is_live,
         )
     except (KeyboardInterrupt, BrokenPipeError):
         return
@@ -174,15 +169,17 @@ def _logs(arguments: argparse.Namespace) -> None:
 
 def _simulations(arguments: argparse.Namespace) -> None:
     """Show every simulation of a run. A running one is asked; for any other its checkpoint and files are read."""
-    facts = asked_simulations(the_run(arguments.run), arguments.timeout)
+    from stream_server.analysis import live
+
+    found = live.asked_simulations(the_run(arguments.run), arguments.timeout)
     if arguments.json:
-        _print_json([asdict(it) for it in facts])
+        _print_json([asdict(it) for it in found])
         return
     # Those of simulations that come later may be yet to be suggested.
-    all_names = list(next((it.parameters for it in facts if it.parameters), {}))
+    all_names = list(next((it.parameters for it in found if it.parameters), {}))
     names = all_names[:MOST_PARAMETERS]
     table = _table("id", *names, "attempts", "state", "seconds", "steps", "val error", "")
-    for it in facts:
+    for it in found:
         parameters = [f"{it.parameters[name]:.6g}" if name in it.parameters else "-" for name in names]
         seconds = "-" if it.seconds is None else f"{it.seconds:.1f}"
         received = "-" if it.received is None else f"{it.received:,}"
@@ -194,123 +191,6 @@ def _simulations(arguments: argparse.Namespace) -> None:
     if len(all_names) > len(names):
         more = counted(len(all_names) - len(names), "more parameter")
         print(f"{more}: see {the_run(arguments.run).path / 'parameters.csv'}")
-
-
-def asked_simulations(run: RunFolder, timeout_s: float) -> list[SimulationFacts]:
-    """The simulations of a run. A running one is asked; for any other its newest checkpoint and files are read.
-
-    Raises:
-        NotRunning: a live one did not answer in time.
-    """
-    from stream_server.analysis import live
-
-    is_live = state_of(run).is_live
-    facts = live.simulations_of(run, timeout_s) if is_live else simulations_of(run)
-    errors, failures = errors_of_simulations(run), newest_failures(run, is_live=is_live)
-    return [
-        replace(it, error=errors.get(it.simulation), reason=it.reason or failures.get(it.simulation, ""))
-        for it in facts
-    ]
-
-
-def asked_facts(run: RunFolder, timeout_s: float) -> Plain:
-    """How a run is doing, as `status_rows` takes it. A running one is asked; for any other its files are read."""
-    state = state_of(run)
-    facts = facts_of(run, state)
-    if state.is_live:
-        from stream_server.analysis import live
-
-        try:
-            status = live.status_of(run, timeout_s)
-        except NotRunning as silence:
-            # It may have ended or come back meanwhile.
-            state = state_of(run)
-            facts = facts_of(run, state) | ({"silence": str(silence)} if state.is_live else {})
-        else:
-            facts["server"] = asdict(status)
-            if state.state != run_state.ORPHANED:
-                facts["state"] = run_state.RUNNING
-    return facts | ({"report": state.report} if state.report else {})
-
-
-def facts_of(run: RunFolder, state: RunState) -> Plain:
-    """The facts that the files of a run give, as `status_rows` takes them."""
-    saved = state.checkpoint
-    return {
-        "run": str(run.path),
-        "state": state.state,
-        "detail": state.detail,
-        "checkpoint": saved and {"number": saved.number, "batches": saved.batches, "age_s": round(saved.age_s, 1)},
-    }
-
-
-def status_facts(run: RunFolder) -> Plain:
-    """The status of a run as its files tell, plain."""
-    state = state_of(run)
-    return facts_of(run, state) | ({"report": state.report} if state.report else {})
-
-
-def status_rows(facts: Plain) -> list[tuple[str, str]]:
-    """The status of a run as rows for people."""
-    rows = [("run", facts["run"]), ("state", facts["state"]), *([("", facts["detail"])] if facts["detail"] else [])]
-    if "server" in facts:
-        rows += _server_rows(facts["server"])
-    elif "report" in facts:
-        rows += _report_rows(facts["report"])
-    saved = facts["checkpoint"]
-    text = "none yet"
-    if saved:
-        text = f"{saved['number']}, after {counted(saved['batches'], 'batch')}, {_duration(saved['age_s'])} ago"
-    return [*rows, ("checkpoint", text), *([("no answer", facts["silence"])] if "silence" in facts else [])]
-
-
-def _server_rows(server: Plain) -> list[tuple[str, str]]:
-    rows = [
-        (
-            "server",
-            f"{server['stage']}, {counted(server['ranks'], 'rank')}, {counted(server['incarnation'] - 1, 'restart')}",
-        ),
-        ("simulations", ", ".join(f"{num:,} {_words(state)}" for state, num in server["simulations"].items() if num)),
-        ("time steps", f"{server['received']:,} received"),
-    ]
-    if server["queue"]:
-        reasons = (f"{num:,} {reason and f'({reason})'}".rstrip() for reason, num in server["queue"].items())
-        rows.append(("queued", ", ".join(reasons)))
-    training = server["training"]
-    if training is not None:
-        losses = [("loss", training["loss"]), ("validation", training["validation_loss"])]
-        shown = [f"{name} {value:.4g}" for name, value in losses if value is not None]
-        rates = [f"{training['batches_per_s']:.1f} batches/s", f"{training['draws_per_s']:.1f} draws/s"]
-        rows += [
-            ("training", ", ".join([counted(training["batches"], "batch"), *rates, *shown])),
-            ("buffer", f"{training['population']:,} of {training['capacity']:,} on rank 0"),
-        ]
-        if training["fraction"] is not None:
-            seconds = round(training["left_s"] or 0.0)
-            left = f", about {_duration(seconds)} left" if seconds else ""
-            rows.append(("done", f"{training['fraction']:.0%}{left}"))
-        if server["age_s"] > 2 * TIMEOUT_S:
-            rows.append(("busy", f"the training was last heard of {_duration(server['age_s'])} ago"))
-        if training["is_degraded"]:
-            rows.append(("degraded", "the last checkpoint failed; the one before is good, and another will be tried"))
-    return [*rows, *([("waits for", server["awaited"])] if server["awaited"] else [])]
-
-
-def _report_rows(report: Plain) -> list[tuple[str, str]]:
-    counts = report.get("simulations", {})
-    return [
-        ("server", f"{counted(report.get('ranks', 0), 'rank')}, {counted(report.get('restarts', 0), 'restart')}"),
-        ("simulations", ", ".join(f"{num:,} {_words(name)}" for name, num in counts.items() if num)),
-        _use_of_samples(report),
-        *run_state.balance_rows(report),
-    ]
-
-
-def _use_of_samples(report: Plain) -> tuple[str, str]:
-    duration = _duration(report.get("wall_s") or 0.0)
-    if (recorded := report.get("samples", {}).get("recorded")) is not None:
-        return "files", f"{counted(recorded, 'sample')} recorded in {duration}"
-    return "training", f"{counted(report.get('batches', 0), 'batch')} in {duration}"
 
 
 def print_table(table: Table, console: Console) -> None:
@@ -350,13 +230,5 @@ def _add_row(table: Table, *cells: str) -> None:
     table.add_row(*(Text(in_one_line(cell)) for cell in cells))
 
 
-def _print_json(value: Plain | Sequence[Plain]) -> None:
+def _print_json(value: dict[str, Any] | list[dict[str, Any]]) -> None:
     print(json.dumps(value, indent=2))
-
-
-def _words(name: str) -> str:
-    return name.replace("_", " ")
-
-
-def _duration(seconds: float) -> str:
-    return str(timedelta(seconds=round(seconds)))

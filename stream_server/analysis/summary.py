@@ -1,4 +1,4 @@
-"""Named facts about a study or a run, shown as a table in notebooks and as lines elsewhere."""
+"""Rows for people, shown as lines in a terminal and as a table in a notebook."""
 
 from collections.abc import Iterator, Sequence
 from html import escape
@@ -6,7 +6,7 @@ from html import escape
 MAX_WIDTH = 14
 
 
-class Facts:
+class Summary:
     """Rows of a name and a text. `str()` gives lines, and a notebook shows a table."""
 
     def __init__(self, title: str, rows: Sequence[tuple[str, str]]) -> None:

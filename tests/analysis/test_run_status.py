@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
-from stream_server.analysis.operating import status_facts, status_rows
 from stream_server.analysis.reading import RunFolder
-from stream_server.analysis.run_state import is_run, newest_checkpoint, runs_below, simulations_of, state_of, the_run
+from stream_server.analysis.run_status import newest_checkpoint, status_of
+from stream_server.analysis.runs import is_run, runs_below, the_run
+from stream_server.analysis.simulations import simulations_of
 from stream_server.commands.cli import main
 from stream_server.errors import NotRunning
 from stream_server.launcher.journal import records
@@ -55,17 +56,17 @@ def checkpoint(folder: Path, number: int, batches: int) -> Path:
 )
 def test_the_report_says_how_a_run_ended(run: RunFolder, facts: Facts, state: str, detail: str) -> None:
     report(run, **facts)
-    found = state_of(run)
+    found = status_of(run)
     assert found.state == state
     assert found.detail.startswith(detail)
 
 
 def test_without_a_report_a_run_has_failed_or_was_killed(run: RunFolder) -> None:
-    assert state_of(run).state == "killed"
-    assert state_of(run).detail.endswith("run again, it starts over, because there is no checkpoint")
+    assert status_of(run).state == "killed"
+    assert status_of(run).detail.endswith("run again, it starts over, because there is no checkpoint")
     (run.path / "exit.json").write_text(json.dumps({"exit_code": 7, "message": "rank 1 was lost"}))
     checkpoint(run.path / "checkpoints", 4, 80)
-    found = state_of(run)
+    found = status_of(run)
     assert (found.state, found.detail) == (
         "failed",
         "exit code 7: rank 1 was lost; run again, it goes on from checkpoint 4",
@@ -75,9 +76,9 @@ def test_without_a_report_a_run_has_failed_or_was_killed(run: RunFolder) -> None
 def test_a_run_that_was_set_aside_is_not_said_to_go_on(run: RunFolder) -> None:
     (run.path / "study.json").write_text(json.dumps({"study": {"output_dir": str(run.path)}}))
     checkpoint(run.path / "checkpoints", 4, 80)
-    assert state_of(run).detail.endswith("run again, it goes on from checkpoint 4")
+    assert status_of(run).detail.endswith("run again, it goes on from checkpoint 4")
     set_aside(run.path)
-    aside = state_of(RunFolder(run.path.with_name("heat.1")))
+    aside = status_of(RunFolder(run.path.with_name("heat.1")))
     assert aside.state == "killed"
     assert aside.detail.endswith("; it was set aside by --fresh: no start continues it")
 
@@ -95,13 +96,13 @@ def test_of_a_failed_run_status_tells_what_failed_and_not_that_it_balances(
 
 def test_a_finished_run_without_a_reason_has_no_empty_line_in_its_status(run: RunFolder) -> None:
     report(run)
-    assert [title for title, _ in status_rows(status_facts(run))[:3]] == ["run", "state", "server"]
+    assert [title for title, _ in status_of(run).rows()[:3]] == ["run", "state", "server"]
 
 
 def test_one_of_a_kind_is_in_the_singular(run: RunFolder) -> None:
     report(run, batches=1, ranks=1, restarts=1)
     checkpoint(run.path / "checkpoints", 1, 1)
-    rows = dict(status_rows(status_facts(run)))
+    rows = dict(status_of(run).rows())
     assert rows["server"] == "1 rank, 1 restart"
     assert rows["training"].startswith("1 batch in ")
     assert rows["checkpoint"].startswith("1, after 1 batch, ")
@@ -131,13 +132,13 @@ def test_the_newest_checkpoint_is_the_last_whose_manifest_is_whole(run: RunFolde
 def test_whoever_holds_the_lock_runs_the_study(run: RunFolder) -> None:
     report(run)
     with StudyLock(run.path / RUN_LOCK, "stream-server"):
-        assert state_of(run).state == "running"
+        assert status_of(run).state == "running"
     with StudyLock(run.path / RUN_LOCK, "stream-launcher"):
-        assert state_of(run).state == "starting"
+        assert status_of(run).state == "starting"
         with StudyLock(run.path / SERVER_LOCK, "stream-server"):
-            assert state_of(run).state == "running"
-        assert state_of(run).state == "restarting"
-    assert state_of(run).state == "finished"
+            assert status_of(run).state == "running"
+        assert status_of(run).state == "restarting"
+    assert status_of(run).state == "finished"
     assert holder_of(run.path / "nothing.lock") is None
 
 
@@ -145,11 +146,11 @@ def test_a_server_that_has_outlived_its_launcher_is_orphaned(
     run: RunFolder, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with StudyLock(run.path / SERVER_LOCK, "stream-server"):
-        found = state_of(run)
+        found = status_of(run)
         assert (found.state, found.is_live) == ("orphaned", True)
         assert main(["list", str(run.path)]) == 0
     assert "stream-launcher is gone: run the same command again, it takes this server over" in capsys.readouterr().out
-    assert state_of(run).state == "killed"
+    assert status_of(run).state == "killed"
 
 
 def test_the_journal_and_the_folders_tell_of_simulations_that_no_checkpoint_has(run: RunFolder) -> None:

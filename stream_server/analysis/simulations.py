@@ -1,0 +1,162 @@
+"""The simulations of a run as its folder tells: its newest checkpoint, the launchers' journal, and files."""
+
+import csv
+import os
+import re
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from sys import intern
+from typing import Any
+
+from stream_server.analysis.attempts import ENDED, INTERRUPTED, span_of
+from stream_server.analysis.growing import MAX_FOLLOWED_BYTES, PIECE_BYTES
+from stream_server.analysis.reading import RunFolder
+from stream_server.analysis.run_status import SavedCheckpoint, newest_checkpoint
+from stream_server.config.parameters import ID_COLUMN, ORIGIN_COLUMNS
+from stream_server.errors import DamagedCheckpoint, StreamServerError
+from stream_server.launcher.journal import records
+from stream_server.launcher.journal.history import History
+from stream_server.launcher.journal.journal import JOURNAL_FILE
+from stream_server.messages.simulation_phase import SimulationPhase
+from stream_server.storage.disk import MAX_TABLE_BYTES, by_own_links, names_in, read_file
+from stream_server.storage.lines import whole_lines
+from stream_server.storage.plain_state import read_state
+
+REPLAYED = "replayed"
+OUTPUT_LOG = "output.log"
+# As many are shown where there is little room.
+MOST_PARAMETERS = 8
+MAX_SIMULATIONS = 1_000_000
+
+_ATTEMPT = re.compile(r"attempt-(\d+)")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SimulationSummary:
+    """One row of the table of simulations; `seconds` of its newest attempt, None where no folder of it is left.
+
+    `error` is that of the model on it in the newest validation, None of one that is trained on.
+    """
+
+    simulation: int
+    parameters: dict[str, float]
+    state: str
+    attempts: int
+    seconds: float | None
+    received: int | None
+    reason: str
+    error: float | None = None
+
+
+def simulations_of(run: RunFolder) -> list[SimulationSummary]:
+    """The simulations of a dead run: what its newest checkpoint knows, then the journal, then their folders.
+
+    Those of a replay are `replayed`: it has read their samples and run none.
+    """
+    saved, is_replay = _saved_roster(newest_checkpoint(run))
+    history = _history(run)
+    # Of a million simulations few may have been started: each is asked for only if something is there.
+    with_folders = set(names_in(run.path / "simulations"))
+    summaries = []
+    for simulation, parameters in _parameters(run).items():
+        entry = saved.get(simulation, {})
+        has_folder = str(simulation) in with_folders
+        num_left = num_attempts(run, simulation) if has_folder else 0
+        attempts = max(num_left, history.highest.get(simulation, -1) + 1)
+        state = entry.get("state", REPLAYED if is_replay else SimulationPhase.WAITING.value)
+        if simulation in history.given_up:
+            state = SimulationPhase.GIVEN_UP.value
+        elif state == SimulationPhase.RUNNING or (state == SimulationPhase.WAITING and attempts):
+            # The next start of the study tries it again, as it does one that failed and is not given up.
+            # One whose attempt has ended may have finished: no checkpoint knows what came of it.
+            state = "failed" if simulation in history.failed else ENDED if simulation in history.ended else INTERRUPTED
+        reason = entry.get("reason") or history.given_up.get(simulation, "")
+        if state in ("failed", INTERRUPTED, ENDED):
+            reason = history.reasons.get(simulation, "")
+        if state == ENDED:
+            reason = f"{reason}, but its end is in no checkpoint: when the study goes on, it is run again"
+        summaries.append(
+            SimulationSummary(
+                simulation=simulation,
+                parameters=parameters,
+                state=state,
+                attempts=attempts,
+                seconds=seconds_of(run, simulation, is_running=False) if has_folder else None,
+                received=entry.get("num_settled"),
+                reason=reason,
+            )
+        )
+    return summaries
+
+
+def num_attempts(run: RunFolder, simulation: int) -> int:
+    """How many attempts have left a folder, or were numbered before one that has."""
+    return 1 + max((number for number, _ in attempt_folders(run, simulation)), default=-1)
+
+
+def attempt_folders(run: RunFolder, simulation: int) -> list[tuple[int, Path]]:
+    """The folders of the attempts that are still there, by number."""
+    folder = run.path / "simulations" / str(simulation)
+    entries = folder.iterdir() if folder.is_dir() else ()
+    return sorted((int(match[1]), it) for it in entries if (match := _ATTEMPT.fullmatch(it.name)))
+
+
+def seconds_of(run: RunFolder, simulation: int, *, is_running: bool) -> float | None:
+    """The time that the newest attempt has taken, as the times of its files tell; None without a folder."""
+    folders = attempt_folders(run, simulation)
+    span = span_of(folders[-1][1]) if folders else None
+    if span is None or span.started_s is None or span.ended_s is None:
+        return None
+    return max(0.0, (time.time() if is_running else span.ended_s) - span.started_s)
+
+
+def _saved_roster(checkpoint: SavedCheckpoint | None) -> tuple[dict[int, dict[str, Any]], bool]:
+    """The simulations that a checkpoint knows, and whether it is one of a replay, which has none of its own."""
+    if checkpoint is None:
+        return {}, False
+    try:
+        roster = read_state(checkpoint.path / "study.state", opener=by_own_links).get("roster")
+        return {} if roster is None else _simulations(roster["simulations"]), roster is None
+    except (OSError, DamagedCheckpoint, LookupError, TypeError, ValueError, AttributeError):
+        # The checkpoint of a run that goes on may have just been removed.
+        return {}, False
+
+
+def _simulations(saved: dict[str, Any]) -> dict[int, dict[str, Any]]:
+    columns = (saved[column].tolist() for column in ("simulations", "phase", "num_settled"))
+    return {
+        simulation: {
+            "state": saved["phases"][phase],
+            "num_settled": num_settled,
+            "reason": saved["reasons"].get(simulation, ""),
+        }
+        for simulation, phase, num_settled in zip(*columns, strict=True)
+    }
+
+
+def _history(run: RunFolder) -> History:
+    try:
+        content = read_file(run.path / JOURNAL_FILE, max_bytes=MAX_FOLLOWED_BYTES, opener=by_own_links)
+        return History.of(records.decode(whole_lines(content)))
+    except (OSError, StreamServerError):
+        return History()
+
+
+def _parameters(run: RunFolder) -> dict[int, dict[str, float]]:
+    found: dict[int, dict[str, float]] = {}
+    try:
+        with open(run.path / "parameters.csv", newline="", encoding="utf-8", opener=by_own_links) as file:
+            if os.fstat(file.fileno()).st_size > MAX_TABLE_BYTES:
+                return {}
+            rows = csv.reader(iter(lambda: file.readline(PIECE_BYTES), ""))
+            names = [intern(name) for name in next(rows, [])]
+            shown = [place for place, name in enumerate(names) if name not in (ID_COLUMN, *ORIGIN_COLUMNS)]
+            place_of_id = names.index(ID_COLUMN)
+            for row in rows:
+                found[int(row[place_of_id])] = {names[place]: float(row[place]) for place in shown}
+                if len(found) > MAX_SIMULATIONS:
+                    return {}
+    except (OSError, ValueError, IndexError, csv.Error):
+        return {}
+    return found
