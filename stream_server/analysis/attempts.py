@@ -1,29 +1,38 @@
 """The attempts of the simulations of a run, as the launchers' journal and the times of their files tell."""
 
 import time
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
-from stream_server.analysis.growing import GrowingFile
+from stream_server.analysis.growing import MAX_FOLLOWED_BYTES, GrowingFile
 from stream_server.analysis.reading import RunFolder
+from stream_server.errors import StreamServerError
 from stream_server.launcher.backends.backend import EXIT_FILE, LOG_FILE, WORKER_END_FILE, WORKER_START_FILE
 from stream_server.launcher.journal import records
+from stream_server.launcher.journal.history import ENDED, FAILED, INTERRUPTED, RUNNING, History, RecordedAttempt
 from stream_server.launcher.journal.journal import JOURNAL_FILE
-from stream_server.launcher.journal.records import DamagedJournal
-from stream_server.messages.launcher_link import Attached, Failed
+from stream_server.storage.disk import by_own_links, read_file
+from stream_server.storage.lines import whole_lines
 
-RUNNING = "running"
-ENDED = "ended"
-CANCELLED = "cancelled"
-FAILED = "failed"
-INTERRUPTED = "interrupted"
+
+def history_of(run: RunFolder) -> History:
+    """What the journal of a run adds up to; an empty history if it cannot be read."""
+    try:
+        content = read_file(run.path / JOURNAL_FILE, max_bytes=MAX_FOLLOWED_BYTES, opener=by_own_links)
+        return History.of(records.decode(whole_lines(content)))
+    except (OSError, StreamServerError):
+        return History()
+
+
+def newest_failures(run: RunFolder) -> dict[int, str]:
+    """The newest failed attempt of each simulation that had one, in words, however the simulation ended."""
+    attempts = history_of(run).all_attempts.values()
+    return {it.simulation: f"attempt {it.attempt} {it.reason}" for it in attempts if it.state == FAILED}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class AttemptFacts:
-    """One attempt: running, ended, cancelled, failed, or interrupted by the end of its launcher.
+class AttemptSpan:
+    """One attempt, see `RecordedAttempt`, and its time.
 
     Times are seconds since the epoch, None where no folder is left that tells; `ended_s` is None while it runs.
     """
@@ -36,7 +45,7 @@ class AttemptFacts:
     reason: str = ""
 
 
-class AttemptHistory:
+class AttemptTimeline:
     """The attempts of a run in the order in which they began, followed in its journal."""
 
     def __init__(self, run: RunFolder) -> None:
@@ -46,10 +55,12 @@ class AttemptHistory:
 
     def _begin(self, num_resets: int) -> None:
         self._num_resets, self._num_read = num_resets, 0
-        self._known: dict[tuple[int, int], AttemptFacts] = {}
-        self._open: set[tuple[int, int]] = set()
+        self._history = History()
+        self._started: dict[tuple[int, int], float] = {}
+        self._over: dict[tuple[int, int], AttemptSpan] = {}
+        self._left: set[tuple[int, int]] = set()
 
-    def update(self, *, is_live: bool) -> list[AttemptFacts]:
+    def update(self, *, is_live: bool) -> list[AttemptSpan]:
         """All of them as they are now; in a run that is not live none runs.
 
         Raises:
@@ -58,93 +69,59 @@ class AttemptHistory:
         self._file.update()
         if self._file.num_resets != self._num_resets:
             self._begin(self._file.num_resets)
-        self._take(self._file.items[self._num_read :])
+        for record in self._file.items[self._num_read :]:
+            self._history = self._history.after(record)
         self._num_read = len(self._file.items)
-        for key in sorted(self._open):
-            folder = self._folder(key)
-            if (folder / EXIT_FILE).exists() or (folder / WORKER_END_FILE).exists():
-                # Of a simulation that is finished already when its job ends, the journal does not say that it did.
-                self._end(key, ENDED, "")
-            elif self._known[key].started_s is None:
-                self._known[key] = replace(self._known[key], started_s=span_of(folder).started_s)
-        if is_live:
-            return list(self._known.values())
-        # They may go on under the next launcher, which takes over what runs: what is known of them stays.
-        return [self._ended(key, INTERRUPTED, "") if key in self._open else it for key, it in self._known.items()]
+        return [self._span(it, is_live=is_live) for it in self._history.all_attempts.values()]
 
-    def _take(self, new: Iterable[records.JournalRecord]) -> None:
-        for record in new:
-            match record:
-                case (
-                    records.AttemptStarting(simulation=simulation, attempt=attempt)
-                    | Attached(simulation=simulation, attempt=attempt)
-                ):
-                    self._known[simulation, attempt] = AttemptFacts(simulation=simulation, attempt=attempt)
-                    self._open.add((simulation, attempt))
-                case records.AttemptCancelled(simulation=simulation, attempt=attempt, reason=reason):
-                    self._change((simulation, attempt), state=CANCELLED, reason=reason)
-                case records.AttemptEnded(simulation=simulation, attempt=attempt, reason=reason):
-                    self._end((simulation, attempt), ENDED, reason)
-                case Failed(simulation=simulation, attempt=attempt, reason=reason):
-                    self._end((simulation, attempt), FAILED, reason)
-                case records.LauncherLeft():
-                    self._end_all(INTERRUPTED, "")
-                case records.LauncherStarted(resumed=False):
-                    self._end_all(INTERRUPTED, "")
-
-    def _change(self, key: tuple[int, int], *, state: str, reason: str) -> None:
-        if key in self._known:
-            self._known[key] = replace(self._known[key], state=state, reason=reason)
-
-    def _end(self, key: tuple[int, int], state: str, reason: str) -> None:
-        if key in self._known:
-            self._open.discard(key)
-            self._known[key] = self._ended(key, state, reason)
-
-    def _ended(self, key: tuple[int, int], state: str, reason: str) -> AttemptFacts:
-        known, folder = self._known[key], self._folder(key)
-        if known.state == CANCELLED:
-            state, reason = CANCELLED, known.reason
-        span = span_of(folder)
-        started_s = span.started_s if known.started_s is None else known.started_s
-        ended_s = None if started_s is None else max(started_s, span.ended_s or started_s)
-        return replace(known, state=state, reason=reason, started_s=started_s, ended_s=ended_s)
-
-    def _end_all(self, state: str, reason: str) -> None:
-        for key in list(self._open):
-            self._end(key, state, reason)
-
-    def _folder(self, key: tuple[int, int]) -> Path:
-        simulation, attempt = key
-        return self._run.path / "simulations" / str(simulation) / f"attempt-{attempt}"
+    def _span(self, it: RecordedAttempt, *, is_live: bool) -> AttemptSpan:
+        key = (it.simulation, it.attempt)
+        folder = self._run.path / "simulations" / str(it.simulation) / f"attempt-{it.attempt}"
+        is_over = it.end is not None or it.interrupted or key in self._left
+        if not is_over and ((folder / EXIT_FILE).exists() or (folder / WORKER_END_FILE).exists()):
+            # Of a simulation that is finished already when its job ends, the journal does not say that it did.
+            self._left.add(key)
+            is_over = True
+        state = it.state
+        if state == RUNNING:
+            # They may go on under the next launcher, which takes over what runs.
+            state = ENDED if is_over else RUNNING if is_live else INTERRUPTED
+        known = self._over.get(key)
+        if known is not None and (known.state, known.reason) == (state, it.reason):
+            return known
+        started_s, ended_s, has_ended = self._started.get(key), None, is_over or not is_live
+        if has_ended or started_s is None:
+            first_s, last_s = span_of(folder)
+            started_s = first_s if started_s is None else started_s
+            ended_s = max(started_s, last_s or started_s) if has_ended and started_s is not None else None
+        span = AttemptSpan(
+            simulation=it.simulation,
+            attempt=it.attempt,
+            state=state,
+            started_s=started_s,
+            ended_s=ended_s,
+            reason=it.reason,
+        )
+        if started_s is not None:
+            self._started[key] = started_s
+        if is_over:
+            self._over[key] = span
+        return span
 
 
-def newest_failures(run: RunFolder, *, is_live: bool) -> dict[int, str]:
-    """The newest failed attempt of each simulation that had one, in words, however the simulation ended."""
-    try:
-        attempts = AttemptHistory(run).update(is_live=is_live)
-    except (OSError, DamagedJournal):
-        return {}
-    return {it.simulation: f"attempt {it.attempt} {it.reason}" for it in attempts if it.state == FAILED}
+def span_of(folder: Path) -> tuple[float | None, float | None]:
+    """The times of the first and the last file of an attempt, in seconds since the epoch; None where none tells.
 
-
-class Span(NamedTuple):
-    """The time from the first file of an attempt to its last one, in seconds since the epoch; None where none tells."""
-
-    started_s: float | None
-    ended_s: float | None
-
-
-def span_of(folder: Path) -> Span:
-    """The span of the attempt with this folder; one to which its worker has not come has none."""
+    One to which its worker has not come has none.
+    """
     try:
         now = time.time()
         # Not those of what a link leads to: the output of a worker is in the folder of its first simulation.
         times = {it.name: min(it.lstat().st_mtime, now) for it in folder.iterdir()}
         has_worker_of_another = (folder / LOG_FILE).is_symlink()
     except OSError:
-        return Span(None, None)
+        return None, None
     if not times or (has_worker_of_another and WORKER_START_FILE not in times):
-        return Span(None, None)
+        return None, None
     first, last = min(times.values()), max(times.values())
-    return Span(times.get(WORKER_START_FILE, first), times.get(WORKER_END_FILE, last))
+    return times.get(WORKER_START_FILE, first), times.get(WORKER_END_FILE, last)

@@ -59,9 +59,8 @@ def asked_simulations(run: RunFolder, timeout_s: float) -> list[SimulationSummar
     Raises:
         NotRunning: a live one did not answer in time.
     """
-    is_live = status_of(run).is_live
-    found = ask_simulations(run, timeout_s) if is_live else simulations_of(run)
-    errors, failures = errors_of_simulations(run), newest_failures(run, is_live=is_live)
+    found = ask_simulations(run, timeout_s) if status_of(run).is_live else simulations_of(run)
+    errors, failures = errors_of_simulations(run), newest_failures(run)
     return [
         replace(it, error=errors.get(it.simulation), reason=it.reason or failures.get(it.simulation, ""))
         for it in found

@@ -9,18 +9,15 @@ from pathlib import Path
 from sys import intern
 from typing import Any
 
-from stream_server.analysis.attempts import ENDED, INTERRUPTED, span_of
-from stream_server.analysis.growing import MAX_FOLLOWED_BYTES, PIECE_BYTES
+from stream_server.analysis.attempts import history_of, span_of
+from stream_server.analysis.growing import PIECE_BYTES
 from stream_server.analysis.reading import RunFolder
 from stream_server.analysis.run_status import SavedCheckpoint, newest_checkpoint
 from stream_server.config.parameters import ID_COLUMN, ORIGIN_COLUMNS
-from stream_server.errors import DamagedCheckpoint, StreamServerError
-from stream_server.launcher.journal import records
-from stream_server.launcher.journal.history import History
-from stream_server.launcher.journal.journal import JOURNAL_FILE
+from stream_server.errors import DamagedCheckpoint
+from stream_server.launcher.journal.history import ENDED, FAILED, INTERRUPTED
 from stream_server.messages.simulation_phase import SimulationPhase
-from stream_server.storage.disk import MAX_TABLE_BYTES, by_own_links, names_in, read_file
-from stream_server.storage.lines import whole_lines
+from stream_server.storage.disk import MAX_TABLE_BYTES, by_own_links, names_in
 from stream_server.storage.plain_state import read_state
 
 REPLAYED = "replayed"
@@ -55,7 +52,7 @@ def simulations_of(run: RunFolder) -> list[SimulationSummary]:
     Those of a replay are `replayed`: it has read their samples and run none.
     """
     saved, is_replay = _saved_roster(newest_checkpoint(run))
-    history = _history(run)
+    history = history_of(run)
     # Of a million simulations few may have been started: each is asked for only if something is there.
     with_folders = set(names_in(run.path / "simulations"))
     summaries = []
@@ -70,9 +67,10 @@ def simulations_of(run: RunFolder) -> list[SimulationSummary]:
         elif state == SimulationPhase.RUNNING or (state == SimulationPhase.WAITING and attempts):
             # The next start of the study tries it again, as it does one that failed and is not given up.
             # One whose attempt has ended may have finished: no checkpoint knows what came of it.
-            state = "failed" if simulation in history.failed else ENDED if simulation in history.ended else INTERRUPTED
+            newest = history.all_attempts.get((simulation, history.highest.get(simulation, -1)))
+            state = newest.state if newest and newest.state in (FAILED, ENDED) else INTERRUPTED
         reason = entry.get("reason") or history.given_up.get(simulation, "")
-        if state in ("failed", INTERRUPTED, ENDED):
+        if state in (FAILED, INTERRUPTED, ENDED):
             reason = history.reasons.get(simulation, "")
         if state == ENDED:
             reason = f"{reason}, but its end is in no checkpoint: when the study goes on, it is run again"
@@ -105,10 +103,10 @@ def attempt_folders(run: RunFolder, simulation: int) -> list[tuple[int, Path]]:
 def seconds_of(run: RunFolder, simulation: int, *, is_running: bool) -> float | None:
     """The time that the newest attempt has taken, as the times of its files tell; None without a folder."""
     folders = attempt_folders(run, simulation)
-    span = span_of(folders[-1][1]) if folders else None
-    if span is None or span.started_s is None or span.ended_s is None:
+    started_s, ended_s = span_of(folders[-1][1]) if folders else (None, None)
+    if started_s is None or ended_s is None:
         return None
-    return max(0.0, (time.time() if is_running else span.ended_s) - span.started_s)
+    return max(0.0, (time.time() if is_running else ended_s) - started_s)
 
 
 def _saved_roster(checkpoint: SavedCheckpoint | None) -> tuple[dict[int, dict[str, Any]], bool]:
@@ -133,14 +131,6 @@ def _simulations(saved: dict[str, Any]) -> dict[int, dict[str, Any]]:
         }
         for simulation, phase, num_settled in zip(*columns, strict=True)
     }
-
-
-def _history(run: RunFolder) -> History:
-    try:
-        content = read_file(run.path / JOURNAL_FILE, max_bytes=MAX_FOLLOWED_BYTES, opener=by_own_links)
-        return History.of(records.decode(whole_lines(content)))
-    except (OSError, StreamServerError):
-        return History()
 
 
 def _parameters(run: RunFolder) -> dict[int, dict[str, float]]:

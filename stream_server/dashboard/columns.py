@@ -5,12 +5,12 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
 from typing import Any
 
-from stream_server.analysis.attempts import CANCELLED, ENDED, FAILED, INTERRUPTED, RUNNING
 from stream_server.analysis.reading import Line, is_validation_loss, names_in
 from stream_server.analysis.run_status import balance_rows
 from stream_server.analysis.validations import RenderedSample, relative_error
 from stream_server.dashboard.changes import Columns
 from stream_server.dashboard.snapshot import RunSnapshot
+from stream_server.launcher.journal.history import CANCELLED, ENDED, FAILED, INTERRUPTED, RUNNING
 from stream_server.messages.simulation_phase import QUEUED, SimulationPhase
 
 AXES = {"batch": "batch", "sample": "samples trained", "wall_s": "training time (s)"}

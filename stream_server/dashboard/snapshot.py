@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from stream_server.analysis.attempts import AttemptFacts
+from stream_server.analysis.attempts import AttemptSpan
 from stream_server.analysis.reading import Line
 from stream_server.analysis.run_status import RunStatus
 from stream_server.analysis.simulations import SimulationSummary
@@ -22,7 +22,7 @@ class RunSnapshot:
     status: RunStatus
     records: Sequence[Line] = ()
     ranks: Mapping[int, Line] = field(default_factory=dict)
-    attempts: Sequence[AttemptFacts] = ()
+    attempts: Sequence[AttemptSpan] = ()
     simulations: Sequence[SimulationSummary] = ()
     validation: RecordedValidation | None = None
     problems: Sequence[str] = ()

@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from stream_server.analysis import live
-from stream_server.analysis.attempts import AttemptHistory
+from stream_server.analysis.attempts import AttemptTimeline
 from stream_server.analysis.growing import GrowingFile
 from stream_server.analysis.reading import Line, RunFolder, named, parse_records, paths_of_ranks
 from stream_server.analysis.run_status import ORPHANED, RUNNING, RunStatus, damages_of, status_of
@@ -128,7 +128,7 @@ class _WatchedRun:
         self.run = run
         self._records = _metrics(run.metrics / "metrics.jsonl")
         self._ranks: dict[int, GrowingFile[Line]] = {}
-        self._attempts = AttemptHistory(run)
+        self._attempts = AttemptTimeline(run)
         self._latest = RunSnapshot(at_s=0.0, status=status_of(run))
         self._ask_at = 0.0
         self._table_at = 0.0

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stream_server.analysis.attempts import AttemptFacts
+from stream_server.analysis.attempts import AttemptSpan
 from stream_server.analysis.reading import RunFolder
 from stream_server.analysis.run_status import RunStatus
 from stream_server.analysis.simulations import SimulationSummary
@@ -109,9 +109,9 @@ def test_rates_are_drawn_new_and_received_samples_and_what_is_not_known_is_left_
 
 def test_a_bar_goes_from_the_begin_of_an_attempt_to_its_end_or_to_now() -> None:
     attempts = [
-        AttemptFacts(simulation=0, attempt=0, state="failed", started_s=100.0, ended_s=104.0, reason="exit code 1"),
-        AttemptFacts(simulation=0, attempt=1, state="running", started_s=105.0),
-        AttemptFacts(simulation=7, attempt=0, state="running"),
+        AttemptSpan(simulation=0, attempt=0, state="failed", started_s=100.0, ended_s=104.0, reason="exit code 1"),
+        AttemptSpan(simulation=0, attempt=1, state="running", started_s=105.0),
+        AttemptSpan(simulation=7, attempt=0, state="running"),
     ]
     bars = columns.timeline(snapshot(attempts=attempts))
     assert bars["left"] == [0, 5]

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from bokeh.document import Document
 
-from stream_server.analysis.attempts import AttemptFacts
+from stream_server.analysis.attempts import AttemptSpan
 from stream_server.analysis.reading import RunFolder
 from stream_server.analysis.run_status import RunStatus
 from stream_server.analysis.simulations import SimulationSummary
@@ -22,7 +22,7 @@ SIMULATIONS = [
         simulation=0, parameters={"x": 1.0}, state="running", attempts=1, seconds=1.0, received=3, reason=""
     )
 ]
-ATTEMPTS = [AttemptFacts(simulation=0, attempt=0, started_s=1.0)]
+ATTEMPTS = [AttemptSpan(simulation=0, attempt=0, started_s=1.0)]
 
 
 class Known:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from stream_server.launcher.backends.backend import JobSpec, JobState, JobStatus, SavedJob, SubmitError
-from stream_server.launcher.journal.history import History, OpenAttempt
+from stream_server.launcher.journal.history import History, RecordedAttempt
 from stream_server.launcher.journal.records import AttemptCancelled
 from stream_server.launcher.schedule.simulation import RESTARTED
 from stream_server.launcher.simulations import attempt_jobs
@@ -82,7 +82,7 @@ def left(jobs: AttemptJobs, *, cancelled: bool = False) -> History:
     folder = str(jobs.attempts.folder(3, 0))
     jobs.attempts.folder(3, 0).mkdir(parents=True)
     cancel = AttemptCancelled(simulation=3, attempt=0, reason="late", excuse="") if cancelled else None
-    attempt = OpenAttempt(simulation=3, attempt=0, folder=folder, job=folder, handle="job 7", cancelled=cancel)
+    attempt = RecordedAttempt(simulation=3, attempt=0, folder=folder, job=folder, handle="job 7", cancelled=cancel)
     return History(attempts={3: attempt})
 
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from stream_server.errors import ConfigError
 from stream_server.launcher.journal import journal as journals
 from stream_server.launcher.journal import records
-from stream_server.launcher.journal.history import History, OpenAttempt, entries_of
+from stream_server.launcher.journal.history import History, RecordedAttempt, entries_of
 from stream_server.launcher.journal.journal import Journal
 from stream_server.launcher.journal.records import (
     AttemptCancelled,
@@ -196,8 +196,8 @@ def test_an_attempt_without_an_end_is_open() -> None:
         [BEGIN, attempt(0, 0), AttemptStarted(simulation=0, attempt=0, handle="5 11 boot"), attempt(1, 3)]
     )
     assert past.attempts == {
-        0: OpenAttempt(simulation=0, attempt=0, folder="/0/0", job="/0/0", public_key="k", handle="5 11 boot"),
-        1: OpenAttempt(simulation=1, attempt=3, folder="/1/3", job="/1/3", public_key="k"),
+        0: RecordedAttempt(simulation=0, attempt=0, folder="/0/0", job="/0/0", public_key="k", handle="5 11 boot"),
+        1: RecordedAttempt(simulation=1, attempt=3, folder="/1/3", job="/1/3", public_key="k"),
     }
     assert past.highest == {0: 0, 1: 3}
 
@@ -271,7 +271,26 @@ def test_failures_count_only_when_they_count() -> None:
 def test_a_new_run_knows_only_what_numbers_were_used() -> None:
     before = [BEGIN, SERVER, attempt(0, 4), Failed(simulation=0, attempt=4, reason="", excuse=""), FirstStep()]
     new = LauncherStarted(pid=3, boot="b", link="l", supervises=False, resumed=False)
-    assert History.of([*before, new]) == History(launcher=new, ended_in_order=False, highest={0: 4}, num_starts=3)
+    past = History.of([*before, new])
+    assert past.all_attempts.keys() == {(0, 4)}
+    past.all_attempts.clear()
+    assert past == History(launcher=new, ended_in_order=False, highest={0: 4}, num_starts=3)
+
+
+def test_how_each_attempt_ended_is_known_over_all_runs() -> None:
+    cancelled = AttemptCancelled(simulation=2, attempt=0, reason="late", excuse="")
+    failed = Fail(simulation=1, attempt=0, reason="crashed", excuse="")
+    ended = [AttemptEnded(simulation=it, attempt=0, reason="ended with exit code 0") for it in (0, 2)]
+    begun = [attempt(it, 0) for it in range(4)]
+    new = LauncherStarted(pid=3, boot="b", link="l", supervises=False, resumed=False)
+    past = History.of([BEGIN, *begun, cancelled, failed, *ended, new, attempt(3, 1)])
+    assert {key: (it.state, it.reason) for key, it in past.all_attempts.items()} == {
+        (0, 0): ("ended", "ended with exit code 0"),
+        (1, 0): ("failed", "crashed"),
+        (2, 0): ("cancelled", "late"),
+        (3, 0): ("interrupted", ""),
+        (3, 1): ("running", ""),
+    }
 
 
 def test_a_launcher_that_resumes_knows_everything() -> None:

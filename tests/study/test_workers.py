@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from stream_server.analysis.attempts import AttemptHistory
+from stream_server.analysis.attempts import AttemptTimeline
 from stream_server.analysis.reading import RunFolder
 from tests.support.runs import NUMPY_STUDY, Run, assert_complete, run_here
 
@@ -55,7 +55,7 @@ def test_a_worker_computes_one_simulation_after_another_each_with_its_own_parame
     assert set(done.attempts.values()) == {1}
     assert not failures(done)
     assert num_processes(done) <= NUM
-    attempts = AttemptHistory(RunFolder(done.output_dir)).update(is_live=False)
+    attempts = AttemptTimeline(RunFolder(done.output_dir)).update(is_live=False)
     spans = [(it.started_s, it.ended_s) for it in attempts if it.started_s is not None and it.ended_s is not None]
     assert len(spans) == NUM + 1
     at_once = [sum(start <= moment < end for start, end in spans) for moment, _ in spans]

@@ -21,13 +21,20 @@ from stream_server.launcher.schedule.simulation import RESTARTED, ScheduledSimul
 from stream_server.machine.processes import Leader
 from stream_server.messages.launcher_link import Attached, Committed, Failed, FinishSimulations, GaveUp
 
+RUNNING = "running"
+ENDED = "ended"
+CANCELLED = "cancelled"
+FAILED = "failed"
+INTERRUPTED = "interrupted"
+
 
 @dataclass(kw_only=True, slots=True)
-class OpenAttempt:
-    """An attempt of which no end was written: with `folder` that of a job, without that of the `client` that attached.
+class RecordedAttempt:
+    """An attempt: with `folder` that of a job, without that of the `client` that attached.
 
-    `job` is the folder in which its job runs, with `ranks` ranks for each attempt. `cancelled` if that is to end.
-    `saw_restart`: it began under an earlier server.
+    `job` is the folder in which its job runs, with `ranks` ranks for each attempt. `cancelled` if that is to end, and
+    `end` once that was written. `interrupted`: its launcher ended before. `saw_restart`: it began under an earlier
+    server.
     """
 
     simulation: int
@@ -39,7 +46,24 @@ class OpenAttempt:
     public_key: str | None = None
     handle: str | None = None
     cancelled: AttemptCancelled | None = None
+    end: AttemptEnded | Failed | None = None
+    interrupted: bool = False
     saw_restart: bool = False
+
+    @property
+    def state(self) -> str:
+        """One of running, ended, cancelled, failed, or interrupted by the end of its launcher."""
+        if isinstance(self.end, Failed):
+            return FAILED
+        if self.cancelled is not None:
+            return CANCELLED
+        return ENDED if self.end is not None else INTERRUPTED if self.interrupted else RUNNING
+
+    @property
+    def reason(self) -> str:
+        """Why it was cancelled, or how it ended."""
+        said = self.cancelled or self.end
+        return "" if said is None else said.reason
 
 
 @dataclass(kw_only=True, slots=True)
@@ -54,25 +78,23 @@ class OpenServer:
 class History:
     """The state that earlier launchers left.
 
-    `highest` has the highest attempt of every simulation and `num_starts` counts the server's starts, over all
-    runs. All else is of the last run alone, the one that the `launcher` began which wrote last, or that it resumed.
-    `jobs` has all attempts, open or not, of each job that was shared, by its folder. `reasons` tell how the last
-    attempt of a simulation ended, `failed` has those whose last attempt failed, and `ended` those whose last
-    attempt came to an end that was neither a failure nor ordered. `why_finishing` tells why
-    nothing is started any more, "" unless that is so.
+    `all_attempts` has every attempt in the order in which they began, `highest` the highest one of every simulation,
+    and `num_starts` counts the server's starts, over all runs. All else is of the last run alone, the one that the
+    `launcher` began which wrote last, or that it resumed. `attempts` has those of which no end was written, and `jobs`
+    all attempts, open or not, of each job that was shared, by its folder. `reasons` tell how the last attempt of a
+    simulation ended. `why_finishing` tells why nothing is started any more, "" unless that is so.
     """
 
     launcher: LauncherStarted | None = None
     ended_in_order: bool = True
+    all_attempts: dict[tuple[int, int], RecordedAttempt] = field(default_factory=dict)
     highest: dict[int, int] = field(default_factory=dict)
     num_starts: int = 0
     incarnation: int = 0
-    attempts: dict[int, OpenAttempt] = field(default_factory=dict)
+    attempts: dict[int, RecordedAttempt] = field(default_factory=dict)
     jobs: dict[str, tuple[tuple[int, int], ...]] = field(default_factory=dict)
     failures: dict[int, int] = field(default_factory=dict)
     reasons: dict[int, str] = field(default_factory=dict)
-    failed: set[int] = field(default_factory=set)
-    ended: set[int] = field(default_factory=set)
     given_up: dict[int, str] = field(default_factory=dict)
     anything_came: bool = False
     why_finishing: str = ""
@@ -85,25 +107,36 @@ class History:
         """Add them up."""
         history = cls()
         for record in records:
-            if isinstance(record, LauncherStarted):
-                history = history if record.resumed else history.of_other_runs()
-                history.launcher, history.ended_in_order = record, False
-            else:
-                history._add(record)
+            history = history.after(record)
         return history
 
-    def in_job(self, job: str) -> list[OpenAttempt]:
+    def after(self, record: JournalRecord) -> "History":
+        """The history with one more record: this object, or another one where a new run begins."""
+        if not isinstance(record, LauncherStarted):
+            self._add(record)
+            return self
+        history = self if record.resumed else self.of_other_runs()
+        history.launcher, history.ended_in_order = record, False
+        return history
+
+    def in_job(self, job: str) -> list[RecordedAttempt]:
         """The attempts of a job of which no end was written."""
         return [it for it in self.attempts.values() if it.job == job]
 
     def of_other_runs(self) -> "History":
         """Return what a new run needs to know of the ones before it."""
-        return History(highest=self.highest, num_starts=self.num_starts)
+        self._interrupt()
+        return History(all_attempts=self.all_attempts, highest=self.highest, num_starts=self.num_starts)
+
+    def _interrupt(self) -> None:
+        for it in self.all_attempts.values():
+            it.interrupted |= it.end is None
 
     def _add(self, record: JournalRecord) -> None:
         match record:
             case LauncherLeft():
                 self.ended_in_order = True
+                self._interrupt()
             case PlanTaken(incarnation=incarnation):
                 for it in self.attempts.values():
                     it.saw_restart |= incarnation != self.incarnation
@@ -137,37 +170,37 @@ class History:
     ) -> None:
         simulation, attempt = record.simulation, record.attempt
         self.highest[simulation] = max(attempt, self.highest.get(simulation, -1))
-        if not isinstance(record, AttemptStarted | AttemptCancelled):
-            self.failed.discard(simulation)
-            self.ended.discard(simulation)
         match record:
             case AttemptStarting():
                 job = record.job or record.folder
-                self.attempts[simulation] = OpenAttempt(
-                    simulation=simulation,
-                    attempt=attempt,
-                    folder=record.folder,
-                    job=job,
-                    ranks=record.ranks,
-                    public_key=record.public_key,
+                self._begin(
+                    RecordedAttempt(
+                        simulation=simulation,
+                        attempt=attempt,
+                        folder=record.folder,
+                        job=job,
+                        ranks=record.ranks,
+                        public_key=record.public_key,
+                    )
                 )
                 if record.job is not None:
                     self.jobs[job] = (*self.jobs.get(job, ()), (simulation, attempt))
             case Attached():
-                self.attempts[simulation] = OpenAttempt(simulation=simulation, attempt=attempt, client=record.client)
+                self._begin(RecordedAttempt(simulation=simulation, attempt=attempt, client=record.client))
             case AttemptStarted() if simulation in self.attempts:
                 self.attempts[simulation].handle = record.handle
             case AttemptCancelled() if simulation in self.attempts:
                 self.attempts[simulation].cancelled = record
             case AttemptEnded() | Failed():
-                was_open = self.attempts.pop(simulation, None)
+                self.attempts.pop(simulation, None)
+                unknown = RecordedAttempt(simulation=simulation, attempt=attempt)
+                self.all_attempts.setdefault((simulation, attempt), unknown).end = record
                 is_counted = isinstance(record, Failed) and not record.excuse
                 self.failures[simulation] = self.failures.get(simulation, 0) + is_counted
                 self.reasons[simulation] = record.reason
-                if isinstance(record, Failed):
-                    self.failed.add(simulation)
-                elif was_open is None or was_open.cancelled is None:
-                    self.ended.add(simulation)
+
+    def _begin(self, begun: RecordedAttempt) -> None:
+        self.attempts[begun.simulation] = self.all_attempts[begun.simulation, begun.attempt] = begun
 
 
 def entries_of(history: History, now: float) -> list[ScheduledSimulation]:
