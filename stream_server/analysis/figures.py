@@ -2,58 +2,30 @@
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from stream_server.analysis.palette import COLOURS
+from stream_server.analysis.columns import COLOURS, Curves
 from stream_server.analysis.reading import Line, is_validation_loss, names_in, needs_log_scale
 
 SIZE_INCHES = (6.0, 3.6)
 NUM_PHASES = len(COLOURS) - 1
 
 
-def losses(records: list[Line]) -> Figure | None:
-    """Training and validation loss over the batches."""
-    names = [name for name in names_in(records) if name == "train/loss" or is_validation_loss(name)]
-    if not names:
+def lines(curves: Curves, x: str, y: str, *, from_zero: bool = False) -> Figure | None:
+    """Curves over an axis that starts at zero, or is logarithmic where that shows more."""
+    if not curves:
         return None
-    figure, axes = empty("batch", "loss")
-    values: list[float] = []
-    for name, colour in zip(names, _colours(len(names)), strict=True):
-        x, y = _curve(records, "batch", name)
+    figure, axes = empty(x, y)
+    for (name, columns), colour in zip(curves.items(), _colours(len(curves)), strict=True):
         marker = "o" if is_validation_loss(name) else ""
-        axes.plot(x, y, color=colour, marker=marker, markersize=3, linewidth=1.2, label=name)
-        values += y
-    if needs_log_scale(values):
+        axes.plot(columns["x"], columns["y"], color=colour, marker=marker, markersize=3, linewidth=1.2, label=name)
+    if from_zero:
+        axes.set_ylim(bottom=0)
+    elif needs_log_scale(value for columns in curves.values() for value in columns["y"]):
         axes.set_yscale("log")
-    axes.legend(frameon=False)
-    return figure
-
-
-def throughput(records: list[Line]) -> Figure | None:
-    """Samples trained per second, over the time of the training."""
-    x, y = _curve(records, "wall_s", "speed/samples_per_s")
-    if not x:
-        return None
-    figure, axes = empty("training time (s)", "samples/s")
-    axes.plot(x, y, color=COLOURS[0], linewidth=1.2)
-    axes.set_ylim(bottom=0)
-    return figure
-
-
-def buffer(records: list[Line]) -> Figure | None:
-    """Samples in the buffer of a rank, and how many of them were never drawn, over the time of the training."""
-    x, population = _curve(records, "wall_s", "buffer/population")
-    if not x:
-        return None
-    figure, axes = empty("training time (s)", "samples in the buffer, mean over ranks")
-    axes.plot(x, population, color=COLOURS[0], linewidth=1.2, label="all")
-    x, unseen = _curve(records, "wall_s", "buffer/unseen")
-    axes.fill_between(x, unseen, color=COLOURS[1], alpha=0.4, linewidth=0, label="never drawn")
-    axes.set_ylim(bottom=0)
     axes.legend(frameon=False)
     return figure
 
@@ -129,11 +101,6 @@ def empty(x: str, y: str) -> tuple[Figure, Axes]:
 
 def _colours(num: int) -> list[str]:
     return [COLOURS[position % len(COLOURS)] for position in range(num)]
-
-
-def _curve(records: Sequence[Line], axis: str, name: str) -> tuple[list[Any], list[float]]:
-    points = [(record[axis], record[name]) for record in records if name in record]
-    return [x for x, _ in points], [y for _, y in points]
 
 
 def _whole_numbers(lower: float, upper: float) -> tuple[int, int]:

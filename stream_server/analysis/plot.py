@@ -8,7 +8,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from stream_server.analysis import figures, sample_figures
+from stream_server.analysis import columns, figures, sample_figures
 from stream_server.analysis.reading import Line, RunFolder, read_histograms, read_records
 from stream_server.analysis.simulations import simulations_of
 from stream_server.analysis.validations import read_validation
@@ -18,11 +18,12 @@ from stream_server.storage.ownership import is_ours, name_of
 
 FORMATS = ("png", "pdf", "svg")
 DOTS_PER_INCH = 200
+TIME = columns.AXES["wall_s"]
 
 OF_RECORDS: dict[str, Callable[[list[Line]], Figure | None]] = {
-    "loss": figures.losses,
-    "throughput": figures.throughput,
-    "buffer": figures.buffer,
+    "loss": lambda it: figures.lines(columns.losses(it), "batch", "loss"),
+    "throughput": lambda it: figures.lines(columns.rates(it), TIME, "samples/s", from_zero=True),
+    "buffer": lambda it: figures.lines(columns.buffers(it), TIME, "samples, mean over ranks", from_zero=True),
     "phases": figures.phases,
 }
 

@@ -160,7 +160,7 @@ def _parsed(text: bytes, path: Path, number: int, is_sound: Callable[[Line], boo
     return line
 
 
-def names_in(records: list[Line]) -> list[str]:
+def names_in(records: Iterable[Line]) -> list[str]:
     """The names of all that was logged, in the order in which they first came."""
     return [name for name in dict.fromkeys(name for record in records for name in record) if name not in AXES]
 

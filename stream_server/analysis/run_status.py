@@ -229,6 +229,20 @@ def balance_rows(report: Mapping[str, Any]) -> list[tuple[str, str]]:
     return [("account", "balanced")] if report.get("exit_code") in (0, EXIT_SAVED) else []
 
 
+def account_rows(report: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """The closing account of a run that has ended: where every expected sample has gone."""
+    samples = report.get("samples")
+    if not isinstance(samples, dict):
+        return []
+    used = ("trained", "recorded", "skipped", "withdrawn", "untrained")
+    names = ("expected", "accepted", "rejected", "never_produced", *used)
+    rows = [(in_words(name), f"{_total(samples[name]):,}") for name in names if name in samples]
+    if isinstance(windows := samples.get("windows"), dict):
+        rows += [(f"windows {in_words(name)}", f"{num:,}") for name, num in windows.items()]
+    rows += balance_rows(report)
+    return [*rows, *(("", str(text)) for text in report.get("unbalanced", ()))]
+
+
 def damages_of(run: RunFolder) -> list[str]:
     """The JSON files of a run that are there and cannot be read."""
     study, *reports = (run.path / name for name in ("study.json", "report.json", "exit.json"))
@@ -310,6 +324,10 @@ def _report_rows(report: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 def _counts_of_states(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{num:,} {in_words(state)}" for state, num in counts.items() if num)
+
+
+def _total(count: Any) -> int:
+    return sum(count.values()) if isinstance(count, dict) else int(count)
 
 
 def in_words(name: str) -> str:

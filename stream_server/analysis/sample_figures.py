@@ -10,8 +10,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
+from stream_server.analysis.columns import COLOURS
 from stream_server.analysis.figures import empty
-from stream_server.analysis.palette import COLOURS
 from stream_server.analysis.reading import needs_log_scale
 from stream_server.analysis.simulations import SimulationSummary
 from stream_server.analysis.validations import RecordedRollouts, RecordedValidation, relative_error

@@ -4,7 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-Columns = Mapping[str, Sequence[Any]]
+from stream_server.analysis.columns import Columns
+
 # From this share of the cells on it is cheaper to send all of them.
 LARGE_SHARE = 0.5
 

@@ -12,8 +12,8 @@ from bokeh.models.tools import HoverTool
 from bokeh.palettes import Viridis256
 from bokeh.plotting import figure
 
-from stream_server.dashboard.changes import Columns, change
-from stream_server.dashboard.columns import log_range
+from stream_server.analysis.columns import Columns, log_range
+from stream_server.dashboard.changes import change
 
 HEIGHT = 300
 NARROW = 320

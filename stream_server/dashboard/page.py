@@ -11,13 +11,13 @@ from bokeh.models.ui import UIElement
 from bokeh.models.widgets import Button, MultiChoice, RadioButtonGroup, Select, Spinner
 from bokeh.palettes import Viridis256
 
+from stream_server.analysis import columns
+from stream_server.analysis.columns import COLOURS, Columns
 from stream_server.analysis.follow import newest_log, server_logs
-from stream_server.analysis.palette import COLOURS
 from stream_server.analysis.reading import needs_log_scale
-from stream_server.analysis.run_status import RunStatus
+from stream_server.analysis.run_status import RunStatus, account_rows, in_words
 from stream_server.analysis.simulations import MOST_PARAMETERS
-from stream_server.dashboard import columns, texts
-from stream_server.dashboard.changes import Columns
+from stream_server.dashboard import texts
 from stream_server.dashboard.charts import (
     NARROW,
     CurveStyle,
@@ -28,10 +28,9 @@ from stream_server.dashboard.charts import (
     bring_up_to_date,
     chart,
 )
-from stream_server.dashboard.predictions import PredictionCharts
-from stream_server.dashboard.snapshot import RunSnapshot
+from stream_server.dashboard.predictions import PredictionCharts, sample_name, single_values
 from stream_server.dashboard.texts import div, say
-from stream_server.dashboard.watch import Watch, noted
+from stream_server.dashboard.watch import RunSnapshot, Watch, noted
 from stream_server.machine.log_end import log_end
 from stream_server.machine.run_folder import STUDY_FILE
 from stream_server.machine.screen import in_one_line
@@ -169,7 +168,7 @@ class Page:
 
     def _layout(self) -> UIElement:
         attempts = div(texts.legend(columns.ATTEMPT_COLOURS))
-        states = {name.replace("_", " "): colour for name, colour in columns.SIMULATION_COLOURS.items()}
+        states = {in_words(name): colour for name, colour in columns.SIMULATION_COLOURS.items()}
         self._state_legend = div(texts.legend(states))
         self._loss_panel = _wide(column(*self._losses.figures, row(self._axis, self._scale)))
         self._timeline_panel = _wide(column(self._timeline.figure, attempts))
@@ -237,16 +236,18 @@ class Page:
         axis = self._axis.value
         for each in self._losses.figures:
             _set(each.xaxis[0], axis_label=columns.AXES[axis])
-        losses = self._curves(lambda it: columns.losses(it, axis), known, chosen)
+        losses = self._curves(lambda it: columns.losses(it.records, axis), known, chosen)
         scale = SCALES[self._scale.active or 0]
         self._losses.show(losses, on_log=_needs_log_scale(losses) if scale == "auto" else scale == "log")
         _set(self._loss_panel, visible=bool(losses))
         _set(self._no_curves, visible=not losses)
-        self._rates.show(self._curves(columns.rates, known, chosen))
-        self._buffers.show(self._curves(columns.buffers, known, chosen))
-        forecasts = self._curves(columns.rollouts, known, chosen)
+        self._rates.show(self._curves(lambda it: columns.rates(it.records), known, chosen))
+        self._buffers.show(
+            self._curves(lambda it: columns.buffers(it.records) | columns.ages(it.records), known, chosen)
+        )
+        forecasts = self._curves(lambda it: columns.rollouts(it.validation), known, chosen)
         self._rollouts.show(forecasts, on_log=_needs_log_scale(forecasts))
-        self._running.show(self._curves(columns.running, known, chosen))
+        self._running.show(self._curves(lambda it: columns.running(it.records), known, chosen))
 
     def _curves(
         self, of: Callable[[RunSnapshot], columns.Curves], known: Mapping[Path, RunSnapshot], chosen: list[Path]
@@ -255,22 +256,25 @@ class Page:
         curves: dict[Path, columns.Curves] = {}
         for path, run in known.items():
             with noted(self._damages):
-                curves[path] = of(run)
+                curves[path] = columns.thinned(of(run))
         return _styled(curves, chosen, self._watch)
 
     def _show_run(self, run: RunSnapshot) -> None:
         say(self._status, texts.table(run.status.rows()))
-        attempts, phases = columns.timeline(run), columns.phases(run)
+        attempts, phases = columns.timeline(run.attempts, run.at_s), columns.phases(run.ranks)
         bring_up_to_date(self._timeline.source, attempts)
         bring_up_to_date(self._phases.source, phases)
         _set(self._timeline_panel, visible=bool(attempts["simulation"]))
         _set(self._phase_panel, visible=bool(phases["rank"]))
         _set(self._space_panel, visible=bool(run.simulations))
-        say(self._phase_legend, texts.legend(columns.phase_legend(run)))
+        say(
+            self._phase_legend,
+            texts.legend({in_words(name): it for name, it in columns.phase_colours(run.ranks).items()}),
+        )
         self._show_space(run)
         self._show_predictions(run)
         self._show_log(run)
-        account = columns.account_rows(run)
+        account = account_rows(run.status.report)
         say(self._account, texts.table(account or [("", "comes when the run has ended")]))
         for button in (self._stop, self._finish):
             _set(button, disabled=not run.status.is_live)
@@ -279,24 +283,25 @@ class Page:
         if not run.simulations:
             # Which parameters there are is not known yet.
             return
-        names = columns.parameter_names(run)
+        names = columns.parameter_names(run.simulations)
         for choice, position in ((self._x, 0), (self._y, 1)):
             _set(choice, options=names)
             if choice.value not in names:
                 choice.value = names[min(position, len(names) - 1)]
         self._space.name_axes(self._x.value, self._y.value)
-        errors = columns.errors(run)
+        errors = columns.errors(run.validation)
         _set(self._colour, visible=bool(errors))
         by_error = bool(errors) and self._colour.value == BY_ERROR
         self._space.show_scale(list(errors.values()) if by_error else [])
         _set(self._state_legend, visible=not by_error)
-        points = columns.parameter_points(run, self._x.value, self._y.value, Viridis256 if by_error else ())
-        self._space.show(points)
+        palette = Viridis256 if by_error else ()
+        x, y = self._x.value, self._y.value
+        self._space.show(columns.parameter_points(run.simulations, errors, x, y, palette))
 
     def _show_predictions(self, run: RunSnapshot) -> None:
         """The truth of one held-out sample, the prediction of it in the newest validation, and their difference."""
         validation = run.validation
-        samples = {} if validation is None else {columns.sample_name(it): it for it in validation.samples if it.shown}
+        samples = {} if validation is None else {sample_name(it): it for it in validation.samples if it.shown}
         _set(self._prediction_row, visible=bool(samples))
         if validation is None or not samples:
             return
@@ -316,7 +321,7 @@ class Page:
         _set(self._single_values, visible=is_one_value)
         if is_one_value:
             below = f"{name} ({unit})" if unit else name
-            say(self._single_values, texts.table(columns.single_values(of_one_value, name)))
+            say(self._single_values, texts.table(single_values(of_one_value, name)))
         else:
             first = list(sample.parameters.items())[:MOST_PARAMETERS]
             below = ", ".join([f"{each} {value:.4g}" for each, value in first])
@@ -373,7 +378,7 @@ def _styled(
                 label = f"{_name(path, watch.folder)}: {name}"
                 colour = COLOURS[chosen.index(path) % len(COLOURS)]
                 dash = DASHES[place % len(DASHES)]
-            style = CurveStyle(label=label, colour=colour, dash=dash, has_marks=columns.is_validation(name))
+            style = CurveStyle(label=label, colour=colour, dash=dash, has_marks=name.startswith("val/"))
             styled[path, name] = (style, points)
     return styled
 

@@ -1,5 +1,6 @@
 """The charts of a prediction: the truth, what the model predicts, and the difference, as lines or as pictures."""
 
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ from bokeh.models.tools import HoverTool
 from bokeh.palettes import RdBu11, Viridis256, interp_palette
 from numpy.typing import NDArray
 
-from stream_server.analysis.validations import relative_error
+from stream_server.analysis.validations import RenderedSample, relative_error
 from stream_server.dashboard.charts import chart
 
 TITLES = ("Truth", "Prediction", "Difference")
@@ -96,3 +97,19 @@ def finite_range(values: Array) -> tuple[float, float]:
     finite = values[np.isfinite(values)]
     low, high = (float(finite.min()), float(finite.max())) if finite.size else (0.0, 1.0)
     return (low, high) if high > low else (low - 0.5, high + 0.5)
+
+
+def sample_name(sample: RenderedSample) -> str:
+    """The simulation and the time step of a held-out sample."""
+    return f"simulation {sample.simulation}, time step {sample.time_step}"
+
+
+def single_values(samples: Iterable[RenderedSample], name: str) -> list[tuple[str, str]]:
+    """Truth and prediction of each held-out sample of which this is one value, as the rows of a table."""
+    rows = []
+    for sample in samples:
+        truth, prediction = sample.shown[name]
+        error = relative_error(truth, prediction)
+        off = "" if error is None else f", off by {error:.2%}"
+        rows.append((sample_name(sample), f"truth {truth.item():.4g}, prediction {prediction.item():.4g}{off}"))
+    return rows

@@ -4,20 +4,19 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from stream_server.analysis import live
-from stream_server.analysis.attempts import AttemptTimeline
+from stream_server.analysis.attempts import AttemptSpan, AttemptTimeline
 from stream_server.analysis.growing import GrowingFile
 from stream_server.analysis.reading import Line, RunFolder, named, parse_records, paths_of_ranks
 from stream_server.analysis.run_status import ORPHANED, RUNNING, RunStatus, damages_of, status_of
 from stream_server.analysis.runs import runs_below
 from stream_server.analysis.simulations import SimulationSummary, simulations_of
 from stream_server.analysis.validations import RecordedValidation, read_validation, version_of
-from stream_server.dashboard.snapshot import RunSnapshot
 from stream_server.errors import NotRunning, StreamServerError
 
 LOOK_S = 1.0
@@ -28,6 +27,25 @@ STOP_S = 10.0
 SILENCE_S = 5.0
 # A table of simulations costs rank 0 time for each row.
 ROWS_PER_S = 200
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunSnapshot:
+    """What is known of a run at `at_s` seconds since the epoch.
+
+    `ranks` has the newest log point of each rank, and `validation` is the record of the newest one. `problems` tell
+    which files are damaged, and `said` what a study answered to the order to stop.
+    """
+
+    at_s: float
+    status: RunStatus
+    records: Sequence[Line] = ()
+    ranks: Mapping[int, Line] = field(default_factory=dict)
+    attempts: Sequence[AttemptSpan] = ()
+    simulations: Sequence[SimulationSummary] = ()
+    validation: RecordedValidation | None = None
+    problems: Sequence[str] = ()
+    said: str = ""
 
 
 class Watch:

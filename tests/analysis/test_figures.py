@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from stream_server.analysis import figures
-from stream_server.analysis.plot import plot
+from stream_server.analysis.plot import OF_RECORDS, plot
 from stream_server.analysis.reading import RunFolder, read_histograms, read_records
 from stream_server.errors import ConfigError
 from stream_server.server.metrics.histogram import Histogram
@@ -34,7 +34,7 @@ def lines(axes: Any) -> dict[str, tuple[list[float], list[float]]]:
 
 
 def test_losses_of_training_and_validation_are_drawn_over_batches(run: RunFolder) -> None:
-    axes = drawn(figures.losses(read_records(run)))
+    axes = drawn(OF_RECORDS["loss"](read_records(run)))
     curves = lines(axes)
     assert curves["train/loss"] == ([10, 20, 30, 40, 50], [1 / 10, 1 / 20, 1 / 30, 1 / 40, 1 / 50])
     assert curves["val/loss"] == ([20, 40], [0.1, 0.05])
@@ -43,29 +43,30 @@ def test_losses_of_training_and_validation_are_drawn_over_batches(run: RunFolder
 @pytest.mark.parametrize(("least", "scale"), [(0.02, "linear"), (0.01, "log")])
 def test_two_decades_make_a_logarithmic_axis(least: float, scale: str) -> None:
     records = [{"batch": 10, "train/loss": 1.0}, {"batch": 20, "train/loss": least}]
-    assert drawn(figures.losses(records)).get_yscale() == scale
+    assert drawn(OF_RECORDS["loss"](records)).get_yscale() == scale
 
 
 def test_every_validation_set_has_its_curve_and_other_metrics_have_none() -> None:
     values = {"train/loss": 1.0, "val/loss": 1.0, "val/far/loss": 2.0, "val/accuracy": 0.5, "grad/norm": 3.0}
-    axes = drawn(figures.losses([{"batch": 10, **values}]))
+    axes = drawn(OF_RECORDS["loss"]([{"batch": 10, **values}]))
     assert set(lines(axes)) == {"train/loss", "val/loss", "val/far/loss"}
 
 
 @pytest.mark.parametrize("loss", [0.0, -1.0, math.nan])
 def test_a_loss_that_has_no_logarithm_is_drawn_on_a_linear_axis(loss: float) -> None:
-    assert drawn(figures.losses([{"batch": 10, "train/loss": loss}])).get_yscale() == "linear"
+    assert drawn(OF_RECORDS["loss"]([{"batch": 10, "train/loss": loss}])).get_yscale() == "linear"
 
 
 def test_throughput_is_drawn_over_time(run: RunFolder) -> None:
-    (curve,) = lines(drawn(figures.throughput(read_records(run)))).values()
-    assert curve == ([1.0, 2.0, 3.0, 4.0, 5.0], [100.0] * 5)
+    curves = lines(drawn(OF_RECORDS["throughput"](read_records(run))))
+    assert list(curves) == ["trained, with repeats", "trained for the first time"]
+    assert curves["trained, with repeats"] == ([1.0, 2.0, 3.0, 4.0, 5.0], [100.0] * 5)
 
 
 def test_the_buffer_is_drawn_with_what_was_never_drawn(run: RunFolder) -> None:
-    axes = drawn(figures.buffer(read_records(run)))
-    assert lines(axes)["all"] == ([1.0, 2.0, 3.0, 4.0, 5.0], [50] * 5)
-    assert max(axes.collections[0].get_paths()[0].vertices[:, 1]) == 20
+    curves = lines(drawn(OF_RECORDS["buffer"](read_records(run))))
+    assert curves["in the buffer"] == ([1.0, 2.0, 3.0, 4.0, 5.0], [50] * 5)
+    assert max(curves["never drawn"][1]) == 20
 
 
 def test_phases_are_stacked_with_the_longest_at_the_bottom(run: RunFolder) -> None:

@@ -1,5 +1,6 @@
 """The panels of the page, without a browser: what is to be seen of them."""
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
@@ -13,9 +14,9 @@ from stream_server.analysis.reading import RunFolder
 from stream_server.analysis.run_status import RunStatus
 from stream_server.analysis.simulations import SimulationSummary
 from stream_server.analysis.validations import RecordedRollouts, RecordedValidation, RenderedSample
-from stream_server.dashboard.page import Page
-from stream_server.dashboard.snapshot import RunSnapshot
-from stream_server.dashboard.watch import Watch
+from stream_server.dashboard import texts
+from stream_server.dashboard.page import Page, first_shown
+from stream_server.dashboard.watch import RunSnapshot, Watch
 
 SIMULATIONS = [
     SimulationSummary(
@@ -142,3 +143,27 @@ def test_predictions_of_one_value_are_told_in_numbers(tmp_path: Path) -> None:
         assert told in opened._single_values.text
     of_a_field = page(tmp_path, validation=validation([rendered(0, [1.0, 2.0], [1.0, 2.0])]))
     assert (of_a_field._prediction_charts.visible, of_a_field._single_values.visible) == (True, False)
+
+
+def test_the_run_that_was_started_last_is_shown_first_and_one_that_runs_before_it(tmp_path: Path) -> None:
+    runs = {}
+    for name, state, started_s in (
+        ("a", "finished", 20),
+        ("b", "finished", 30),
+        ("c", "running", 10),
+        ("d", "failed", 0),
+    ):
+        run = tmp_path / name
+        run.mkdir()
+        if started_s:
+            (run / "study.json").touch()
+            os.utime(run / "study.json", (started_s, started_s))
+        runs[run] = RunStatus(run=RunFolder(run), state=state, detail="")
+    assert first_shown(runs) == tmp_path / "c"
+    del runs[tmp_path / "c"]
+    assert first_shown(runs) == tmp_path / "b"
+
+
+def test_text_of_strangers_is_no_html() -> None:
+    assert "&lt;script&gt;" in texts.table([("run", "<script>")])
+    assert "&lt;b&gt;" in texts.legend({"<b>": "#000000"})

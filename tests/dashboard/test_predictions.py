@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stream_server.dashboard.columns import log_colours, log_range
+from stream_server.analysis.columns import log_colours, log_range
 from stream_server.dashboard.predictions import MAX_SIDE, PredictionCharts, finite_range, flat
 
 

@@ -15,13 +15,11 @@ from bokeh.document import Document
 from stream_server.analysis import live, run_status, runs
 from stream_server.analysis.follow import server_logs
 from stream_server.analysis.reading import RunFolder
-from stream_server.analysis.run_status import status_of
+from stream_server.analysis.run_status import account_rows, status_of
 from stream_server.analysis.runs import runs_below
 from stream_server.analysis.simulations import simulations_of
 from stream_server.commands.cli import main
-from stream_server.dashboard.columns import account_rows
 from stream_server.dashboard.page import Page
-from stream_server.dashboard.snapshot import RunSnapshot
 from stream_server.dashboard.watch import Watch, _WatchedRun
 from stream_server.errors import NotRunning
 from stream_server.machine.log_end import log_end
@@ -112,7 +110,7 @@ def test_list_and_status_show_all_runs_beside_a_hostile_one(
     assert len(shown) < 10_000
     status = status_of(RunFolder(run))
     assert status.rows()
-    account_rows(RunSnapshot(at_s=0.0, status=status))
+    account_rows(status.report)
     simulations_of(RunFolder(run))
 
 

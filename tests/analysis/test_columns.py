@@ -1,27 +1,16 @@
 """The columns of the charts, from values that are written down here."""
 
 import math
-import os
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from stream_server.analysis import columns
 from stream_server.analysis.attempts import AttemptSpan
-from stream_server.analysis.reading import RunFolder
-from stream_server.analysis.run_status import RunStatus
+from stream_server.analysis.run_status import account_rows
 from stream_server.analysis.simulations import SimulationSummary
 from stream_server.analysis.validations import RecordedRollouts, RecordedValidation
-from stream_server.dashboard import columns, texts
-from stream_server.dashboard.page import first_shown
-from stream_server.dashboard.snapshot import RunSnapshot
-
-
-def snapshot(**known: Any) -> RunSnapshot:
-    report = known.pop("report", {})
-    status = RunStatus(run=RunFolder(Path("heat")), state="running", detail="", report=report)
-    return RunSnapshot(at_s=110.0, status=status, **known)
 
 
 def record(batch: int, **values: float) -> dict[str, Any]:
@@ -30,30 +19,9 @@ def record(batch: int, **values: float) -> dict[str, Any]:
     }
 
 
-def test_the_run_that_was_started_last_is_shown_first_and_one_that_runs_before_it(tmp_path: Path) -> None:
-    runs = {}
-    for name, state, started_s in (
-        ("a", "finished", 20),
-        ("b", "finished", 30),
-        ("c", "running", 10),
-        ("d", "failed", 0),
-    ):
-        run = tmp_path / name
-        run.mkdir()
-        if started_s:
-            (run / "study.json").touch()
-            os.utime(run / "study.json", (started_s, started_s))
-        runs[run] = RunStatus(run=RunFolder(run), state=state, detail="")
-    assert first_shown(runs) == tmp_path / "c"
-    del runs[tmp_path / "c"]
-    assert first_shown(runs) == tmp_path / "b"
-
-
 def test_losses_are_those_of_training_and_of_each_validation_set_over_the_axis_of_choice() -> None:
-    known = snapshot(
-        records=[record(1, train_of_loss=5.0), record(2, train_of_loss=math.nan), record(2, val_of_a_of_loss=3.0)]
-    )
-    curves = columns.losses(known, "sample")
+    records = [record(1, train_of_loss=5.0), record(2, train_of_loss=math.nan), record(2, val_of_a_of_loss=3.0)]
+    curves = columns.losses(records, "sample")
     assert list(curves) == ["train/loss", "val/a/loss"]
     assert curves["train/loss"]["x"] == [10, 20]
     assert math.isnan(curves["train/loss"]["y"][1])
@@ -62,8 +30,9 @@ def test_losses_are_those_of_training_and_of_each_validation_set_over_the_axis_o
 
 def test_a_long_curve_is_thinned_so_that_what_was_sent_stays_while_it_grows() -> None:
     records = [record(batch, train_of_loss=1.0) for batch in range(3 * columns.MAX_POINTS)]
-    before = columns.losses(snapshot(records=records), "batch")["train/loss"]["x"]
-    after = columns.losses(snapshot(records=[*records, record(10**6, train_of_loss=1.0)]), "batch")["train/loss"]["x"]
+    before = columns.thinned(columns.losses(records))["train/loss"]["x"]
+    longer = [*records, record(10**6, train_of_loss=1.0)]
+    after = columns.thinned(columns.losses(longer))["train/loss"]["x"]
     assert len(before) <= columns.MAX_POINTS
     assert before == list(range(0, 3 * columns.MAX_POINTS, 4))
     assert after[: len(before)] == before
@@ -86,8 +55,8 @@ def test_forecasts_are_drawn_by_lead_time_as_far_as_they_are_finite() -> None:
         is_whole=True,
         rollouts=rollouts,
     )
-    assert columns.rollouts(snapshot(validation=validation)) == {"u": {"x": [1, 2], "y": [2.0, 4.0]}}
-    assert columns.rollouts(snapshot()) == {}
+    assert columns.rollouts(validation) == {"u": {"x": [1, 2], "y": [2.0, 4.0]}}
+    assert columns.rollouts(None) == {}
 
 
 def test_rates_are_drawn_new_and_received_samples_and_what_is_not_known_is_left_out() -> None:
@@ -96,15 +65,14 @@ def test_rates_are_drawn_new_and_received_samples_and_what_is_not_known_is_left_
         record(3, speed_of_received_per_s=30.0, simulations_of_running=2),
         record(4, speed_of_samples_per_s=60.0),
     ]
-    known = snapshot(records=points)
-    assert columns.running(known) == {"running": {"x": [1.5], "y": [2]}}
-    assert columns.running(snapshot()) == {}
-    assert columns.rates(known) == {
+    assert columns.running(points) == {"running": {"x": [1.5], "y": [2]}}
+    assert columns.running([]) == {}
+    assert columns.rates(points) == {
         "trained, with repeats": {"x": [0, 2], "y": [40.0, 60.0]},
         "trained for the first time": {"x": [2], "y": [20.0]},
         "received": {"x": [1.5], "y": [30.0]},
     }
-    assert columns.rates(snapshot()) == {}
+    assert columns.rates([]) == {}
 
 
 def test_a_bar_goes_from_the_begin_of_an_attempt_to_its_end_or_to_now() -> None:
@@ -113,7 +81,7 @@ def test_a_bar_goes_from_the_begin_of_an_attempt_to_its_end_or_to_now() -> None:
         AttemptSpan(simulation=0, attempt=1, state="running", started_s=105.0),
         AttemptSpan(simulation=7, attempt=0, state="running"),
     ]
-    bars = columns.timeline(snapshot(attempts=attempts))
+    bars = columns.timeline(attempts, now_s=110.0)
     assert bars["left"] == [0, 5]
     assert bars["right"] == [4, 10]
     assert bars["colour"] == [columns.ATTEMPT_COLOURS["failed"], columns.ATTEMPT_COLOURS["running"]]
@@ -124,34 +92,26 @@ def test_the_phases_of_a_rank_lie_side_by_side_in_the_same_order_and_colours_on_
         0: {"batch": 1, "time/step": 0.6, "time/wait_for_data": 0.4},
         1: {"batch": 1, "time/wait_for_data": 0.5, "time/step": 0.25},
     }
-    bars = columns.phases(snapshot(ranks=ranks))
+    bars = columns.phases(ranks)
     assert list(zip(bars["rank"], bars["phase"], bars["left"], bars["right"], strict=True)) == [
         (0, "step", 0, 0.6),
         (0, "wait for data", 0.6, 1.0),
         (1, "step", 0, 0.25),
         (1, "wait for data", 0.25, 0.75),
     ]
-    assert bars["colour"][:2] == bars["colour"][2:] == list(columns.phase_legend(snapshot(ranks=ranks)).values())
+    assert bars["colour"][:2] == bars["colour"][2:] == list(columns.phase_colours(ranks).values())
 
 
 def test_simulations_are_placed_at_two_of_their_parameters_or_at_their_ids() -> None:
-    known = snapshot(
-        simulations=[
-            SimulationSummary(
-                simulation=3,
-                parameters={"x": 1.5},
-                state="given_up",
-                attempts=2,
-                seconds=None,
-                received=None,
-                reason="",
-            )
-        ]
-    )
-    assert columns.parameter_names(known) == ["x", "id"]
-    points = columns.parameter_points(known, "x", "id")
+    simulations = [
+        SimulationSummary(
+            simulation=3, parameters={"x": 1.5}, state="given_up", attempts=2, seconds=None, received=None, reason=""
+        )
+    ]
+    assert columns.parameter_names(simulations) == ["x", "id"]
+    points = columns.parameter_points(simulations, {}, "x", "id")
     assert (points["x"], points["y"], points["state"]) == ([1.5], [3], ["given up"])
-    assert columns.parameter_names(snapshot()) == ["id"]
+    assert columns.parameter_names([]) == ["id"]
 
 
 def test_the_account_adds_up_reasons_and_says_what_is_not_balanced() -> None:
@@ -160,14 +120,14 @@ def test_the_account_adds_up_reasons_and_says_what_is_not_balanced() -> None:
         "unbalanced": ["one sample too many"],
         "samples": {"expected": 1200, "rejected": {"late": 2, "double": 3}, "recorded": 1195},
     }
-    assert columns.account_rows(snapshot(report=report)) == [
+    assert account_rows(report) == [
         ("expected", "1,200"),
         ("rejected", "5"),
         ("recorded", "1,195"),
         ("account", "NOT BALANCED"),
         ("", "one sample too many"),
     ]
-    assert columns.account_rows(snapshot()) == []
+    assert account_rows({}) == []
 
 
 @pytest.mark.parametrize(
@@ -175,9 +135,4 @@ def test_the_account_adds_up_reasons_and_says_what_is_not_balanced() -> None:
 )
 def test_only_a_run_that_did_not_fail_is_called_balanced(exit_code: int, told: list[tuple[str, str]]) -> None:
     report = {"balanced": True, "exit_code": exit_code, "samples": {"expected": 1200}}
-    assert columns.account_rows(snapshot(report=report)) == [("expected", "1,200"), *told]
-
-
-def test_text_of_strangers_is_no_html() -> None:
-    assert "&lt;script&gt;" in texts.table([("run", "<script>")])
-    assert "&lt;b&gt;" in texts.legend({"<b>": "#000000"})
+    assert account_rows(report) == [("expected", "1,200"), *told]
