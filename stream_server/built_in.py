@@ -4,6 +4,7 @@ The built-in ones are registered here alone: `config` offers the names, and each
 """
 
 import importlib
+import importlib.metadata
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,7 @@ BACKENDS: Mapping[str, str] = {
     "flux": "stream_server.launcher.backends.flux:FluxBackend",
     "oar": "stream_server.launcher.backends.oar:OarBackend",
 }
-"""`launcher.backend`."""
+"""`launcher.backend`, and but for `slurm-steps` also `server.backend`."""
 
 SAMPLERS: Mapping[str, str] = {
     "uniform": "stream_server.samplers.sequences:uniform",

@@ -47,9 +47,10 @@ def _writer_classes_are_there(config: StudyConfig) -> Iterator[Problem]:
             yield from _class_problem(f"metrics.writers[{position}]", name, config.study_dir)
 
 
-def _backend_class_is_there(config: StudyConfig) -> Iterator[Problem]:
-    if config.launcher.backend not in BACKENDS:
-        yield from _class_problem("launcher.backend", config.launcher.backend, config.study_dir)
+def _backend_classes_are_there(config: StudyConfig) -> Iterator[Problem]:
+    for key, name in (("launcher.backend", config.launcher.backend), ("server.backend", config.server.backend)):
+        if name not in BACKENDS:
+            yield from _class_problem(key, name, config.study_dir)
 
 
 def _design_file_is_sound(config: StudyConfig) -> Iterator[Problem]:
@@ -178,6 +179,6 @@ FILE_CHECKS = (
     _sampler_class_is_there,
     _policy_class_is_there,
     _writer_classes_are_there,
-    _backend_class_is_there,
+    _backend_classes_are_there,
     _design_file_is_sound,
 )

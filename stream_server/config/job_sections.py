@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
 
-from stream_server.built_in import BACKENDS
+from stream_server.built_in import BACKENDS, installed_backends
 from stream_server.config.problems import shown, wrong
 from stream_server.config.values import (
     Bytes,
@@ -40,6 +40,8 @@ MostFailed = Annotated[
     ),
 ]
 Port = Annotated[int, Field(ge=1, le=65535)]
+# Steps run within the allocation of the launcher, beside which the server is started anyway.
+SERVER_BACKENDS = tuple(name for name in BACKENDS if name != "slurm-steps")
 
 
 class JobSettings(Section):
@@ -59,7 +61,7 @@ class JobSettings(Section):
     setup: Texts = Field(default=(), description="Lines of bash that each job runs first, such as `module load gcc`.")
     options: dict[str, Any] = Field(
         default_factory=dict,
-        description="Further options of the submitting command by name, or what a launcher.backend of your own reads.",
+        description="Further options of the submitting command by name, or what a backend of your own reads.",
     )
     environment: dict[str, str] = Field(default_factory=dict, description="Environment variables.")
     mpirun: Words | None = Field(
@@ -138,10 +140,10 @@ class Server(Section):
         default=RankRange(max=1),
         description="MPI ranks when stream-launcher starts the server, or {min, max}: as many as there is room for.",
     )
-    backend: Literal["local", "slurm", "pbs", "lsf", "flux", "oar"] = Field(
+    backend: Annotated[str, NameOrClass("backend of the server", SERVER_BACKENDS, installed_backends)] = Field(
         default="local",
         description="Backend for the server when stream-launcher starts it: local runs it beside stream-launcher, "
-        "a scheduler as a job.",
+        "a scheduler or FILE.py:Class as a job.",
     )
     stall_s: Positive = Field(
         default=1800.0, description="Longest time for which the ranks may go without meeting, whatever they do."

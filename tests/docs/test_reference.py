@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 import stream_server
-from stream_server import StreamServer, TorchServer, client_api
+from stream_server import StreamServer, TorchServer, backends, client_api
 
 REFERENCE = Path(__file__).parents[2] / "docs" / "reference"
 API = (REFERENCE / "api.md").read_text()
 SERVER_CLASS = (REFERENCE / "server-class.md").read_text()
-PUBLIC = [(module, name) for module in (stream_server, client_api) for name in module.__all__]
+PUBLIC = [(module, name) for module in (stream_server, client_api, backends) for name in module.__all__]
 # Called by the study on its way; a user never defines or calls them.
 INTERNAL = {"enter_reception", "enter_rollout", "enter_steering", "enter_study", "enter_stream", "make_loader"}
 INTERNAL |= {"hold_attributes", "remember_calls", "take_steps"}

@@ -1,4 +1,4 @@
-"""The commands of PBS, LSF and Flux as their documentation describes them; `install` puts them into a folder.
+"""The commands of PBS, LSF and Flux as documented, and of OAR as seen; `install` puts them into a folder.
 
 Each command is this file under its name. The jobs of the cluster are files of JSON in `FAKE_CLUSTER`; they run on this
 machine, at most as many at once as its file `slots` says, and the first look after one has ended notes that. The file
@@ -18,7 +18,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
-COMMANDS = ("qsub", "qdel", "qsig", "qstat", "qselect", "bsub", "bkill", "bjobs", "flux")
+COMMANDS = (
+    *("qsub", "qdel", "qsig", "qstat", "qselect", "bsub", "bkill", "bjobs", "flux"),
+    *("oarsub", "oardel", "oarstat"),
+)
 GRACE_S = 0.5
 Job = dict[str, Any]
 
@@ -292,6 +295,62 @@ def flux_cancel(cluster: Cluster, words: list[str]) -> None:
         if cluster.jobs[number]["state"] == "ended":
             refuse("flux-cancel", f"f{number}: job is inactive")
         cluster.end(number, "canceled")
+
+
+def oarsub(cluster: Cluster, words: list[str]) -> None:
+    """As OAR 2.5.9 answers, with the words of its rules of admission before the number."""
+    parser = argparse.ArgumentParser(prog="oarsub", add_help=False, allow_abbrev=False)
+    parser.add_argument("-n", dest="name")
+    for option in ("-d", "-O", "-E", "-l", "-q", "--project"):
+        parser.add_argument(option)
+    parser.add_argument("script")
+    arguments = parser.parse_args(words)
+    print("[ADMISSION RULE] Modify resource description with type constraints")
+    if arguments.q == "nosuch":
+        refuse("", "ERROR : The queue nosuch does not exist", 248)
+    h, m, s = map(int, (arguments.l.partition("walltime=")[2] or "0:0:0").split(":"))
+    number = submit(
+        "", cluster, arguments, arguments.script, environment={"OAR_JOB_ID": "7"}, limit_s=3600 * h + 60 * m + s
+    )
+    print(f"OAR_JOB_ID={number}")
+
+
+def oarstat(cluster: Cluster, words: list[str]) -> None:
+    """As OAR 2.5.9 prints jobs, without what nobody reads; without jobs it prints nothing."""
+    told = {}
+    for number, job in cluster.jobs.items():
+        events = {"deleted": "User me requested to frag the job", "out of time": "The job walltime is over"}
+        types = {"deleted": "FRAG_JOB_REQUEST", "out of time": "WALLTIME"}
+        how = job["how"]
+        told[str(number)] = {
+            "Job_Id": number,
+            "name": job["name"],
+            "owner": "me",
+            "state": {"queued": "Waiting", "running": "Running", "ended": "Error" if how else "Terminated"}[
+                job["state"]
+            ],
+            "message": "No enough matching resources (no_matching_slot)" if job["state"] == "queued" else "R=1",
+            "exit_code": job["code"] << 8 if job["state"] == "ended" else None,
+            "walltime": int(job["limit_s"]) or 7200,
+            "events": [{"type": types[how], "description": events[how]}] if how else [],
+        }
+    if told and "-J" in words:
+        print(json.dumps(told))
+
+
+def oardel(cluster: Cluster, words: list[str]) -> None:
+    """Kill at once, or send a signal to the first process of a job, which has to pass it on."""
+    for number in (int(it) for it in words if it.isdecimal()):
+        job = cluster.jobs[number]
+        if job["state"] == "ended":
+            refuse("", f"Cannot frag {number} ; This job was already killed.", 6)
+        if "-s" not in words:
+            cluster.end(number, "deleted", at_once=True)
+        elif job["state"] == "queued":
+            refuse("", f"Cannot signal {number} ; This job is not running.", 5)
+        else:
+            for pid in Path(f"/proc/{job['pid']}/task/{job['pid']}/children").read_text().split():
+                os.kill(int(pid), signal.SIGTERM)
 
 
 if __name__ == "__main__":

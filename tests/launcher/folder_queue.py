@@ -4,8 +4,7 @@ import json
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
-from stream_server.config import StudyConfig
-from stream_server.launcher.backends.backend import JobSpec, JobState, JobStatus, SavedJob, SubmitError
+from stream_server.backends import JobKind, JobSpec, JobState, JobStatus, SavedJob, StudyConfig, SubmitError
 
 # By the ending of the file that says so, the last first: a worker renames no file, it adds one.
 STATES = {"ended": JobState.ENDED, "cancel": JobState.ENDING, "running": JobState.RUNNING, "job": JobState.QUEUED}
@@ -16,7 +15,7 @@ class FolderQueue:
 
     query_interval_s = 0.05
 
-    def __init__(self, config: StudyConfig) -> None:
+    def __init__(self, config: StudyConfig, kind: JobKind) -> None:
         self.queue = config.study_dir / "queue"
         self.handles: set[str] = set()
 

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,6 +17,7 @@ from typing import Any
 import psutil
 import pytest
 
+from stream_server.config.job_sections import JobSettings
 from stream_server.launcher.backends.backend import (
     EXIT_FILE,
     SHELL,
@@ -29,8 +30,11 @@ from stream_server.launcher.backends.backend import (
     exit_code_of,
 )
 from stream_server.launcher.backends.local import LocalBackend
+from stream_server.launcher.backends.scheduler import JobKind
 from stream_server.machine import processes
 from tests.launcher.folder_queue import FolderQueue
+from tests.launcher.ssh_backend import Ssh
+from tests.launcher.ssh_to_here import ssh_to_here
 
 GRACE_S = 0.3
 DEADLINE_S = 60.0
@@ -52,15 +56,30 @@ def folder_worker(study_dir: Path) -> Iterator[None]:
         assert worker.wait(DEADLINE_S) == 0
 
 
-@pytest.fixture(params=["local", "folder queue"])
-def make(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Make]:
+def made(name: str, study_dir: Path) -> Backend:
+    """The backend of this name for a study in this folder."""
+    config: Any = SimpleNamespace(study_dir=study_dir, output_dir=study_dir / "run")
+    resources = JobSettings(options={"host": "elsewhere"})
+    kind = JobKind(study="heat", section="simulation.job", resources=resources, ranks=1)
+    match name:
+        case "folder queue":
+            return FolderQueue(config, kind)
+        case "ssh":
+            return Ssh(config, kind)
+    return LocalBackend(config, kind, grace_s=GRACE_S)
+
+
+@pytest.fixture(params=["local", "folder queue", "ssh"])
+def make(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
     """Makes a backend, as each launcher of a study does."""
-    config: Any = SimpleNamespace(study_dir=tmp_path, output_dir=tmp_path / "run")
-    if request.param == "local":
-        yield lambda: LocalBackend(config, grace_s=GRACE_S)
-    else:
-        with folder_worker(tmp_path):
-            yield lambda: FolderQueue(config)
+    monkeypatch.setenv("TESTED_BACKEND", request.param)
+    with ExitStack() as stack:
+        if request.param == "folder queue":
+            stack.enter_context(folder_worker(tmp_path))
+        elif request.param == "ssh":
+            commands = stack.enter_context(ssh_to_here(tmp_path / "ssh"))
+            monkeypatch.setenv("PATH", f"{commands}{os.pathsep}{os.environ['PATH']}")
+        yield lambda: made(request.param, tmp_path)
 
 
 @pytest.fixture
@@ -269,14 +288,11 @@ def test_closing_kills_what_still_runs(make: Make, folder: Path) -> None:
 SUBMIT = """
 import json, os, sys
 from pathlib import Path
-from types import SimpleNamespace
-from stream_server.launcher.backends.backend import JobSpec
-from stream_server.launcher.backends.local import LocalBackend
-from tests.launcher.folder_queue import FolderQueue
-values, study_dir = json.load(sys.stdin), Path(sys.argv[1])
+from stream_server.backends import JobSpec
+from tests.launcher.test_backends import made
+values = json.load(sys.stdin)
 spec = JobSpec(**{**values, "command": tuple(values["command"]), "folder": Path(values["folder"])})
-make = FolderQueue if (study_dir / "queue").exists() else LocalBackend
-print(make(SimpleNamespace(study_dir=study_dir)).submit(spec), flush=True)
+print(made(os.environ["TESTED_BACKEND"], Path(sys.argv[1])).submit(spec), flush=True)
 os._exit(0)
 """
 

@@ -179,14 +179,14 @@ def test_a_backend_that_answers_wrong_or_whose_thread_ends_ends_the_study_in_ord
 
 
 OWN = """
-from stream_server.launcher.backends.backend import JobStatus
+from stream_server.backends import JobStatus
 
 class Own:
     query_interval_s = 0.0
     submit = cancel = query = reattach = close = print
 
-    def __init__(self, config):
-        self.config = config
+    def __init__(self, config, kind):
+        self.kind = kind
 """
 
 
@@ -195,7 +195,7 @@ def test_the_backend_of_a_study_is_loaded_by_its_name(tmp_path: Path) -> None:
     assert isinstance(load_backend(load(folder.study({}))), LocalBackend)
     folder.write("own.py", OWN)
     config = load(folder.study({"launcher.backend": "own.py:Own", "simulation.job.options": {"queue": "long"}}))
-    assert load_backend(config).backend.config.simulation.job.options == {"queue": "long"}  # type: ignore[attr-defined]
+    assert load_backend(config).backend.kind.resources.options == {"queue": "long"}  # type: ignore[attr-defined]
 
 
 def test_a_backend_that_does_not_exist_or_cannot_be_made_is_told(tmp_path: Path) -> None:
@@ -207,7 +207,7 @@ def test_a_backend_that_does_not_exist_or_cannot_be_made_is_told(tmp_path: Path)
     folder.write("partial.py", OWN.replace("submit = cancel =", "submit ="))
     with pytest.raises(ConfigError, match=r"partial\.py:Own lacks cancel"):
         load_backend(load(folder.study({"launcher.backend": "partial.py:Own"})))
-    folder.write("broken.py", "class Own:\n    def __init__(self, config):\n        raise OSError('no route')\n")
+    folder.write("broken.py", "class Own:\n    def __init__(self, config, kind):\n        raise OSError('no route')\n")
     with pytest.raises(UserCodeError, match="no route"):
         load_backend(load(folder.study({"launcher.backend": "broken.py:Own"})))
 

@@ -1,4 +1,4 @@
-"""The backends for PBS, LSF and Flux on commands that behave as their documentation says (`fake_scheduler.py`)."""
+"""The backends for PBS, LSF, Flux and OAR on commands that answer as those of the schedulers (`fake_scheduler.py`)."""
 
 import json
 import os
@@ -24,7 +24,7 @@ from tests.launcher import fake_scheduler
 from tests.support.studies import StudyFolder
 from tests.support.timing import until
 
-MAKE = {"pbs": pbs.PbsBackend, "lsf": lsf.LsfBackend, "flux": flux.FluxBackend}
+MAKE = {"pbs": pbs.PbsBackend, "lsf": lsf.LsfBackend, "flux": flux.FluxBackend, "oar": oar.OarBackend}
 QUICK = {"ask_s": 0.05, "missing_s": 0.5, "retry_s": 0.1}
 
 MakeBackend = Callable[..., AbstractContextManager[BatchBackend]]
@@ -67,7 +67,7 @@ def test_a_job_has_its_command_its_environment_and_its_exit_code(
     assert lines[0] == str(spec.folder)
     assert "LOADED=1" in lines
     assert "ODD=$(touch x) '\"" in lines
-    assert len([line for line in lines if re.match("(PBS_JOBID|LSB_JOBID|FLUX_JOB_ID)=7", line)]) == 1
+    assert len([line for line in lines if re.match("(PBS_JOBID|LSB_JOBID|FLUX_JOB_ID|OAR_JOB_ID)=7", line)]) == 1
     assert not [line for line in lines if line.startswith("OF_THE_LAUNCHER")]
 
 

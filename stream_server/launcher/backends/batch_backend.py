@@ -6,7 +6,6 @@ that was interrupted has come through is seen in the queue, and none is submitte
 
 import logging
 import math
-import os
 import secrets
 import threading
 import time
@@ -163,17 +162,11 @@ class BatchBackend:
         Raises:
             SubmitError: the scripts cannot be written.
         """
-        resources = self.kind.resources
         name = job_script.job_name(self.kind.study, spec.folder, secrets.token_hex(6))
-        text = job_script.second_script(
-            spec, resources.setup, resources.environment, self.scheduler.variables, section=self.kind.section
-        )
         try:
-            _write(spec.folder / job_script.JOB_FILE, text)
+            script = job_script.write_scripts(spec, self.kind, self.scheduler.variables)
         except OSError as error:
             raise SubmitError(f"could not be queued: {error}") from error
-        has_setup = bool(resources.setup)
-        script = job_script.first_script(spec.folder, self.scheduler.variables, has_setup=has_setup)
         job = BatchJob(name=name, folder=spec.folder, ranks=spec.ranks, script=script)
         with self._changed:
             self._jobs[name] = _Job(name=name, folder=spec.folder, submission=job)
@@ -273,7 +266,7 @@ class BatchBackend:
 
     def _submit(self, job: _Job) -> None:
         try:
-            _write(job.folder / NAME_FILE, job.name)
+            job_script.write_new(job.folder / NAME_FILE, job.name)
         except FileExistsError:
             # Tried before.
             pass
@@ -409,9 +402,3 @@ def _explained(job: _Job, entry: QueueEntry) -> JobStatus:
             state=JobState.ENDED, reason=f"ended before its command began: the nodes must see {job.folder}"
         )
     return status
-
-
-def _write(file: Path, text: str) -> None:
-    with open(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as stream:
-        # Variables of the environment, and paths, may be no text: their bytes stay what they are.
-        stream.write(os.fsencode(text))

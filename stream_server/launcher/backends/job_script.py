@@ -1,15 +1,17 @@
-"""The two scripts that lead from a batch scheduler to the command of a job. Pure.
+"""The two scripts that lead from a batch scheduler to the command of a job.
 
 What the scheduler stores, and others may see, is the first script: it names the second one, in the job's own folder,
 which nobody else may read and which has the environment in it.
 """
 
+import os
 import re
 import shlex
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 from stream_server.launcher.backends.backend import EXIT_FILE, LOG_FILE, JobSpec
+from stream_server.launcher.backends.scheduler import JobKind
 
 JOB_FILE = "job.sh"
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -38,6 +40,27 @@ def job_name(study: str, folder: Path, token: str) -> str:
     """The name of the job that runs in this folder, such as heat-12-attempt-0-1f0c…; `token` makes it the only one."""
     words = [study, *folder.parts[-2:], token]
     return "-".join(UNUSUAL.sub("_", word) for word in words)
+
+
+def write_scripts(spec: JobSpec, kind: JobKind, variables: Sequence[str] = ()) -> str:
+    """Write the second script into the folder of a job of this `kind`, and return the first one, for bash, to submit.
+
+    `variables` are the beginnings of the names of the scheduler's own environment variables.
+
+    Raises:
+        OSError: the file cannot be written, or is there.
+    """
+    resources = kind.resources
+    text = second_script(spec, resources.setup, resources.environment, variables, section=kind.section)
+    write_new(spec.folder / JOB_FILE, text)
+    return first_script(spec.folder, variables, has_setup=bool(resources.setup))
+
+
+def write_new(file: Path, text: str) -> None:
+    """Write a file that is not there yet, and that nobody else may read."""
+    with open(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as stream:
+        # Variables of the environment, and paths, may be no text: their bytes stay what they are.
+        stream.write(os.fsencode(text))
 
 
 def first_script(folder: Path, variables: Sequence[str], *, has_setup: bool) -> str:

@@ -27,6 +27,7 @@ from stream_server.launcher.backends.backend import (
     shell_of,
 )
 from stream_server.launcher.backends.mpirun import missing_program
+from stream_server.launcher.backends.scheduler import JobKind
 from stream_server.machine import processes, shared_memory
 from stream_server.machine.processes import Leader, Process
 
@@ -98,7 +99,9 @@ class LocalBackend:
 
     query_interval_s = 0.0
 
-    def __init__(self, config: StudyConfig | None = None, *, grace_s: float = GRACE_S) -> None:
+    def __init__(
+        self, config: StudyConfig | None = None, kind: JobKind | None = None, *, grace_s: float = GRACE_S
+    ) -> None:
         self.grace_s = grace_s
         self._config = config
         self._jobs: dict[str, _LocalJob] = {}

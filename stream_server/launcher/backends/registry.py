@@ -1,13 +1,14 @@
-"""Makes the backend that `launcher.backend` names, and holds one of the user's to the protocol."""
+"""Makes the backends that `launcher.backend` and `server.backend` name, and holds one of the user's to the protocol."""
 
 import subprocess
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from stream_server.built_in import BACKENDS, load_named
+from stream_server.built_in import BACKENDS, installed_backends, load_named
 from stream_server.config import StudyConfig
 from stream_server.errors import ConfigError, UserCodeError
 from stream_server.launcher.backends.backend import Backend, JobSpec, JobState, JobStatus, SavedJob, SubmitError
+from stream_server.launcher.backends.outage import Outage
 from stream_server.launcher.backends.scheduler import JobKind
 from stream_server.user_code import call_user
 
@@ -18,18 +19,31 @@ MAX_SHOWN = 200
 
 
 def load_backend(config: StudyConfig) -> Backend:
-    """Make the backend that a study names: one of `BACKENDS`, or FILE.py:Class, called with the study's config.
+    """Make the backend of a study's simulations; see `load_server_backend`."""
+    return _made(config, config.launcher.backend, JobKind.of_simulations(config))
+
+
+def load_server_backend(config: StudyConfig, name: str) -> Backend:
+    """Make the backend of this name for the jobs of a study's server.
+
+    It is one of `BACKENDS`, of an installed package, or FILE.py:Class.
 
     Raises:
-        ConfigError: there is no such file, module or class, or it lacks a part of the protocol.
+        ConfigError: there is no such file, module or class, it lacks a part of the protocol, or the commands of the
+            scheduler are not here.
         UserCodeError: the user's file or class raised, which is the cause.
     """
-    name = config.launcher.backend
-    make = load_named(name, BACKENDS, config.study_dir, kind="launcher.backend")
-    backend: Backend = call_user(name, make, config)
+    return _made(config, name, JobKind.of_server(config))
+
+
+def _made(config: StudyConfig, name: str, kind: JobKind) -> Backend:
+    is_built_in = name in BACKENDS
+    reference = name if is_built_in or ":" in name else installed_backends().get(name, name)
+    make = load_named(reference, BACKENDS, config.study_dir, kind=kind.key)
+    backend: Backend = call_user(name, make, config, kind)
     if missing := [part for part in PROTOCOL if not hasattr(backend, part)]:
-        raise ConfigError(f"launcher.backend: {name} lacks {' and '.join(missing)} (docs/guide/backends.md)")
-    return backend if name in BACKENDS else OwnBackend(name, backend)
+        raise ConfigError(f"{kind.key}: {name} lacks {' and '.join(missing)} (docs/guide/backends.md)")
+    return backend if is_built_in else OwnBackend(name, backend)
 
 
 class OwnBackend:
@@ -41,7 +55,7 @@ class OwnBackend:
     def __init__(self, name: str, backend: Backend) -> None:
         self.name = name
         self.backend = backend
-        self.outage = getattr(backend, "outage", None)
+        self.outage = Outage.of(backend)
 
     @property
     def query_interval_s(self) -> float:
@@ -89,17 +103,6 @@ class OwnBackend:
         return UserCodeError(f"{self.name}: {method} must return {expected}, but returned {found[:MAX_SHOWN]}")
 
 
-def load_server_backend(config: StudyConfig, name: str) -> Backend:
-    """Make the backend of this name, which is one of a scheduler, for the jobs of a study's server.
-
-    Raises:
-        ConfigError: the commands of the scheduler are not here.
-    """
-    make = load_named(name, BACKENDS, config.study_dir, kind="server.backend")
-    backend: Backend = make(config, JobKind.of_server(config))
-    return backend
-
-
 def check_backend(config: StudyConfig) -> None:
     """Let the backend that a study names say whether it would take the jobs of the simulations, if it can (`check`).
 
@@ -112,10 +115,10 @@ def check_backend(config: StudyConfig) -> None:
 
 
 def check_server_backend(config: StudyConfig) -> None:
-    """Let the scheduler that a study names say whether it would take the job of the server, if that is to be one.
+    """Let the backend that a study names say whether it would take the job of the server, if that is to be one.
 
     Raises:
-        ConfigError: it would not, and why.
+        ConfigError, UserCodeError: as in `check_backend`.
     """
     if config.server.backend != "local":
         _check(config.server.backend, load_server_backend(config, config.server.backend))

@@ -30,7 +30,7 @@ from stream_server.launcher.backends.batch_backend import RETRY_S
 from stream_server.launcher.backends.environment import OF_SRUN
 from stream_server.launcher.backends.local import GRACE_S, LocalBackend
 from stream_server.launcher.backends.outage import Outage
-from stream_server.launcher.backends.scheduler import require
+from stream_server.launcher.backends.scheduler import JobKind, require
 from stream_server.machine.log_end import log_end
 from stream_server.storage.disk import read_text
 
@@ -96,8 +96,15 @@ class SlurmSteps(LocalBackend):
 
     query_interval_s = 0.2
 
-    def __init__(self, config: StudyConfig, *, grace_s: float = GRACE_S, retry_s: float = RETRY_S) -> None:
-        super().__init__(config, grace_s=grace_s)
+    def __init__(
+        self,
+        config: StudyConfig,
+        kind: JobKind | None = None,
+        *,
+        grace_s: float = GRACE_S,
+        retry_s: float = RETRY_S,
+    ) -> None:
+        super().__init__(config, kind, grace_s=grace_s)
         require(*COMMANDS)
         if ALLOCATION not in os.environ:
             raise ConfigError(

@@ -82,8 +82,7 @@ class AttemptJobs:
         self.attempts = attempts
         self.mpirun = mpirun
         self.are_workers = are_workers
-        own = getattr(backend, "outage", None)
-        self.outage = own if isinstance(own, Outage) else Outage()
+        self.outage = Outage.of(backend)
         self._jobs: dict[Path, _AttemptJob] = {}
         self._submit_at = -math.inf
         self._why_held_back = ""

@@ -93,7 +93,7 @@ def supervise_study(config: StudyConfig, command: ServerCommand, *, ends_at: flo
                     folder=folder,
                     ends_at=ends_at,
                     remote=remote,
-                    check_threads=_checking(errors, jobs.backend),
+                    check_threads=_checking(errors, jobs.backend, servers),
                 ).run()
         private_folder.remove(folder)
         journal.note(LauncherLeft(exit_code=exit_code))
@@ -198,15 +198,18 @@ class Unsupervised:
                 self.ensemble.leave(f"got {number.name}")
 
 
-def _checking(errors: ThreadErrors, backend: Backend) -> Callable[[], None]:
-    """A function that raises the exception that has ended a thread, in a user's backend as an error of that."""
+def _checking(errors: ThreadErrors, backend: Backend, servers: Servers | None = None) -> Callable[[], None]:
+    """A function that raises the exception that has ended a thread, with a user's backend as an error of that."""
 
     def check() -> None:
         if (error := errors.first) is None:
             return
-        if not isinstance(backend, OwnBackend):
+        backends = [backend, *(servers.backends if servers else ())]
+        own = dict.fromkeys(it.name for it in backends if isinstance(it, OwnBackend))
+        if not own:
             raise error
-        raise UserCodeError(f"{backend.name}: a thread of it raised {type(error).__name__}: {error}") from error
+        told = f"{' or '.join(own)}: a thread of it raised {type(error).__name__}: {error}"
+        raise UserCodeError(told) from error
 
     return check
 

@@ -1,7 +1,7 @@
 """The two ways to run the server: as processes beside the launcher, and as a job of a scheduler."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from types import TracebackType
 from typing import Self
 
@@ -39,6 +39,11 @@ class Servers:
     ) -> None:
         for backend in self._backends.values():
             backend.close()
+
+    @property
+    def backends(self) -> Collection[Backend]:
+        """The backends that were asked for jobs of the server."""
+        return self._backends.values()
 
     @property
     def backend(self) -> str:

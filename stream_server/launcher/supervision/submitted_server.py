@@ -17,13 +17,14 @@ from stream_server.launcher.backends.backend import (
     SubmitError,
     exit_code_of,
 )
-from stream_server.launcher.backends.outage import Outage
+from stream_server.launcher.backends.outage import EXPECTED, Outage
 from stream_server.machine.screen import escaped
 
 # A job on a node that is gone ends only when the scheduler notices that. The next server need not wait for it.
 GONE_S = 60.0
 LOOK_S = 0.2
 MAX_READ_BYTES = 65536
+NOT_FOUND = "whether the job of the server was submitted is not known"
 
 log = logging.getLogger(__name__)
 
@@ -31,16 +32,17 @@ log = logging.getLogger(__name__)
 class SubmittedServer:
     """One start of the server as a job of `backend`, in the folder `folder`. Main thread only.
 
+    It has no `handle` until the backend has taken it, or has taken it over: it is looked for until that answers.
     `look` moves things on; `outage` tells when its scheduler does not answer. `state` is what that said last, `status`
     the exit code, None if it is not known, and `reason` how it ended, in words that follow its name. `is_outside` when
     the scheduler has ended it, which is the fault of no server: its time was over, or its node was lost.
     """
 
-    def __init__(self, backend: Backend, folder: Path, handle: str, *, outage: Outage, follows_from: int = 0) -> None:
+    def __init__(self, backend: Backend, folder: Path, *, outage: Outage, follows_from: int = 0) -> None:
         self.backend = backend
         self.folder = folder
-        self.handle = handle
         self.outage = outage
+        self.handle = ""
         self.state = JobState.UNKNOWN
         self.status: int | None = None
         self.reason = ""
@@ -56,27 +58,28 @@ class SubmittedServer:
     @classmethod
     def submit(cls, backend: Backend, spec: JobSpec, outage: Outage) -> Self:
         """Submit it. One that cannot be submitted has ended."""
-        job = cls(backend, spec.folder, "", outage=outage)
+        job = cls(backend, spec.folder, outage=outage)
         try:
             spec.folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            job._end(JobStatus(state=JobState.ENDED, reason=f"could not be submitted: {error}"))
+            return job
+        try:
             job.handle = backend.submit(spec)
         except SubmitError as error:
             job._end(JobStatus(state=JobState.ENDED, exit_code=error.exit_code, reason=str(error)))
-        except OSError as error:
-            job._end(JobStatus(state=JobState.ENDED, reason=f"could not be submitted: {error}"))
+        except EXPECTED as error:
+            # It may run. To submit it again could give two jobs one folder.
+            job.outage.unanswered(NOT_FOUND, error)
         return job
 
     @classmethod
     def adopt(cls, backend: Backend, folder: Path, outage: Outage) -> Self | None:
-        """The job that another launcher has submitted; None if it had not come to that."""
-        # Its marks are for backends that look at processes.
-        handle = backend.reattach(SavedJob(folder=folder, marks=frozenset(), handle=None))
-        status = backend.query([handle]).get(handle, JobStatus(state=JobState.UNKNOWN))
-        if status.state is JobState.ENDED:
-            return None
+        """The job that another launcher has submitted; None if it has ended, or had not come to be submitted."""
         output = folder / LOG_FILE
-        position = output.stat().st_size if output.exists() else 0
-        return cls(backend, folder, handle, outage=outage, follows_from=position)
+        job = cls(backend, folder, outage=outage, follows_from=output.stat().st_size if output.exists() else 0)
+        job._ask()
+        return None if job.is_over else job
 
     def ask_to_leave(self) -> None:
         """End one that does not listen yet, since it waits in the queue, or has just begun."""
@@ -101,9 +104,7 @@ class SubmittedServer:
         if self.is_over or (now < self.wake_at and not is_given_up):
             return
         self.wake_at = now + max(LOOK_S, self.backend.query_interval_s)
-        with self.outage.within("nothing is known of the job of the server"):
-            status = self.backend.query([self.handle]).get(self.handle, JobStatus(state=JobState.UNKNOWN))
-            self._take(status)
+        self._ask()
         self._output.show()
         if is_given_up and not self.is_over:
             log.warning("the job of the server, %s, has not ended: what is left of it is fenced off", self.handle)
@@ -113,9 +114,28 @@ class SubmittedServer:
         """A process of it that a signal holds, which nobody can see from here."""
         return None
 
+    def _ask(self) -> None:
+        if not self.handle:
+            with self.outage.within(NOT_FOUND):
+                self._find()
+        if self.handle:
+            with self.outage.within("nothing is known of the job of the server"):
+                status = self.backend.query([self.handle]).get(self.handle, JobStatus(state=JobState.UNKNOWN))
+                self._take(status)
+
+    def _find(self) -> None:
+        try:
+            # Its marks are for backends that look at processes.
+            self.handle = self.backend.reattach(SavedJob(folder=self.folder, marks=frozenset(), handle=None))
+        except SubmitError as error:
+            self._end(JobStatus(state=JobState.ENDED, reason=f"was not submitted: {error}", excuse=str(error)))
+        if self.handle and (self.killed or self.is_cancelled):
+            self._cancel()
+
     def _cancel(self) -> None:
-        with self.outage.within("the job of the server cannot be cancelled yet"):
-            self.backend.cancel([self.handle])
+        if self.handle:
+            with self.outage.within("the job of the server cannot be cancelled yet"):
+                self.backend.cancel([self.handle])
 
     def _take(self, status: JobStatus) -> None:
         if status.state is not self.state or status.reason not in ("", self._waits_for):

@@ -103,7 +103,9 @@ class Supervisor:
             # Without a backend nothing is known of the simulations, and no server can be told that they are over.
             log.exception("the study ends")
             if self._running is not None:
-                kill(self._running.job)
+                # A backend of the user's that raises now, too, ends its jobs when it is closed, if at all.
+                with suppress(UserCodeError):
+                    kill(self._running.job)
             if not isinstance(error, UserCodeError):
                 raise
             say(f"{error}. The study goes on from its newest checkpoint once that is repaired")
