@@ -14,6 +14,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
@@ -76,8 +77,9 @@ class Cluster:
             deadline = time.monotonic() + GRACE_S
             while _runs(job["pid"]) and time.monotonic() < deadline:
                 time.sleep(0.01)
-            with suppress(ProcessLookupError):
-                os.killpg(job["pid"], signal.SIGKILL)
+            for pid in _of_session(job["pid"]):
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
         job |= {"state": "ended", "how": how, "code": 143}
         self._save(number)
 
@@ -103,14 +105,21 @@ class Cluster:
         new.rename(self.folder / f"{number}.json")
 
 
+def _processes() -> Iterator[tuple[int, list[str]]]:
+    """All processes, with state, parent, group, session and more of each."""
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            yield int(stat.parent.name), stat.read_text().rpartition(")")[2].split()
+
+
+def _of_session(pid: int) -> list[int]:
+    """The processes of a session that are no zombies."""
+    return [it for it, (state, _, _, session, *_) in _processes() if int(session) == pid and state != "Z"]
+
+
 def _runs(pid: int) -> bool:
     """Whether any process of a session is left that is no zombie."""
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        with suppress(OSError, IndexError):
-            fields = stat.read_text().rpartition(")")[2].split()
-            if int(fields[3]) == pid and fields[0] != "Z":
-                return True
-    return False
+    return bool(_of_session(pid))
 
 
 def refuse(name: str, words: str, code: int = 1) -> NoReturn:
@@ -309,9 +318,10 @@ def oarsub(cluster: Cluster, words: list[str]) -> None:
     if arguments.q == "nosuch":
         refuse("", "ERROR : The queue nosuch does not exist", 248)
     h, m, s = map(int, (arguments.l.partition("walltime=")[2] or "0:0:0").split(":"))
-    number = submit(
-        "", cluster, arguments, arguments.script, environment={"OAR_JOB_ID": "7"}, limit_s=3600 * h + 60 * m + s
-    )
+    # A signal comes to what the user's shell becomes.
+    script = f"exec {arguments.script}"
+    limit_s = 3600 * h + 60 * m + s
+    number = submit("", cluster, arguments, script, environment={"OAR_JOB_ID": "7"}, limit_s=limit_s)
     print(f"OAR_JOB_ID={number}")
 
 
@@ -349,8 +359,9 @@ def oardel(cluster: Cluster, words: list[str]) -> None:
         elif job["state"] == "queued":
             refuse("", f"Cannot signal {number} ; This job is not running.", 5)
         else:
-            for pid in Path(f"/proc/{job['pid']}/task/{job['pid']}/children").read_text().split():
-                os.kill(int(pid), signal.SIGTERM)
+            for pid, (_, parent, *_) in _processes():
+                if int(parent) == job["pid"]:
+                    os.kill(pid, signal.SIGTERM)
 
 
 if __name__ == "__main__":

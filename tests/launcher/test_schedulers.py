@@ -14,7 +14,7 @@ import pytest
 
 from stream_server.config.job_sections import JobSettings
 from stream_server.errors import ConfigError
-from stream_server.launcher.backends import batch_backend, flux, lsf, oar, pbs
+from stream_server.launcher.backends import batch_backend, flux, lsf, oar, pbs, scheduler
 from stream_server.launcher.backends.backend import JobState, JobStatus, SavedJob
 from stream_server.launcher.backends.batch_backend import BatchBackend
 from stream_server.launcher.backends.registry import load_backend
@@ -122,7 +122,7 @@ def test_a_job_that_ran_out_of_time_tells_how_much_it_had(make: MakeBackend, tmp
 def test_a_limit_of_the_site_holds_a_job_back_and_a_refusal_ends_it(
     make: MakeBackend, tmp_path: Path, cluster: Path
 ) -> None:
-    words = "would exceed complex's per-user limit; Pending job threshold reached; exceeds limit of max jobs"
+    words = "would exceed complex's per-user limit; Pending job threshold reached; Too many; exceeds limit of max jobs"
     (cluster / "trouble").write_text(json.dumps({"words": words, "code": 1, "lost": False}))
     with make() as backend:
         spec = python(tmp_path, "0", WAITING)
@@ -501,3 +501,28 @@ def test_oardel_sends_term_first_and_kills_what_waits_and_what_is_still_there_th
     scheduler.cancel(["7"])
     scheduler.cancel(["8"], at_once=True)
     assert (tmp_path / "oardel.asked").read_text().splitlines() == ["-s TERM 7 9", "9", "7", "8"]
+
+
+def test_a_command_that_cannot_be_ended_is_waited_for_before_anything_else_is_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # As oarsub, while the database of OAR is away: it runs as another user, and submits the job once that is back.
+    def not_permitted(process: object) -> NoReturn:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(scheduler, "LIMIT_S", 0.1)
+    monkeypatch.setattr(subprocess.Popen, "kill", not_permitted)
+    with pytest.raises(subprocess.TimeoutExpired):
+        scheduler.call(["sh", "-c", f"until [ -e '{tmp_path}/back' ]; do sleep 0.01; done"])
+    with pytest.raises(subprocess.SubprocessError, match="sh still waits for an answer"):
+        scheduler.call(["true"])
+    (tmp_path / "back").touch()
+    monkeypatch.setattr(scheduler, "LIMIT_S", 60.0)
+
+    def is_answered() -> bool:
+        try:
+            return scheduler.call(["echo", "4"]).stdout == "4\n"
+        except subprocess.SubprocessError:
+            return False
+
+    until(is_answered)

@@ -22,6 +22,8 @@ LIMIT_S = 60.0
 MANY = 1000
 MIB = 2**20
 MAX_SHOWN = 200
+# OAR's commands run as OAR's user, so that nobody else can end them, and wait as long as its database is away.
+_unanswered: list["subprocess.Popen[str]"] = []
 
 
 class SubmitRefusal(StrEnum):
@@ -204,17 +206,44 @@ def call(
         OSError: it cannot be run.
         subprocess.SubprocessError: it did not end within a minute.
     """
-    # In a session of its own: a Ctrl-C is for us.
-    return subprocess.run(
+    _require_all_answered()
+    process = subprocess.Popen(
         command,
         env={**(os.environ if environment is None else environment), "LC_ALL": "C"},
-        input=input_text,
-        capture_output=True,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
         errors="replace",
-        timeout=LIMIT_S,
+        # A Ctrl-C is for us.
         start_new_session=True,
     )
+    try:
+        stdout, stderr = process.communicate(input_text, timeout=LIMIT_S)
+    except subprocess.TimeoutExpired:
+        try:
+            process.kill()
+        except PermissionError:
+            _unanswered.append(process)
+        else:
+            process.communicate()
+        raise
+    return subprocess.CompletedProcess(command, process.returncode, stdout, stderr)
+
+
+def _require_all_answered() -> None:
+    """See that no command still waits that could not be killed.
+
+    A submission among them comes through in the end: until then, no answer about the queue says that it has not.
+
+    Raises:
+        subprocess.SubprocessError: one waits.
+    """
+    for process in list(_unanswered):
+        if process.poll() is None:
+            raise subprocess.SubprocessError(f"{process.args[0]} still waits for an answer")
+        process.communicate()
+        _unanswered.remove(process)
 
 
 def answered(
