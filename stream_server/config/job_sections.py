@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
 
-from stream_server.built_in import BACKENDS, installed_backends
+from stream_server.built_in import BACKENDS
 from stream_server.config.problems import shown, wrong
 from stream_server.config.values import (
     Bytes,
@@ -140,7 +140,7 @@ class Server(Section):
         default=RankRange(max=1),
         description="MPI ranks when stream-launcher starts the server, or {min, max}: as many as there is room for.",
     )
-    backend: Annotated[str, NameOrClass("backend of the server", SERVER_BACKENDS, installed_backends)] = Field(
+    backend: Annotated[str, NameOrClass("backend of the server", SERVER_BACKENDS, "backends")] = Field(
         default="local",
         description="Backend for the server when stream-launcher starts it: local runs it beside stream-launcher, "
         "a scheduler or FILE.py:Class as a job.",

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from stream_server.launcher.schedule.retry_policy import ScheduleLimits
 from stream_server.launcher.schedule.schedule import SimulationSchedule
-from stream_server.launcher.schedule.simulation import Action, Submit
+from stream_server.launcher.schedule.simulation import Action, ScheduledSimulation, Submit
 from tests.support.examples import examples
 
 NUM = 9
@@ -88,9 +88,15 @@ class World:
 
 
 def clocks_of_all(schedule: SimulationSchedule) -> dict[int, float]:
-    clock = schedule._clock
-    deadlines = {it.id: None if schedule.away else clock.deadline(it) for it in schedule._live}
+    timed = [] if schedule.away else [it for it in schedule._live if not waits(schedule, it)]
+    deadlines = {it.id: schedule._clock._deadline(it) for it in timed}
     return {simulation: deadline for simulation, deadline in deadlines.items() if deadline is not None}
+
+
+def waits(schedule: SimulationSchedule, it: ScheduledSimulation) -> bool:
+    if it.is_spent:
+        return not all(mate.is_spent for mate in schedule.jobs.members(it))
+    return schedule.jobs.is_behind(it)
 
 
 @pytest.mark.parametrize("sharing", [{"per_worker": 4}, {"per_job": 3}, {}], ids=str)
@@ -114,6 +120,24 @@ def test_the_first_clock_is_the_one_that_a_look_at_all_simulations_finds(
         for simulation in range(NUM):
             shares = any(it.id != simulation and simulation in it.job_members for it in live)
             assert schedule.shares_a_job(simulation) == shares
+
+
+def test_the_end_of_a_simulation_makes_the_schedule_look_at_few_of_its_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    schedule = SimulationSchedule(ScheduleLimits(max_running=1, per_worker=100))
+    schedule.replan(dict.fromkeys(range(200), -1), 0.0)
+    num_looks = 0
+
+    def count(it: ScheduledSimulation) -> bool:
+        nonlocal num_looks
+        num_looks += 1
+        return it.state.terminal
+
+    monkeypatch.setattr(ScheduledSimulation, "is_spent", property(count))
+    for simulation in range(99):
+        schedule.progress(simulation, 0, 5, False, simulation)
+        schedule.finished(simulation, simulation)
+        assert schedule.wake_at == simulation + schedule.limits.timeout_s
+    assert num_looks < 1_000
 
 
 def test_a_clock_that_stood_still_for_long_runs_again_under_a_new_plan() -> None:

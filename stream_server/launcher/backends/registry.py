@@ -4,7 +4,7 @@ import subprocess
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from stream_server.built_in import BACKENDS, installed_backends, load_named
+from stream_server.built_in import BACKENDS, load_named
 from stream_server.config import StudyConfig
 from stream_server.errors import ConfigError, UserCodeError
 from stream_server.launcher.backends.backend import Backend, JobSpec, JobState, JobStatus, SavedJob, SubmitError
@@ -38,8 +38,7 @@ def load_server_backend(config: StudyConfig, name: str) -> Backend:
 
 def _made(config: StudyConfig, name: str, kind: JobKind) -> Backend:
     is_built_in = name in BACKENDS
-    reference = name if is_built_in or ":" in name else installed_backends().get(name, name)
-    make = load_named(reference, BACKENDS, config.study_dir, kind=kind.key)
+    make = load_named(name, BACKENDS, config.study_dir, kind=kind.key)
     backend: Backend = call_user(name, make, config, kind)
     if missing := [part for part in PROTOCOL if not hasattr(backend, part)]:
         raise ConfigError(f"{kind.key}: {name} lacks {' and '.join(missing)} (docs/guide/backends.md)")

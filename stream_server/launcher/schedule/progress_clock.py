@@ -30,9 +30,11 @@ class ProgressClock:
         self._heap: list[tuple[float, int]] = []
         self._noted: dict[int, float] = {}
 
-    def deadline(self, it: ScheduledSimulation) -> float | None:
-        """The time at which the clock of this attempt runs out, None while it stands still."""
-        return None if self._jobs.waits(it) else self._deadline(it)
+    def note_job(self, it: ScheduledSimulation) -> None:
+        """The clocks of this attempt and of those in its job may run out earlier than they did, or run again."""
+        first = self._live.first_unspent(it)
+        # All that come after the first on the list of a worker wait for it.
+        self.note([it, first] if self._jobs.are_workers and first is not None else self._live.of_job(it))
 
     def note(self, simulations: Iterable[ScheduledSimulation]) -> None:
         """The clocks of these attempts may run out earlier than they did, or run again."""
@@ -48,10 +50,11 @@ class ProgressClock:
             noted, simulation = self._heap[0]
             it = self._live.get(simulation)
             if self._noted.get(simulation) == noted:
-                if it is not None and self.deadline(it) == noted:
+                deadline = None if it is None or self._waits(it) else self._deadline(it)
+                if deadline == noted:
                     return noted
                 del self._noted[simulation]
-                if it is not None and not self._jobs.waits(it):
+                if it is not None and deadline is not None:
                     self.note([it])
             heappop(self._heap)
         return math.inf
@@ -67,13 +70,20 @@ class ProgressClock:
     def restart(self, it: ScheduledSimulation, now: float) -> None:
         """Give the job of this attempt, which may be the last that it ran for, the whole timeout to end or to go on."""
         for member in self._jobs.members(it):
-            if member is it or member.is_spent or self._jobs.are_workers:
+            if self._jobs.are_workers or member is it or member.is_spent:
                 member.quiet_since = now
 
     def stood_still(self, seconds: float, now: float) -> None:
         """Leave out time in which the launcher itself did not listen."""
         for it in self._live:
             it.quiet_since = min(now, it.quiet_since + seconds)
+
+    def _waits(self, it: ScheduledSimulation) -> bool:
+        """Whether this one is done while its shared job still runs for another, or its turn is yet to come."""
+        first = self._live.first_unspent(it)
+        if it.is_spent:
+            return first is not None
+        return self._jobs.are_workers and it.has_job and first is not it
 
     def _deadline(self, it: ScheduledSimulation) -> float | None:
         """The deadline of an attempt, also if it waits for others of its job."""

@@ -225,7 +225,7 @@ class SimulationSchedule:
         if was_spent or not it.is_spent:
             return False
         self._clock.restart(it, now)
-        self._clock.note(self._live.of_job(it))
+        self._clock.note_job(it)
         return True
 
     def job_ended(
@@ -254,7 +254,7 @@ class SimulationSchedule:
         it.job_exited(exit_code, reason, now)
         if self.stopped or it.state.terminal:
             self._live.discard(it.id)
-        self._clock.note(self._live.of_job(it))
+        self._clock.note_job(it)
         return [*self._failed_later(it), *self._fill(now)]
 
     def attach(self, token: int, simulation: int | None, now: float, *, client: str = "") -> list[Action]:
@@ -370,7 +370,7 @@ class SimulationSchedule:
         self._waiting.remove(simulation)
         self._clock.restart(it, now)
         self._close(it, state)
-        self._clock.note(self._live.of_job(it))
+        self._clock.note_job(it)
         return self._fill(now)
 
     def _close(self, it: ScheduledSimulation, state: ScheduledState) -> None:

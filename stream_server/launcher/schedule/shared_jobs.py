@@ -19,6 +19,17 @@ class LiveJob:
         self.members = members
         self.ids = frozenset(members)
         self.live: dict[int, ScheduledSimulation] = {}
+        self._position = 0
+
+    def first_unspent(self) -> ScheduledSimulation | None:
+        """The first member, in their order, that has its job and of which more is to come."""
+        # A member that is spent, or without a job, stays so: none is looked at twice.
+        while self._position < len(self.members):
+            it = self.live.get(self.members[self._position])
+            if it is not None and it.has_job and not it.is_spent:
+                return it
+            self._position += 1
+        return None
 
 
 class LiveSimulations:
@@ -56,6 +67,11 @@ class LiveSimulations:
         """The live simulations of the job that this one was in last."""
         job = self._jobs.get(id(it.job_members))
         return [] if job is None else list(job.live.values())
+
+    def first_unspent(self, it: ScheduledSimulation) -> ScheduledSimulation | None:
+        """The first simulation in the job of this one of which more is to come."""
+        job = self._jobs.get(id(it.job_members))
+        return None if job is None else job.first_unspent()
 
     def add(self, it: ScheduledSimulation) -> None:
         """An attempt begins or goes on."""
@@ -108,12 +124,6 @@ class SharedJobs:
     def members(self, it: ScheduledSimulation) -> list[ScheduledSimulation]:
         """The simulations in the job of this one, itself first."""
         return [it, *self._others(it)]
-
-    def waits(self, it: ScheduledSimulation) -> bool:
-        """Whether this simulation is done while its shared job still runs for another, or its turn is yet to come."""
-        if it.is_spent:
-            return not all(mate.is_spent for mate in self._others(it))
-        return self.is_behind(it)
 
     def is_behind(self, it: ScheduledSimulation) -> bool:
         """Whether its worker has yet to come to this simulation, as far as is known."""

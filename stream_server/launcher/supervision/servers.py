@@ -88,6 +88,7 @@ class Servers:
     def _of(self, name: str) -> Backend:
         if name not in self._backends:
             self._backends[name] = backend = load_server_backend(self.config, name)
-            if isinstance(backend, BatchBackend):
-                backend.outage = self.outage
+            for each in (backend, getattr(backend, "backend", None)):
+                if isinstance(each, BatchBackend):
+                    each.outage = self.outage
         return self._backends[name]
