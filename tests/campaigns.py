@@ -41,6 +41,7 @@ CAMPAIGNS = {
     "machines": "tests.machines.campaign:StateMachines",
     "simulated": "tests.simulated.campaign:SimulatedSchedules",
     "fuzz": "tests.fuzz.campaign:Fuzzing",
+    "cluster": "tests.cluster.campaign:Clusters",
     "zoo": "tests.zoo.campaign:Zoo",
 }
 

@@ -250,9 +250,9 @@ def test_simulations_that_begin_while_the_next_job_of_the_server_waits_keep_thei
 
 
 @contextmanager
-def held_by_another(nodes: Cluster, node: str) -> Iterator[str]:
-    """A job that takes all of a node once it can, until the end of the block or of the job."""
-    options = ["--parsable", "--exclusive", f"--nodelist={node}", "--wrap=sleep 600", "--output=/dev/null"]
+def held_by_another(nodes: Cluster, node: str, size: str = "--exclusive") -> Iterator[str]:
+    """A job that takes a node, or part of it, once it can, until the end of the block or of the job."""
+    options = ["--parsable", size, f"--nodelist={node}", "--wrap=sleep 1200", "--output=/dev/null"]
     number = nodes.run(LOGIN, "sbatch", *options).strip()
     try:
         yield number

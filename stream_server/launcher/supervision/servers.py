@@ -7,7 +7,6 @@ from typing import Self
 
 from stream_server.config import StudyConfig
 from stream_server.launcher.backends.backend import Backend, JobSpec
-from stream_server.launcher.backends.batch_backend import BatchBackend
 from stream_server.launcher.backends.environment import mpirun_environment, scrubbed, server_environment, with_threads
 from stream_server.launcher.backends.outage import Outage
 from stream_server.launcher.backends.registry import load_server_backend
@@ -88,7 +87,8 @@ class Servers:
     def _of(self, name: str) -> Backend:
         if name not in self._backends:
             self._backends[name] = backend = load_server_backend(self.config, name)
+            # A backend of the user's is wrapped.
             for each in (backend, getattr(backend, "backend", None)):
-                if isinstance(each, BatchBackend):
+                if hasattr(each, "outage"):
                     each.outage = self.outage
         return self._backends[name]
