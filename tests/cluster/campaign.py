@@ -33,6 +33,8 @@ SHARE_RAISED = 0.3
 # A network in which each node has an address, and no cable at first.
 UNPLUGGED = "10.98.0"
 SUBNET = f"{NETWORK}.0/24"
+# No simulation is to fail, however busy the machine is.
+PATIENT = {"simulation.timeout_s": 600}
 TOLD = "no answer for"
 FAILED = re.compile(r" simulation \d+, attempt \d+ failed: ")
 OVER_TWO_NODES = ("--nodes=2", "--ntasks-per-node=3", "--mem=2000")
@@ -101,7 +103,7 @@ class Trial:
         within = self.cluster.on(LOGIN, self.folder)
         if first_on_path is not None:
             within.append(f"PATH={first_on_path}{os.pathsep}{os.environ['PATH']}")
-        told = self.plan.settings() | {"launcher.backend": "slurm", **settings}
+        told = self.plan.settings() | PATIENT | {"launcher.backend": "slurm", **settings}
         options: dict[str, Any] = {"program": "stream-launcher", "mpi": None, "settings": told, "within": within}
         with start_study(self.folder / "study.json", self.run, **options) as live:
             try:
@@ -110,9 +112,10 @@ class Trial:
                 if numbers := list(jobs_of(self.cluster, live).values()):
                     self.cluster.run(LOGIN, "scancel", "--quiet", *numbers)
 
-    def in_allocation(self, settings: Mapping[str, Any], *words: str) -> Job:
+    def in_allocation(self, settings: dict[str, Any], *words: str) -> Job:
         """Submit the study with simulations as steps of its own job."""
-        told = self.plan.settings() | {"launcher.backend": "slurm-steps", "study.output_dir": "run", **settings}
+        within = {"launcher.backend": "slurm-steps", "study.output_dir": "run"}
+        told = self.plan.settings() | PATIENT | within | settings
         options = " ".join(f"'{word}'" for word in overrides(told))
         script = SCRIPT.format(bin=Path(sys.prefix) / "bin", project=PROJECT, study="study.json", options=options)
         (self.folder / "job.sh").write_text(script)
@@ -166,7 +169,7 @@ def controller_away_from_server(trial: Trial) -> Iterator[str]:
 def allocation_ends(trial: Trial) -> Iterator[str]:
     """Allocations of a minute follow each other until the study is done; nobody tells it how long they are."""
     for number in range(MOST_ALLOCATIONS):
-        job = trial.in_allocation({"server.ranks": 2}, *OVER_TWO_NODES, "--time=1")
+        job = trial.in_allocation({"server.ranks": 2, "launcher.max_running": 2}, *OVER_TWO_NODES, "--time=1")
         done = job.end(LIMIT_S)
         if job.queue("%T") == "TIMEOUT":
             yield f"allocation {number} came to its end before the study had left"
