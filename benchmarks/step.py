@@ -150,7 +150,8 @@ class Ours:
         return self.rate(time.process_time)
 
     def rate(self, clock: Callable[[], float], stream: Stream | None = None) -> float:
-        progress = self._server.progress = Progress()
+        progress = Progress()
+        self._server.hold_attributes(progress=progress)
         stops = StopRequests()
         limits = TrainingLimits(self._config.training, progress, stops)
         self._metrics.gauges[:] = [BufferGauge(self._buffer), SpeedGauge(progress, self._phases)]

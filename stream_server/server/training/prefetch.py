@@ -82,7 +82,7 @@ class Prefetch(Generic[T, R]):
         self.quiesce()
         self._waiting.clear()
 
-    def rest(self) -> tuple[list[R], list[Any]]:
+    def rest(self) -> tuple[list[Any], list[Any]]:
         """Once the thread has ended: the results that nobody has taken, and what was given and not asked for."""
         results = [result for result, error in self._waiting if error is None]
         answers = [self._answers.get() for _ in range(self._answers.qsize())]

@@ -1,27 +1,31 @@
 """Manual optimisation on all ranks: `manual_backward`, the steps of the optimizers, and ranks that had no batch."""
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from functools import wraps
 from types import MethodType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch.nn.parameter import is_lazy
 
 from stream_server.errors import UserCodeError
-from stream_server.server.progress.batches import UnionBatch
+from stream_server.server.progress.batches import StepOutcome, UnionBatch
 from stream_server.server.ranks.communicator import Ranks
 from stream_server.server.training.torch.gradients import Gradients
 from stream_server.server.training.torch.learning_rates import as_list
-from stream_server.server.training.torch.precision import Precision
+from stream_server.server.training.torch.precision import LossScaling, Precision
 from stream_server.server.training.torch.reduction import UnionGradients
+from stream_server.server.training.torch.skipped_updates import SkippedUpdates
 from stream_server.server.training.torch.state import plain, restored
 from stream_server.server.training.torch.weights import other_modules
 from stream_server.server.user.torch_server import TorchServer
 from stream_server.storage.plain_state import from_bytes, to_bytes
 from stream_server.user_code import call_user
+
+if TYPE_CHECKING:
+    from stream_server.config.training_sections import TrainingSettings
 
 _BACKWARD = "manual_backward"
 
@@ -34,25 +38,36 @@ class ManualOptimization:
     the reductions with zeros, and before it next trains or evaluates it takes over all that another rank has learned.
     """
 
+    at_boundary = True
+
     def __init__(
-        self, server: TorchServer, ranks: Ranks, precision: Precision, gradients: Gradients, union: UnionGradients
+        self,
+        server: TorchServer,
+        ranks: Ranks,
+        settings: "TrainingSettings",
+        precision: Precision,
+        union: UnionGradients,
+        skipped: SkippedUpdates,
+        warn: Callable[[str], None],
     ) -> None:
         self._server = server
         self._ranks = ranks
         self._precision = precision
-        self._gradients = gradients
+        self._gradients = Gradients(server, settings, precision)
         self._union = union
+        self._warn = warn
         self._in_backward = False
         self._in_step = False
         self._num_steps = 0
         self._behind: set[int] = set()
         self._newest = 0
-        self.is_pending = False
-        """Whether batches were trained since the last step of an optimizer."""
-        self.keeps_gradients = False
-        """Whether an optimizer has stepped twice with gradients that nobody has cleared in between."""
+        # Whether batches were trained since the last step of an optimizer.
+        self._is_pending = False
+        # Whether an optimizer has stepped twice with gradients that nobody has cleared in between.
+        self._keeps_gradients = False
         self._stepped: set[int] = set()
         self._refuse_local_gradients()
+        server.take_steps(self)
         for optimizer in as_list(server.optimizer):
             optimizer.step = MethodType(self._stepping(optimizer), optimizer)
 
@@ -119,13 +134,31 @@ class ManualOptimization:
         torch.clear_autocast_cache()
         return result
 
-    def note(self, union_batch: UnionBatch) -> bool:
-        """A batch was trained, which some ranks may not have had; whether an optimizer was stepped for it."""
+    def training_step(self) -> AbstractContextManager[None]:
+        """Nothing to watch: the gradients are those of the user's code."""
+        return nullcontext()
+
+    def run(self, union_batch: UnionBatch, forward: Callable[[], Tensor | None]) -> StepOutcome:
+        """Train on the union batch; `forward` gives this rank's loss, None if it has none."""
+        self.catch_up(union_batch)
+        loss = forward()
         self._behind |= {rank for rank, size in enumerate(union_batch.sizes) if not size}
         self._newest = union_batch.lowest_rank
         has_stepped, self._num_steps = self._num_steps > 0, 0
-        self.is_pending = not has_stepped
-        return has_stepped
+        self._is_pending = not has_stepped
+        if self._keeps_gradients:
+            self._warn(
+                f"{type(self._server).__name__}.training_step steps an optimizer twice without clearing its gradients "
+                "in between, so that each step takes those of all batches before: call its zero_grad() before "
+                "manual_backward, or after step()"
+            )
+        if isinstance(self._precision, LossScaling):
+            self._precision.update_scale()
+        return StepOutcome(loss=None if loss is None else loss.item(), updated=has_stepped)
+
+    def finish(self) -> StepOutcome | None:
+        """Tell of gradients that no step has used, which are in no checkpoint."""
+        return StepOutcome(skipped=True) if self._is_pending else None
 
     def catch_up(self, union_batch: UnionBatch | None = None) -> None:
         """Give ranks that had no batch what the others have learned, if one of them has one now. Collective."""
@@ -141,7 +174,7 @@ class ManualOptimization:
     def _announce_step(self, optimizer: Any) -> None:
         numbers = [number for number, it in enumerate(as_list(self._server.optimizer)) if it is optimizer]
         self._note_cleared()
-        self.keeps_gradients |= not self._stepped.isdisjoint(numbers)
+        self._keeps_gradients |= not self._stepped.isdisjoint(numbers)
         self._stepped.update(numbers)
         self._server.union_mean.announce(_step_of(*numbers))
         self._count_step()

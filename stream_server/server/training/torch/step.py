@@ -3,9 +3,8 @@
 import logging
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
-from math import isfinite, nan
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -24,13 +23,12 @@ from stream_server.server.training.fingerprint import (
     of_replicated_state,
     of_user_state,
 )
+from stream_server.server.training.torch.automatic import AutomaticOptimization
 from stream_server.server.training.torch.device_copies import CudaDevice, DeviceCopies, OnItsWay
 from stream_server.server.training.torch.devices import backend_of, device_of, keep_freed_memory, limit_threads
 from stream_server.server.training.torch.fingerprint import of_model, of_tensors
-from stream_server.server.training.torch.gradient_reads import Reader, watching_reads
-from stream_server.server.training.torch.gradients import Gradients
 from stream_server.server.training.torch.group import TorchGroup
-from stream_server.server.training.torch.learning_rates import LearningRates, as_list, before_each_step
+from stream_server.server.training.torch.learning_rates import LearningRates, as_list
 from stream_server.server.training.torch.manual import ManualOptimization
 from stream_server.server.training.torch.model import (
     changed_settings,
@@ -60,11 +58,6 @@ _log = logging.getLogger(__name__)
 class TorchStep:
     """Trains a model as one rank would on the union batch.
 
-    `training_step` returns a mean over n samples. With N samples in all in an update, the sum of the ranks' gradients
-    of n / N × loss is the gradient of the union's mean loss, whatever the n. When updates accumulate, N is known only
-    at the end: then n × loss is backpropagated and the gradients are scaled by 1 / N once. A batch that
-    `training_step` skips has no part in n and N.
-
     The phases it measures are forward, backward, optimizer and, for the reduction of gradients, the sharing of module
     buffers and the waiting of ranks without a batch, all_reduce.
     `precision` is used instead of what `training.precision` names.
@@ -74,6 +67,11 @@ class TorchStep:
         self, server: TorchServer, ranks: Ranks, config: "StudyConfig", *, precision: Precision | None = None
     ) -> None:
         settings = config.training
+        if settings.accumulate != 1 and not server.automatic_optimization:
+            raise ConfigError(
+                "training.accumulate must be left out for a server with automatic_optimization = False: it accumulates "
+                "by stepping its optimizers at every k-th batch"
+            )
         self._server = server
         self._ranks = ranks
         self._settings = settings
@@ -82,37 +80,27 @@ class TorchStep:
         self._device = device_of(ranks)
         self._precision = precision or make_precision(settings.precision, self._device)
         self._scaling = self._precision if isinstance(self._precision, LossScaling) else None
-        self._gradients = Gradients(server, settings, self._precision)
         self._skipped = SkippedUpdates(most_in_row=0 if settings.nonfinite == "stop" else settings.max_nonfinite)
         self._stack = ExitStack()
         self._weights = Weights(server, exclude=config.checkpoint.exclude)
         self._union: UnionGradients | None = None
-        self._manual: ManualOptimization | None = None
+        self._optimization: AutomaticOptimization | ManualOptimization | None = None
         self._stuck = StuckWeights()
-        self._is_in_training_step = False
-        self._has_watched_reads = False
         self._made: dict[str, str] = {}
         self._constants: Fingerprints = {}
         self._made_late: Fingerprints = {}
         self._num_forward = 0
         self._ignored: list[str] = []
-        self._num_accumulated = 0
-        self._num_planned = 0
-        self._num_learned = 0
-        self._num_first_left_out = 0
-        self._num_not_finite = 0
-        self._sizes: tuple[int, ...] = ()
         self._sample_losses: Tensor | None = None
         self._buffers_from = 0
         self._copies: DeviceCopies | None = None
         self.needs_every_rank = False
         self._was_training = False
         self.warnings: Sequence[str] = ()
-        self._refuse_what_manual_optimisation_ignores()
 
     @property
     def at_boundary(self) -> bool:
-        return self._num_accumulated == 0
+        return self._optimization is None or self._optimization.at_boundary
 
     def __enter__(self) -> "TorchStep":
         limit_threads(self._server.num_threads)
@@ -158,38 +146,13 @@ class TorchStep:
         self._weights.load_pending()
         self._watch_mode()
         self._buffers_from = union_batch.lowest_rank
-        if self._manual:
-            return self._run_manually(self._manual, union_batch, data, batch_idx)
-        assert self._union is not None
-        had_gradient = self._has_gradient
-        if had_gradient and self.at_boundary:
-            # What a callback has backpropagated since is no part of the update.
-            clear(self._union.named().values())
-            had_gradient = False
-        self._num_planned += union_batch.num_samples
-        self._num_accumulated += 1
-        self._sizes = union_batch.sizes
-        loss = self._forward(union_batch, data, batch_idx)
-        if self._has_gradient != had_gradient:
-            raise self._optimizes_itself("clears the gradients" if had_gradient else "backpropagates")
-        if union_batch.own is not None and loss is None:
-            self._num_first_left_out += union_batch.own.num_first
-        elif union_batch.own is not None:
-            self._skipped.note_batch(union_batch.own.keys)
-            self._num_learned += union_batch.own.size
-            call_user(f"the backward pass of {self._name}", self._backward, loss, union_batch)
-        value = None if loss is None else loss.item()
-        self._num_not_finite += value is not None and not isfinite(value)
-        is_last = self._num_accumulated == self._settings.accumulate
-        outcome = self._update(value) if is_last else StepOutcome(loss=value, updated=False)
+        assert self._optimization is not None
+        outcome = self._optimization.run(union_batch, lambda: self._forward(union_batch, data, batch_idx))
         return replace(outcome, sample_losses=self._sample_losses)
 
     def finish(self) -> StepOutcome | None:
         self.synchronize()
-        if self._manual:
-            # Gradients that no step has used are in no checkpoint.
-            return StepOutcome(skipped=True) if self._manual.is_pending else None
-        return None if self.at_boundary else self._update(None)
+        return None if self._optimization is None else self._optimization.finish()
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
@@ -260,10 +223,9 @@ class TorchStep:
 
     def synchronize(self) -> None:
         self._weights.load_pending()
-        if self._union and self._ranks.size > 1:
+        if self._union and self._optimization and self._ranks.size > 1:
             with self._measure("all_reduce"):
-                if self._manual:
-                    self._manual.catch_up()
+                self._optimization.catch_up()
                 self._union.broadcast_buffers(self._buffers_from)
                 evaluated = self._weights.returned
                 if evaluated is not self._server.model:
@@ -384,12 +346,6 @@ class TorchStep:
     def _name(self) -> str:
         return f"{type(self._server).__name__}.training_step"
 
-    @property
-    def _has_gradient(self) -> bool:
-        """Whether a parameter of the optimizer has a gradient."""
-        groups = self._server.optimizer.param_groups
-        return any(parameter.grad is not None for group in groups for parameter in group["params"])
-
     def _measure(self, name: str) -> AbstractContextManager[None]:
         return self._server.phases.measure(name)
 
@@ -402,12 +358,10 @@ class TorchStep:
             self._ranks, server.model, as_list(server.optimizer), lambda: other_modules(server).values()
         )
         self._union.broadcast()
-        if not server.automatic_optimization:
-            self._manual = ManualOptimization(server, self._ranks, self._precision, self._gradients, self._union)
-            server.take_steps(self._manual)
-        else:
-            for optimizer in as_list(server.optimizer):
-                before_each_step(optimizer, self._refuse_own_step)
+        make = AutomaticOptimization if server.automatic_optimization else ManualOptimization
+        self._optimization = make(
+            server, self._ranks, self._settings, self._precision, self._union, self._skipped, self._warn
+        )
         for optimizer in as_list(server.optimizer):
             self._stuck.watch(optimizer)
 
@@ -450,119 +404,27 @@ class TorchStep:
             "drawn there by torch, np.random or random, which the study seeds, and by no generator without a seed"
         )
 
-    def _run_manually(
-        self, manual: ManualOptimization, union_batch: UnionBatch, data: Any, batch_idx: int
-    ) -> StepOutcome:
-        manual.catch_up(union_batch)
-        loss = self._forward(union_batch, data, batch_idx)
-        has_stepped = manual.note(union_batch)
-        if manual.keeps_gradients:
-            self._warn(
-                f"{self._name} steps an optimizer twice without clearing its gradients in between, so that each step "
-                "takes those of all batches before: call its zero_grad() before manual_backward, or after step()"
-            )
-        if self._scaling is not None:
-            self._scaling.update_scale()
-        value = None if loss is None else loss.item()
-        return StepOutcome(loss=value, updated=has_stepped, sample_losses=self._sample_losses)
-
     def _forward(self, union_batch: UnionBatch, data: Any, batch_idx: int) -> Tensor | None:
         """The loss that `training_step` returns; a rank without a batch joins the calls of the others."""
         server, own, self._sample_losses = self._server, union_batch.own, None
-        joins = self._manual.joins() if self._manual else None
+        assert self._optimization is not None
+        joins = self._optimization.joins()
         with self._measure("forward" if own else "all_reduce"), server.union_mean.step(union_batch.sizes, joins):
             if own is None:
                 return None
-            with self._precision.forward_context(), self._watching_reads():
-                self._is_in_training_step = True
+            with self._precision.forward_context(), self._optimization.training_step():
                 returned = call_user(self._name, server.training_step, data, batch_idx)
-                self._is_in_training_step = False
                 self._num_forward += 1
                 if self._num_forward == 1:
                     found = self._arrays_beside_state().items()
                     self._made_late = {name: it for name, it in found if name not in self._constants}
                 return self._loss_of(returned, own.size, batch_idx)
 
-    def _watching_reads(self) -> AbstractContextManager[None]:
-        """In the first batch, notice what a `training_step` does with gradients that are yet to be made."""
-        if self._manual or self._has_watched_reads:
-            return nullcontext()
-        self._has_watched_reads = True
-        assert self._union is not None
-        return watching_reads(self._union.named().values(), self._judge_read)
-
-    def _judge_read(self, reader: Reader) -> None:
-        if self._num_accumulated == 1 and self._has_gradient:
-            raise self._optimizes_itself("backpropagates")
-        too_early = (
-            f"{self._name} {reader.value}, but the study makes the gradients of its loss, once that is returned: "
-        )
-        by_hand = "or set automatic_optimization = False in the class, and do it after self.manual_backward(loss)"
-        match reader:
-            case Reader.CLIPPING:
-                advice = "leave it out and set training.clip_norm or training.clip_value in study.json, "
-                raise UserCodeError(f"{too_early}{advice}{by_hand}")
-            case Reader.SCALER:
-                advice = "return the loss itself, and leave the scaling to training.precision 16-mixed in study.json"
-                raise UserCodeError(f"{too_early}{advice}")
-            case Reader.USER:
-                advice = "it is None, or that of earlier batches. The norm of all is logged as grad/norm, and "
-                advice += "torch.autograd.grad gives a gradient within the loss; "
-                self._warn(f"{too_early}{advice}{by_hand}")
-
-    def _backward(self, loss: Tensor, union_batch: UnionBatch) -> None:
-        assert union_batch.own is not None
-        weight = float(union_batch.own.size)
-        if self._settings.accumulate == 1:
-            weight /= union_batch.num_samples
-        with self._measure("backward"):
-            self._precision.backward(loss * weight if weight != 1 else loss)
-
-    def _update(self, loss: float | None) -> StepOutcome:
-        server, scaling = self._server, self._scaling
-        assert self._union is not None
-        named = self._union.named()
-        with self._measure("all_reduce") if self._ranks.size > 1 else nullcontext():
-            numbers = [self._num_learned, self._num_first_left_out, self._num_not_finite]
-            sums = self._union.reduce(named, numbers, self._sizes)
-        num_learned, num_left_out, num_not_finite = map(int, sums)
-        weight = (self._num_planned if self._settings.accumulate == 1 else 1) / max(num_learned, 1)
-        if num_not_finite:
-            # The mean over an empty mask is NaN, and its gradient 0: the optimizer would go on by its momentum.
-            weight = nan
-        self._num_accumulated = self._num_planned = self._num_learned = 0
-        self._num_first_left_out = self._num_not_finite = 0
-        if not num_learned:
-            return StepOutcome(loss=loss, skipped=True)
-        if not self._has_gradient:
-            clear(named.values())
-            self._skipped.judge(
-                server.progress.batches, "reaches no parameter of the optimizer, which must have those of the model"
-            )
-            return StepOutcome(loss=loss, skipped=True)
-        with self._measure("optimizer"):
-            norm = self._gradients.prepare(named.values(), weight)
-            is_excused = scaling is not None and scaling.scale > 1
-            # With loss scaling the optimizer is asked in any case: the scaler learns of the overflow, and skips it.
-            if isfinite(norm) or scaling is not None:
-                call_user(f"the optimizer of {type(server).__name__}", self._precision.step, server.optimizer)
-            if scaling is not None:
-                scaling.update_scale()
-            clear(named.values())
-        fault = "is that of a loss that is not finite" if num_not_finite else "is not finite"
-        self._skipped.judge(server.progress.batches, "" if isfinite(norm) else fault, is_excused=is_excused)
-        return StepOutcome(
-            loss=loss,
-            skipped=not isfinite(norm),
-            num_left_out=num_left_out,
-            gradient_norm=norm if isfinite(norm) else None,
-        )
-
     def _loss_of(self, returned: Any, num: int, batch_idx: int) -> Tensor | None:
         """The mean loss in what `training_step` returned for `num` samples, None if it skips the batch."""
         if isinstance(returned, Mapping) and "loss" in returned:
             returned = returned["loss"]
-        if isinstance(returned, SkippedBatch) or (returned is None and self._manual):
+        if isinstance(returned, SkippedBatch) or (returned is None and not self._server.automatic_optimization):
             return None
         if returned is None:
             raise UserCodeError(
@@ -582,27 +444,6 @@ class TorchStep:
                 f'{num} samples, a dict with it as "loss", or self.skip_batch(), not {found}'
             )
         return returned
-
-    def _refuse_own_step(self, *_: Any) -> None:
-        if self._is_in_training_step:
-            raise self._optimizes_itself("steps its optimizer")
-
-    def _optimizes_itself(self, found: str) -> UserCodeError:
-        return UserCodeError(
-            f"{self._name} {found} itself, but automatic_optimization is True, so that the study does it with the loss "
-            "that is returned: leave zero_grad, backward and step out and return the loss, or set "
-            "automatic_optimization = False in the class and call self.manual_backward(loss) for loss.backward(). For "
-            "a gradient within the loss there is torch.autograd.grad"
-        )
-
-    def _refuse_what_manual_optimisation_ignores(self) -> None:
-        if self._server.automatic_optimization:
-            return
-        if self._settings.accumulate != 1:
-            raise ConfigError(
-                "training.accumulate must be left out for a server with automatic_optimization = False: it accumulates "
-                "by stepping its optimizers at every k-th batch"
-            )
 
     def _refuse_what_needs_every_rank(self) -> None:
         server, needing = self._server, []

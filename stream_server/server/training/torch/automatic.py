@@ -1,0 +1,200 @@
+"""Automatic optimisation: backward pass, union gradient and update from the loss that `training_step` returns."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from math import isfinite, nan
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from stream_server.errors import UserCodeError
+from stream_server.server.progress.batches import StepOutcome, UnionBatch
+from stream_server.server.ranks.communicator import Ranks
+from stream_server.server.training.torch.gradient_reads import Reader, watching_reads
+from stream_server.server.training.torch.gradients import Gradients
+from stream_server.server.training.torch.learning_rates import as_list, before_each_step
+from stream_server.server.training.torch.precision import LossScaling, Precision
+from stream_server.server.training.torch.reduction import UnionGradients, clear
+from stream_server.server.training.torch.skipped_updates import SkippedUpdates
+from stream_server.server.user.torch_server import TorchServer
+from stream_server.user_code import call_user
+
+if TYPE_CHECKING:
+    from stream_server.config.training_sections import TrainingSettings
+
+
+class AutomaticOptimization:
+    """Makes the updates of a model on all ranks as one rank would on the union batch.
+
+    `training_step` returns a mean over n samples. With N samples in all in an update, the sum of the ranks' gradients
+    of n / N × loss is the gradient of the union's mean loss, whatever the n. When updates accumulate, N is known only
+    at the end: then n × loss is backpropagated and the gradients are scaled by 1 / N once. A batch that
+    `training_step` skips has no part in n and N.
+    """
+
+    def __init__(
+        self,
+        server: TorchServer,
+        ranks: Ranks,
+        settings: "TrainingSettings",
+        precision: Precision,
+        union: UnionGradients,
+        skipped: SkippedUpdates,
+        warn: Callable[[str], None],
+    ) -> None:
+        self._server = server
+        self._ranks = ranks
+        self._settings = settings
+        self._precision = precision
+        self._gradients = Gradients(server, settings, precision)
+        self._union = union
+        self._skipped = skipped
+        self._warn = warn
+        self._is_in_training_step = False
+        self._has_watched_reads = False
+        self._num_accumulated = 0
+        self._num_planned = 0
+        self._num_learned = 0
+        self._num_first_left_out = 0
+        self._num_not_finite = 0
+        self._sizes: tuple[int, ...] = ()
+        for optimizer in as_list(server.optimizer):
+            before_each_step(optimizer, self._refuse_own_step)
+
+    @property
+    def at_boundary(self) -> bool:
+        return self._num_accumulated == 0
+
+    def joins(self) -> None:
+        """Nothing: a rank without a batch takes part in the update."""
+
+    @contextmanager
+    def training_step(self) -> Iterator[None]:
+        """Within, notice a `training_step` that optimises itself, or reads gradients that are yet to be made."""
+        # Reading takes notice in the first batch alone.
+        with (
+            nullcontext() if self._has_watched_reads else watching_reads(self._union.named().values(), self._judge_read)
+        ):
+            self._has_watched_reads = self._is_in_training_step = True
+            yield
+        self._is_in_training_step = False
+
+    def run(self, union_batch: UnionBatch, forward: Callable[[], Tensor | None]) -> StepOutcome:
+        """Train on the union batch; `forward` gives this rank's loss, None if it has none."""
+        had_gradient = self._has_gradient
+        if had_gradient and self.at_boundary:
+            # What a callback has backpropagated since is no part of the update.
+            clear(self._union.named().values())
+            had_gradient = False
+        self._num_planned += union_batch.num_samples
+        self._num_accumulated += 1
+        self._sizes = union_batch.sizes
+        loss = forward()
+        if self._has_gradient != had_gradient:
+            raise self._optimizes_itself("clears the gradients" if had_gradient else "backpropagates")
+        if union_batch.own is not None and loss is None:
+            self._num_first_left_out += union_batch.own.num_first
+        elif union_batch.own is not None:
+            self._skipped.note_batch(union_batch.own.keys)
+            self._num_learned += union_batch.own.size
+            call_user(f"the backward pass of {self._name}", self._backward, loss, union_batch)
+        value = None if loss is None else loss.item()
+        self._num_not_finite += value is not None and not isfinite(value)
+        is_last = self._num_accumulated == self._settings.accumulate
+        return self._update(value) if is_last else StepOutcome(loss=value, updated=False)
+
+    def finish(self) -> StepOutcome | None:
+        """End an accumulation that is under way with an update."""
+        return None if self.at_boundary else self._update(None)
+
+    def catch_up(self) -> None:
+        """Nothing: no rank stays behind."""
+
+    @property
+    def _name(self) -> str:
+        return f"{type(self._server).__name__}.training_step"
+
+    @property
+    def _has_gradient(self) -> bool:
+        """Whether a parameter of the optimizer has a gradient."""
+        groups = self._server.optimizer.param_groups
+        return any(parameter.grad is not None for group in groups for parameter in group["params"])
+
+    def _judge_read(self, reader: Reader) -> None:
+        if self._num_accumulated == 1 and self._has_gradient:
+            raise self._optimizes_itself("backpropagates")
+        too_early = (
+            f"{self._name} {reader.value}, but the study makes the gradients of its loss, once that is returned: "
+        )
+        by_hand = "or set automatic_optimization = False in the class, and do it after self.manual_backward(loss)"
+        match reader:
+            case Reader.CLIPPING:
+                advice = "leave it out and set training.clip_norm or training.clip_value in study.json, "
+                raise UserCodeError(f"{too_early}{advice}{by_hand}")
+            case Reader.SCALER:
+                advice = "return the loss itself, and leave the scaling to training.precision 16-mixed in study.json"
+                raise UserCodeError(f"{too_early}{advice}")
+            case Reader.USER:
+                advice = "it is None, or that of earlier batches. The norm of all is logged as grad/norm, and "
+                advice += "torch.autograd.grad gives a gradient within the loss; "
+                self._warn(f"{too_early}{advice}{by_hand}")
+
+    def _backward(self, loss: Tensor, union_batch: UnionBatch) -> None:
+        assert union_batch.own is not None
+        weight = float(union_batch.own.size)
+        if self._settings.accumulate == 1:
+            weight /= union_batch.num_samples
+        with self._server.phases.measure("backward"):
+            self._precision.backward(loss * weight if weight != 1 else loss)
+
+    def _update(self, loss: float | None) -> StepOutcome:
+        server = self._server
+        scaling = self._precision if isinstance(self._precision, LossScaling) else None
+        named = self._union.named()
+        with server.phases.measure("all_reduce") if self._ranks.size > 1 else nullcontext():
+            numbers = [self._num_learned, self._num_first_left_out, self._num_not_finite]
+            sums = self._union.reduce(named, numbers, self._sizes)
+        num_learned, num_left_out, num_not_finite = map(int, sums)
+        weight = (self._num_planned if self._settings.accumulate == 1 else 1) / max(num_learned, 1)
+        if num_not_finite:
+            # The mean over an empty mask is NaN, and its gradient 0: the optimizer would go on by its momentum.
+            weight = nan
+        self._num_accumulated = self._num_planned = self._num_learned = 0
+        self._num_first_left_out = self._num_not_finite = 0
+        if not num_learned:
+            return StepOutcome(loss=loss, skipped=True)
+        if not self._has_gradient:
+            clear(named.values())
+            self._skipped.judge(
+                server.progress.batches, "reaches no parameter of the optimizer, which must have those of the model"
+            )
+            return StepOutcome(loss=loss, skipped=True)
+        with server.phases.measure("optimizer"):
+            norm = self._gradients.prepare(named.values(), weight)
+            is_excused = scaling is not None and scaling.scale > 1
+            # With loss scaling the optimizer is asked in any case: the scaler learns of the overflow, and skips it.
+            if isfinite(norm) or scaling is not None:
+                call_user(f"the optimizer of {type(server).__name__}", self._precision.step, server.optimizer)
+            if scaling is not None:
+                scaling.update_scale()
+            clear(named.values())
+        fault = "is that of a loss that is not finite" if num_not_finite else "is not finite"
+        self._skipped.judge(server.progress.batches, "" if isfinite(norm) else fault, is_excused=is_excused)
+        return StepOutcome(
+            loss=loss,
+            skipped=not isfinite(norm),
+            num_left_out=num_left_out,
+            gradient_norm=norm if isfinite(norm) else None,
+        )
+
+    def _refuse_own_step(self, *_: Any) -> None:
+        if self._is_in_training_step:
+            raise self._optimizes_itself("steps its optimizer")
+
+    def _optimizes_itself(self, found: str) -> UserCodeError:
+        return UserCodeError(
+            f"{self._name} {found} itself, but automatic_optimization is True, so that the study does it with the loss "
+            "that is returned: leave zero_grad, backward and step out and return the loss, or set "
+            "automatic_optimization = False in the class and call self.manual_backward(loss) for loss.backward(). For "
+            "a gradient within the loss there is torch.autograd.grad"
+        )
