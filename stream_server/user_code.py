@@ -8,7 +8,7 @@ import os
 import sys
 import sysconfig
 import traceback
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from pathlib import Path
 from types import ModuleType
@@ -44,12 +44,11 @@ def load_class(name: str, folder: Path, *, kind: str) -> Any:
     sys.path[:] = [*(it for it in sys.path if it not in _study_dirs), str(folder)]
     module = _load_file(folder / where, kind) if where.endswith(".py") else _import_module(where, kind)
     found = getattr(module, attribute, None)
-    if not callable(found):
-        there = f"{where} has no {attribute}" if found is None else f"{name} is {found!r}"
+    if found is None:
         known = [it for it, value in vars(module).items() if callable(value) and it not in BASES]
-        if found is None and (meant := get_close_matches(attribute, known, n=1)):
-            there += f": write {meant[0]}"
-        raise ConfigError(f"{kind} must name a class, but {there}")
+        raise ConfigError(f"{kind} must name a class, but {where} has no {attribute}{_meant(attribute, known)}")
+    if not callable(found):
+        raise ConfigError(f"{kind} must name a class, but {name} is {found!r}")
     return found
 
 
@@ -105,6 +104,12 @@ def call_user(name: str, method: Any, *arguments: Any) -> Any:
         raise UserCodeError(f"{name} raised {type(error).__name__}: {error}{_advice(error)}") from error
 
 
+def _meant(word: str, known: Iterable[str]) -> str:
+    """The advice to write the known word that is meant, "" if there is none that is like it."""
+    matches = get_close_matches(word, known, n=1)
+    return f": write {matches[0]}" if matches else ""
+
+
 def _import_module(name: str, kind: str) -> ModuleType:
     try:
         return importlib.import_module(name)
@@ -125,7 +130,10 @@ def _load_file(file: Path, kind: str) -> ModuleType:
     if loaded is not None and getattr(loaded, "__file__", None) == os.path.abspath(file):
         return loaded
     if not file.is_file():
-        raise ConfigError(f"{kind} must name a class, but there is no file {file}")
+        known = [it.name for it in file.parent.glob("*.py")]
+        raise ConfigError(f"{kind} must name a class, but there is no file {file}{_meant(file.name, known)}")
+    if name in sys.stdlib_module_names:
+        raise ConfigError(f"{kind} must name a class, but {file.name} has the name of a module of Python: rename it")
     spec = importlib.util.spec_from_file_location(name, os.path.abspath(file))
     assert spec is not None
     assert spec.loader is not None

@@ -86,7 +86,10 @@ def test_whoever_means_a_file_of_the_study_that_is_named_as_a_module_of_python_i
     ("name", "told"),
     [
         ("Model", 'training.model.class must be "FILE.py:Class" or "package.module:Class", but is "Model"'),
-        ("missing.py:Model", "training.model.class must name a class, but there is no file .*missing.py"),
+        ("missing.py:Model", "training.model.class must name a class, but there is no file .*missing.py$"),
+        ("prts.py:Model", r"but there is no file .*prts\.py: write parts\.py$"),
+        ("token.py:Model", r"must name a class, but token\.py has the name of a module of Python: rename it$"),
+        ("parts.py:Modell", r"must name a class, but parts\.py has no Modell: write Model$"),
         ("parts.py:Mdl", "must name a class, but parts.py has no Mdl"),
         ("parts.py:Server", "must name a class, but parts.py has no Server$"),
         ("collections:Conter", "must name a class, but collections has no Conter: write Counter"),
@@ -96,7 +99,8 @@ def test_whoever_means_a_file_of_the_study_that_is_named_as_a_module_of_python_i
     ],
 )
 def test_what_is_not_there_is_the_studys_error(tmp_path: Path, name: str, told: str) -> None:
-    (tmp_path / "parts.py").write_text("from stream_server import StreamServer\nnumber = 3\n")
+    (tmp_path / "parts.py").write_text("from stream_server import StreamServer\nnumber = 3\ndef Model(): ...\n")
+    (tmp_path / "token.py").write_text("def Model(): ...\n")
     with pytest.raises(ConfigError, match=told):
         load(name, tmp_path)
 

@@ -4,10 +4,9 @@ import math
 from collections.abc import Callable, Iterator
 from functools import partial
 
-from stream_server.config.files import FILE_CHECKS
 from stream_server.config.job_rules import JOB_CHECKS, OF_JOBS, OF_SCHEDULERS, OF_SERVER_JOBS, workers_on_ranks
-from stream_server.config.parameters import scalars_of
-from stream_server.config.placeholders import COMMAND_CHECKS
+from stream_server.config.parameters import DesignFile, scalars_of
+from stream_server.config.placeholders import BUILT_IN, COMMAND_CHECKS
 from stream_server.config.problems import Problem, config_error, nearest, one_of, shown
 from stream_server.config.samples import WindowSettings
 from stream_server.config.study import StudyConfig, default_of, value_of
@@ -121,6 +120,33 @@ def _numbers_of_vectors_have_names_of_their_own(config: StudyConfig) -> Iterator
                 )
                 break
             known[number] = name
+
+
+def _design_file_is_sound(config: StudyConfig) -> Iterator[Problem]:
+    if config.parameters.file is None:
+        return
+    path = "parameters.file"
+    try:
+        design = DesignFile.read(config.parameters.file)
+    except ValueError as error:
+        yield Problem(path, str(error), "Name a CSV file: a header of names, one row of numbers per simulation")
+        return
+    for name in sorted(set(design.names) & set(BUILT_IN)):
+        yield Problem(path, f"{{{name}}} already stands for something else", "Rename the column")
+    training, validation = config.study.simulations, config.validation.simulations
+    needed = training + validation
+    if len(design.rows) < needed:
+        yield Problem(
+            path,
+            f"it has {counted(len(design.rows), 'row')} for {training} + {validation} simulations",
+            "Add rows, or write fewer simulations (study.simulations, validation.simulations)",
+        )
+    elif len(design.rows) == needed and config.simulation.on_failure == "redraw":
+        yield Problem(
+            "simulation.on_failure",
+            f'"redraw" would have no row to take: {config.parameters.file.name} has {needed}, all in use',
+            'Add rows to the file, or write "give_up"',
+        )
 
 
 def _somebody_can_send(config: StudyConfig) -> Iterator[Problem]:
@@ -395,7 +421,7 @@ CHECKS: tuple[Check, ...] = (
     *(partial(_fractions_are_of_a_known_length, path) for path in FRACTIONS),
     _named_fields_exist,
     *COMMAND_CHECKS,
-    *FILE_CHECKS,
+    _design_file_is_sound,
     _routing_fits_the_policy,
     _a_full_rank_leaves_the_others_their_blocks,
     _a_window_fits_into_a_simulation,

@@ -41,7 +41,6 @@ def test_a_mistake_of_one_kind_does_not_hide_another_kind(folder: StudyFolder) -
         {
             "parameters.bounds.initial": [500, 100],
             "simulation.command": ["heat", "{initial}", "{rigth}"],
-            "server.class": "sever.py:HeatServer",
             "buffer": {"capacity": 10, "watermark": 10, "polcy": "fifo"},
             "training.clip_norm": 1.0,
             "training.clip_value": 1.0,

@@ -42,7 +42,10 @@ def test_a_learning_rate_counts_samples_where_the_policy_does_not_tell_the_lengt
         ({"buffer.args": {"seed": 1}}, 'buffer.args must not have "seed", which is given to Recent anyway'),
         ({"buffer.pseudo_epochs": 2}, "buffer.pseudo_epochs: 2 would be ignored, for Recent takes no pseudo_epochs"),
         ({"training.draws_per_sample": 2}, "2.0 would be ignored, for Recent takes no draws_per_sample"),
-        ({"buffer.policy": "recent.py:Decent"}, "buffer.policy: recent.py has no class Decent. Write Recent."),
+        (
+            {"buffer.policy": "recent.py:Decent"},
+            "buffer.policy must name a class, but recent.py has no Decent: write Recent",
+        ),
         ({"buffer.policy": "golden.py:Golden"}, "buffer.policy must name a subclass of stream_server.buffers.Policy"),
     ],
 )

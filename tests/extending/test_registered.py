@@ -27,14 +27,6 @@ class Near(LocalBackend):
     pass
 
 
-class Last:
-    pass
-
-
-class Ticker:
-    pass
-
-
 class Middle:
     def __init__(self, bounds):
         self.bounds = bounds

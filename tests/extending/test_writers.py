@@ -150,7 +150,7 @@ def test_an_error_of_a_writer_leaves_the_others_and_the_training_alone(
     ("writer", "problem"),
     [
         ("keeping.py:Deaf", "keeping.py:Deaf must define write and flush and close"),
-        ("keeping.py:Nobody", "metrics.writers[0]: keeping.py has no class Nobody."),
+        ("keeping.py:Nobody", "must name a class, but keeping.py has no Nobody"),
         ({"class": "keeping.py:Keeping", "args": {"file": 1}}, 'but the arguments of Keeping are "fails_in", "name"'),
         ({"class": "tensorboard", "args": {"file": 1}}, "in metrics.writers has"),
     ],

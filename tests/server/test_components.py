@@ -187,17 +187,17 @@ def test_check_shows_what_would_be_made_and_makes_nothing(tmp_path: Path) -> Non
         (
             {**WHOLE, "model": {"class": "networks.py:Netwrk"}},
             "Server",
-            "training.model.class: networks.py has no class Netwrk. Write Network.",
+            "networks.py has no Netwrk: write Network",
         ),
         (
             {**WHOLE, "model": {"class": "netwrks.py:Network"}},
             "Server",
-            'netwrks.py. Write "networks.py:Network".',
+            "netwrks.py: write networks.py",
         ),
         (
             {**WHOLE, "optimizer": {"class": "torch.optims:AdamW"}},
             "Server",
-            'training.optimizer.class: there is no module "torch.optims".',
+            "training.optimizer.class must name a class, but there is no module torch.optims",
         ),
         ({**WHOLE, "model": {"class": "networks.py:Network"}}, "Server", "missing a required argument: 'width'"),
         (
