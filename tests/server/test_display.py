@@ -5,17 +5,14 @@ import re
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
-from dataclasses import fields, replace
 from itertools import pairwise
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from rich.console import Console
 
-from stream_server.messages.operator import TrainingStatus
 from stream_server.server.checkpoint.agreement import SaveCounts
+from stream_server.server.metrics.metrics import Metrics
+from stream_server.server.ranks.communicator import SoloRanks
 from stream_server.server.study.display import (
     MAX_PLAIN_INTERVAL_S,
     PLAIN_INTERVAL_S,
@@ -25,33 +22,10 @@ from stream_server.server.study.display import (
     panel,
     shares,
 )
-from stream_server.server.study.status import INTERVAL_S, RATE_WINDOW_S, Mark, Rates, Snapshot, StatusBoard
+from stream_server.server.study.status import INTERVAL_S, RATE_WINDOW_S, Mark, Rates, Snapshot
 from tests.support.emulator import lines_shown
+from tests.support.snapshots import NOTHING, board_of, changed
 from tests.support.timing import Clock
-
-TOLD = {it.name for it in fields(TrainingStatus)}
-NOTHING = TrainingStatus(
-    at_s=0.0,
-    batches=0,
-    samples=0,
-    batches_per_s=0.0,
-    draws_per_s=0.0,
-    loss=None,
-    validation_loss=None,
-    population=0,
-    capacity=0,
-    fraction=None,
-    elapsed_s=0.0,
-    left_s=None,
-    is_degraded=False,
-)
-
-
-def changed(snapshot: Snapshot, **values: Any) -> Snapshot:
-    """The snapshot with other values, of its training as well."""
-    of_training = {name: values.pop(name) for name in TOLD & set(values) - {"loss", "validation_loss"}}
-    return replace(snapshot, training=replace(snapshot.training, **of_training), **values)
-
 
 STATUS = changed(
     Snapshot(training=NOTHING),
@@ -80,26 +54,16 @@ def text(console: Console) -> str:
     return console.file.getvalue()
 
 
-def board_of(
-    *shows: Callable[[Snapshot], None], saves: SaveCounts | None = None, **clocks: Clock
-) -> tuple[StatusBoard, Any]:
-    """A board of a study of which all counts can be set, and what has them."""
-    study: Any = SimpleNamespace(
-        config=SimpleNamespace(
-            study=SimpleNamespace(time_steps=SimpleNamespace(num=10)),
-            offline=SimpleNamespace(epochs=1, write_files=False),
-            buffer=SimpleNamespace(has_own_policy=False, watermark=7),
-        ),
-        progress=SimpleNamespace(batches=0, samples=0, draws=0, fraction=None, elapsed_s=0.0),
-        buffer=SimpleNamespace(population=5, capacity=20, room=15),
-        metrics=SimpleNamespace(latest={}),
-        phases=SimpleNamespace(seconds={}),
-    )
-    source: Any = SimpleNamespace(counts=lambda: ({"running": 2, "waiting": 1}, 12), awaited="")
-    board = StatusBoard(
-        study, source, shows, saves=saves or SaveCounts(), restarts=1, warnings=lambda: ["old", "new"], **clocks
-    )
-    return board, study
+def test_a_board_logs_what_is_received_once_it_knows_a_rate() -> None:
+    clock, metrics = Clock(), Metrics(SoloRanks())
+    received = [500]
+    board, _ = board_of(received=received, clock=clock)
+    metrics.gauges.append(board)
+    for now, num in ((1.0, 500), (3.0, 560)):
+        clock.now, received[0] = now, num
+        board.on_round(None)
+        metrics.write(int(now), now)
+    assert metrics.latest == {"speed/received_per_s": 30.0, "simulations/running": 2.0}
 
 
 def test_a_board_shows_all_the_same_snapshot_now_and_then() -> None:
@@ -272,7 +236,7 @@ def test_a_display_that_was_entered_imports_nothing_more() -> None:
     code = """
 import io, sys
 from rich.console import Console
-from tests.server.test_display import STATUS, changed, line
+from tests.server.test_display import STATUS, changed
 from stream_server.server.study.display import Display
 for is_terminal in (False, True):
     with Display(Console(file=io.StringIO(), force_terminal=is_terminal), name="h\u00e9at \u2248") as display:

@@ -17,8 +17,8 @@ from stream_server.errors import ConfigError
 from stream_server.server.study import prometheus
 from stream_server.server.study.prometheus import HOST, MAX_CONNECTIONS, StudyCollector, serve_metrics
 from stream_server.server.study.status import Snapshot
-from tests.server.test_display import NOTHING, changed
 from tests.support.runs import NUMPY_STUDY, run_study
+from tests.support.snapshots import NOTHING, changed
 
 STATUS = changed(
     Snapshot(training=NOTHING),

@@ -9,7 +9,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stream_server.buffers import Frozen
-from stream_server.messages.operator import TrainingStatus
 from stream_server.server.intake import mailbox
 from stream_server.server.intake.account import RankAccount, SimulationEnd
 from stream_server.server.intake.parameters import Origin
@@ -141,10 +140,6 @@ class Source(Protocol):
 
     def before_draw(self) -> None:
         """A batch is about to be drawn."""
-        ...
-
-    def show(self, training: TrainingStatus) -> None:
-        """Keep how the training is doing, for an operator who asks. Rank 0."""
         ...
 
     def events(self) -> list[mailbox.Event]:

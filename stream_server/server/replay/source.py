@@ -15,7 +15,6 @@ import numpy.typing as npt
 from stream_server.buffers import Buffer
 from stream_server.config import StudyConfig
 from stream_server.errors import ConfigError
-from stream_server.messages.operator import TrainingStatus
 from stream_server.messages.simulation_phase import SimulationPhase
 from stream_server.server.intake import mailbox
 from stream_server.server.intake.account import RankAccount, SimulationEnd
@@ -204,9 +203,6 @@ class ReplaySource:
         """The number of simulations in each state, and of samples on all ranks. Rank 0."""
         assert self.simulations is not None
         return self.simulations.counts()
-
-    def show(self, training: TrainingStatus) -> None:
-        """A replay has no sockets, and so no operator who could ask."""
 
     def events(self) -> list[mailbox.Event]:
         """Take the events since the last call."""

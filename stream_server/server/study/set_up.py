@@ -55,7 +55,6 @@ from stream_server.server.training.monitoring.gauges import (
     RateLimited,
     SamplesGauge,
     SpeedGauge,
-    StreamGauge,
 )
 from stream_server.server.training.validation.validation_batches import Observe
 from stream_server.server.training.validation.validation_record import held_out_record
@@ -195,18 +194,17 @@ class StudyRank(Composition):
         if not (framework_of(self.server).trains_model and self.server.automatic_optimization):
             self.losses = FiniteLosses(self.config.training)
         speed = SpeedGauge(self.progress, self.phases)
+        board = self._make_board()
         # A replay receives nothing.
-        has_stream = self.ranks.rank == 0 and not self.is_replay
-        stream = [StreamGauge(self.source.counts)] if has_stream else []
-        self.metrics.gauges += [*self._make_gauges(), speed, *stream]
+        self.metrics.gauges += [*self._make_gauges(), speed, *([] if self.is_replay else board)]
         training = self.make_training(
             self.source,
             log_every=self.config.training.log_every_batches,
             checkpoints=self.checkpoints,
             leave_at_s=self.leave_at_s,
-            before_user=[speed, *stream, *optional(self.losses), *optional(self.best_models)],
+            before_user=[speed, *optional(self.losses), *optional(self.best_models)],
             before_logging=optional(stopping),
-            after_logging=[*self._make_board(), *optional(self.export)],
+            after_logging=[*board, *optional(self.export)],
             feedback=feedback,
         )
         self._restore_training(feedback)
@@ -338,8 +336,9 @@ class StudyRank(Composition):
         if self.display is None:
             return []
         shows = [self.display.show]
-        if not self.config.offline.write_files:
-            shows.append(lambda snapshot: self.source.show(snapshot.training))
+        source = self.source
+        if isinstance(source, Reception) and not self.config.offline.write_files:
+            shows.append(lambda snapshot: source.show(snapshot.training))
         if self.config.metrics.prometheus_port is not None:
             shows.append(self.collector.show)
         return [

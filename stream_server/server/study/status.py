@@ -8,8 +8,10 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from stream_server.messages.operator import TrainingStatus
+from stream_server.messages.simulation_phase import SimulationPhase
 from stream_server.server.checkpoint.agreement import SaveCounts
 from stream_server.server.intake.source import Source
+from stream_server.server.metrics.metrics import Metrics
 from stream_server.server.study.composition import Composition
 from stream_server.server.user.callbacks import Callback
 
@@ -80,7 +82,10 @@ class Rates:
 
 
 class StatusBoard(Callback):
-    """Takes a snapshot in a round now and then, and gives it to all who show it. Rank 0's main thread."""
+    """Takes a snapshot in a round now and then, and gives it to all who show it. Rank 0's main thread.
+
+    As a gauge it logs what the ranks receive.
+    """
 
     def __init__(
         self,
@@ -106,6 +111,13 @@ class StatusBoard(Callback):
         self._rates = Rates()
         self._num_saves = 0
         self._saved_at_s: float | None = None
+        self._newest: Snapshot | None = None
+
+    def __call__(self, metrics: Metrics, /) -> None:
+        newest = self._newest
+        if newest is not None and newest.waiting is not None:
+            metrics.log("speed/received_per_s", newest.received_per_s)
+            metrics.log("simulations/running", newest.simulations.get(SimulationPhase.RUNNING, 0))
 
     def on_round(self, server: Any) -> None:
         now = self._clock()
@@ -118,9 +130,9 @@ class StatusBoard(Callback):
         self._show(self._clock())
 
     def _show(self, now: float) -> None:
-        snapshot = self._snapshot(now)
+        self._newest = self._snapshot(now)
         for show in self._shows:
-            show(snapshot)
+            show(self._newest)
 
     def _snapshot(self, now: float) -> Snapshot:
         study, config, progress, buffer = self._study, self._study.config, self._study.progress, self._study.buffer

@@ -12,7 +12,6 @@ from stream_server.server.training.monitoring.gauges import (
     RateLimited,
     SamplesGauge,
     SpeedGauge,
-    StreamGauge,
 )
 from tests.server.training.logged import Kept
 from tests.support.timing import Clock
@@ -78,23 +77,6 @@ def test_the_first_speed_does_not_count_the_set_up() -> None:
     metrics.gauges.append(gauge)
     metrics.write(20, 10.0)
     assert metrics.latest == {"speed/batches_per_s": 2.0, "speed/samples_per_s": 0.0, "time/step": 0.0}
-
-
-def test_received_samples_per_second_and_running_simulations_are_those_since_training_began_at_this_start() -> None:
-    clock = Clock()
-    received = 500
-    gauge = StreamGauge(lambda: ({"running": 3, "finished": 9}, received), clock)
-    metrics = Metrics(SoloRanks())
-    metrics.gauges.append(gauge)
-    clock.now = 90.0
-    gauge.on_train_start(None)
-    clock.now += 0.5
-    metrics.write(1, 0.5)
-    assert metrics.latest == {}
-    clock.now += 1.5
-    received = 560
-    metrics.write(2, 2.0)
-    assert metrics.latest == {"speed/received_per_s": 30.0, "simulations/running": 3.0}
 
 
 def test_a_write_at_the_same_moment_measures_no_speed() -> None:

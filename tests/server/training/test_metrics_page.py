@@ -17,8 +17,8 @@ from stream_server.server.training.monitoring.gauges import (
     MemoryGauge,
     SamplesGauge,
     SpeedGauge,
-    StreamGauge,
 )
+from tests.support.snapshots import board_of
 from tests.support.timing import Clock
 
 PAGE = (Path(__file__).parents[3] / "docs" / "reference" / "metrics.md").read_text()
@@ -36,15 +36,17 @@ def one_sample() -> Buffer:
 
 def test_every_name_that_is_logged_without_being_asked_is_on_the_page() -> None:
     buffer, clock = one_sample(), Clock()
-    metrics = Metrics(SoloRanks())
+    metrics, (board, _) = Metrics(SoloRanks()), board_of(clock=clock)
     metrics.gauges += [
         BufferGauge(buffer),
         SamplesGauge(buffer),
         MemoryGauge(),
         SpeedGauge(Progress(), Phases(), clock),
-        StreamGauge(lambda: ({}, 0), clock),
+        board,
     ]
+    board.on_round(None)
     clock.now = 1.0
+    board.on_round(None)
     metrics.write(1, 1.0)
     statistics = {name for name in metrics.latest if name.rpartition("/")[2] in STATISTICS}
     names = {name.rpartition("/")[0] if name in statistics else name for name in metrics.latest}

@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 
 from stream_server.buffers.buffer import Buffer
 from stream_server.buffers.policy import SlotArray
-from stream_server.messages.simulation_phase import SimulationPhase
 from stream_server.server.metrics.metrics import Gauge, Metrics
 from stream_server.server.progress.phases import Phases
 from stream_server.server.progress.progress import Progress
@@ -152,38 +151,6 @@ class SpeedGauge(Callback):
     def _mark(self) -> None:
         self._now_s, self._batches, self._draws = self._clock(), self._progress.batches, self._progress.draws
         self._seconds = self._phases.seconds
-
-
-class StreamGauge(Callback):
-    """Samples that the ranks receive per second, and simulations that run, attached ones too. Rank 0.
-
-    Asking holds the receiver for a moment, so it is done once a second at most.
-    """
-
-    LEAST_S = 1.0
-
-    def __init__(
-        self,
-        counts: Callable[[], tuple[Mapping[str, int], int]],
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._counts = counts
-        self._clock = clock
-        self._now_s, self._received = clock(), 0
-
-    def on_train_start(self, server: Any) -> None:
-        """Begin to count: neither samples of earlier starts nor the set-up count."""
-        self._now_s, self._received = self._clock(), self._counts()[1]
-
-    def __call__(self, metrics: Metrics, /) -> None:
-        since_s, received = self._now_s, self._received
-        now_s = self._clock()
-        if now_s < since_s + self.LEAST_S:
-            return
-        simulations, self._received = self._counts()
-        self._now_s = now_s
-        metrics.log("speed/received_per_s", max(0, self._received - received) / (now_s - since_s))
-        metrics.log("simulations/running", simulations.get(SimulationPhase.RUNNING, 0))
 
 
 class RateLimited:
