@@ -142,29 +142,18 @@ class StudyRank(Composition):
     @property
     def unprotected(self) -> list[str]:
         """The sockets that the study leaves open to strangers; none in a replay, which has no sockets."""
-        is_open = self.config.network.security == "none" and not isinstance(self.source, ReplaySource)
-        return [UNPROTECTED] if is_open else []
+        return [UNPROTECTED] if self.config.network.security == "none" and not self.is_replay else []
 
     @property
     def warnings(self) -> list[str]:
         """Failures on this rank that did not end the study; none before it is set up."""
         if not self.is_set_up:
             return []
-        of_export = self.export.warnings if self.export else []
-        of_losses = self.losses.warnings if self.losses else []
-        of_rates = [warning for rates in self.rates for warning in rates.warnings]
-        others = [
-            *of_export,
-            *self.metrics.warnings,
-            *self.server.normalization.warnings,
-            *of_losses,
-            *of_rates,
-            *self.step.warnings,
-            *self.untrained.warnings,
-            *self.unsaved.warnings,
-            *self.batch_rows.warnings,
+        parts: list[Any] = [
+            *(self.checkpoints, self.validation, *optional(self.export), self.metrics, self.server.normalization),
+            *(*optional(self.losses), *self.rates, self.step, self.untrained, self.unsaved, self.batch_rows),
         ]
-        return [*self.checkpoints.warnings, *self.validation.warnings, *others]
+        return [warning for part in parts for warning in part.warnings]
 
     def open(self, stack: ExitStack) -> Training:
         """Call the user's class, restore what was saved, open the sockets and make the training.
