@@ -15,7 +15,7 @@ from stream_server.messages import launcher_link
 from stream_server.messages.client import Away, FieldSpec, Routing, TimeSteps
 from stream_server.messages.connection import ConnectionFile, Security
 from stream_server.messages.curve import KeyPair
-from stream_server.messages.routing import StudyRouting
+from stream_server.messages.routing import Dealing
 from stream_server.server.intake.intake import Intake
 from stream_server.server.intake.mailbox import BeginStudy
 from stream_server.server.intake.state import IntakeState
@@ -100,8 +100,7 @@ def reception(
             intake=Intake(
                 IntakeState(
                     rank=0,
-                    num_ranks=1,
-                    routing=StudyRouting(routing=Routing.STEPS),
+                    dealing=Dealing(Routing.STEPS, 1),
                     time_steps=TimeSteps(num=NUM_STEPS),
                     fields=fields,
                     study=STUDY,
@@ -124,7 +123,7 @@ def reception(
             endpoints=(endpoints.data,),
             time_steps=TimeSteps(num=NUM_STEPS),
             fields=fields,
-            routing=StudyRouting(routing=Routing.STEPS),
+            routing=Routing.STEPS,
             window_bytes=window_bytes,
             if_server_away=Away.WAIT,
             wait_s=600.0,

@@ -131,10 +131,6 @@ class Buffer:
             failpoint("buffer.admitted")
         return admitted
 
-    def counted(self, admitted: Sequence[int]) -> Sequence[int]:
-        """The slots that `admit` has just returned whose steps this rank records; other ranks may record the others."""
-        return admitted
-
     def withdraw(self, simulation_id: int) -> int:
         """Drop all samples of a simulation; gives how many of them were never drawn. Receiver thread."""
         with self._lock:

@@ -23,8 +23,7 @@ class WindowBuffer(Buffer):
     are in the order in which they came.
 
     `most_kept` slots are for steps that are admitted and that only windows need which may still be made: see `Windows`.
-    Beside them each sample of a full policy may have slots of its own. Only windows of blocks that are `own` are made:
-    the function is given a simulation and a block of `shape`; None: all are.
+    Beside them each sample of a full policy may have slots of its own.
     """
 
     windows: Windows
@@ -37,15 +36,13 @@ class WindowBuffer(Buffer):
         shape: WindowShape,
         most_kept: int,
         spare: int = 0,
-        own: Callable[[int, int], bool] | None = None,
     ) -> None:
         super().__init__(policy, slots, spare=spare)
-        self.windows = Windows(shape, slots.num_slots, most_kept=most_kept, own=own)
+        self.windows = Windows(shape, slots.num_slots, most_kept=most_kept)
         self._most_slots = policy.capacity * shape.length + most_kept + spare
         self._num_taken = 0
         self._made: list[int] = []
         self._ended: set[int] = set()
-        self._uncounted: set[int] = set()
         self._observed = np.zeros(slots.num_slots, bool)
 
     @property
@@ -76,7 +73,6 @@ class WindowBuffer(Buffer):
         """
         admitted: list[int] = []
         num_put = 0
-        self._uncounted.clear()
         while True:
             room = min(self.policy.room, most - num_put)
             while self._may_take() and (not self._made or len(self._made) < room):
@@ -120,9 +116,6 @@ class WindowBuffer(Buffer):
         self._free_slots([freed for slot in (*taken, *waiting) for freed in self.windows.let_go(slot)])
         return len(gone) + num_unseen
 
-    def counted(self, admitted: Sequence[int]) -> Sequence[int]:
-        return [slot for slot in admitted if slot not in self._uncounted]
-
     def steps_to_compare(self, simulation_id: int) -> dict[int, int]:
         """Those of windows that may still be made."""
         with self._lock:
@@ -165,9 +158,8 @@ class WindowBuffer(Buffer):
         self._num_taken += 1
         if self._retention is not None:
             self._retention.admit(1)
-        label = int(self.slots.time_steps[slot])
-        made, freed = self.windows.take(simulation, label, slot)
-        self._observed[slot] = not self.windows.is_observed_here(simulation, label, slot)
+        self._observed[slot] = False
+        made, freed = self.windows.take(simulation, int(self.slots.time_steps[slot]), slot)
         self._made += made
         self._free_slots(freed)
         if simulation in self._ended and all(simulation != other for other, _, _ in self._not_taken()):
@@ -178,12 +170,6 @@ class WindowBuffer(Buffer):
         left = self._backlog[: self._num_taken]
         del self._backlog[: self._num_taken]
         self._num_taken = 0
-        for slot in left:
-            if not self.windows.is_counted(
-                int(self.slots.simulation_ids[slot]), int(self.slots.time_steps[slot]), slot
-            ):
-                self._uncounted.add(slot)
-            self.windows.only_for_block.pop(slot, None)
         self._free_slots([freed for slot in left for freed in self.windows.let_go(slot)])
         return left
 
@@ -218,13 +204,12 @@ class WindowBuffer(Buffer):
         rows = np.flatnonzero(frozen)
 
         def further(row_of: npt.NDArray[np.int64]) -> State:
-            kept, only_for_block = state["kept"].copy(), state["only_for_block"].copy()
-            kept[:, -1], only_for_block[:, -1] = row_of[kept[:, -1]], row_of[only_for_block[:, -1]]
+            kept = state["kept"].copy()
+            kept[:, -1] = row_of[kept[:, -1]]
             return {
                 WINDOWS: {
                     **state,
                     "kept": kept,
-                    "only_for_block": only_for_block,
                     "windows": row_of[windows],
                     "made": row_of[np.array(made, np.intp)],
                     "num_taken": num_taken,
@@ -249,10 +234,10 @@ class WindowBuffer(Buffer):
         return windows[~np.isin(windows, [*self.policy.slots(), *self._made])]
 
 
-def num_windows_waiting(state: State, shape: WindowShape, own: Callable[[int, int], bool] | None = None) -> int:
-    """How many windows of a saved buffer, those that are `own`, wait for room, or are of steps that wait."""
+def num_windows_waiting(state: State, shape: WindowShape) -> int:
+    """How many windows of a saved buffer wait for room, or are of steps that wait."""
     saved, ids, labels = state[WINDOWS], state["simulation_ids"], state["time_steps"]
-    windows = Windows(shape, len(ids), most_kept=len(ids), own=own)
+    windows = Windows(shape, len(ids), most_kept=len(ids))
     windows.load_state_dict(saved, np.asarray(saved["windows"], np.intp), ())
     waiting = np.asarray(state["backlog"])[saved["num_taken"] :].tolist()
     return len(saved["made"]) + windows.num_made_by((int(ids[row]), int(labels[row]), row) for row in waiting)

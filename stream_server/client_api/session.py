@@ -66,7 +66,7 @@ class Session:
         self._retention = Retention(max_bytes=welcome.window_bytes)
         self._transport: Transport | None = None
         self._connections: list[DataConnection] = []
-        self._dealing = Dealing(num_ranks=1)
+        self._dealing = Dealing(welcome.routing, len(welcome.endpoints))
         # The connection file is looked at between messages, not between the steps of one.
         self._has_sent = False
         self._num_released = 0
@@ -77,27 +77,26 @@ class Session:
             try:
                 if self._transport is None or self._has_sent:
                     self._connect()
-                connections = self._connections_of(index)
-                wanted = [it for it in connections if arrays and index not in it.known]
-                may_go = self._send_unsent(math.inf if wanted else 0.0) and self._wait_for_room(wanted)
-                if any(it.is_lost for it in connections):
+                connection = self._connection_of(index)
+                is_wanted = bool(arrays) and index not in connection.known
+                may_go = self._send_unsent(math.inf if is_wanted else 0.0)
+                if may_go and is_wanted:
+                    may_go = self._wait_for_room(connection)
+                if connection.is_lost:
                     raise _ConnectionLost
                 # From here on the step belongs to what a new server has to have.
                 is_new = self._entered.add(index)
-                for connection in connections:
-                    connection.num_steps += is_new
-                    if connection not in wanted:
-                        connection.take_answers()
-                if may_go:
-                    for connection in wanted:
-                        self._has_sent = connection.send(index, present, arrays)
-                elif is_new and wanted:
+                connection.num_steps += is_new
+                if not is_wanted:
+                    connection.take_answers()
+                elif may_go:
+                    self._has_sent = connection.send(index, present, arrays)
+                elif is_new:
                     self._retain(index, present, arrays)
                     self._num_released += 1
                     self._has_sent = True
-                for connection in connections:
-                    if connection.has_stopped:
-                        self._stop(connection.stop_reason)
+                if connection.has_stopped:
+                    self._stop(connection.stop_reason)
                 return
             except _ConnectionLost:
                 self.close()
@@ -224,7 +223,7 @@ class Session:
             static_blocks=self.static_blocks,
         )
         num_ranks = len(welcome.endpoints)
-        self._dealing = Dealing.of(welcome.routing, num_ranks, welcome.block, welcome.overlap)
+        self._dealing = Dealing(welcome.routing, num_ranks)
         self._transport = Transport(host=file.host, security=file.security, num_connections=num_ranks)
         self._connections = [
             DataConnection(
@@ -246,21 +245,18 @@ class Session:
             self._wait(connection, lambda it: it.is_open, DataConnection.ask_to_open, repeat_s=REOPEN_S)
 
     def _account(self, *, is_new: bool) -> None:
-        """Count each step for its new server ranks, and have only those unsent that one of them does not know."""
+        """Count each step for its new server rank, and have only those unsent that it does not know."""
         retention = self._retention
         # The other ranks have to find the new server, too.
         self._num_released = 0
         num_lost = 0
         for index in self._entered:
-            is_known = True
-            for connection in self._connections_of(index):
-                connection.num_steps += 1
-                if index not in connection.known:
-                    is_known = False
-                elif not is_new and index in retention.unsent:
-                    # All that a new server knows is in a checkpoint.
+            connection = self._connection_of(index)
+            connection.num_steps += 1
+            if index in connection.known:
+                # All that a new server knows is in a checkpoint.
+                if not is_new and index in retention.unsent:
                     connection.keep(index, retention.unsent[index])
-            if is_known:
                 retention.forget(index)
             elif index not in retention.unsent:
                 num_lost += 1
@@ -277,36 +273,32 @@ class Session:
             f"this process no longer holds (client.window is {window_mib:g} MiB): a new attempt will produce them"
         )
 
-    def _connections_of(self, index: int) -> list[DataConnection]:
-        """The connections over which a step has to go."""
-        return [self._connections[rank] for rank in self._dealing.server_ranks(self.welcome.simulation, index)]
+    def _connection_of(self, index: int) -> DataConnection:
+        """The connection over which a step has to go."""
+        return self._connections[self._dealing.server_rank(self.welcome.simulation, index)]
 
     def _send_unsent(self, most_s: float = math.inf) -> bool:
         """Send what no connection has, each step once there is room; False: one has waited for long enough."""
         unsent = self._retention.unsent
         while unsent:
             index, steps = next(iter(unsent.items()))
-            lacking = [it for it in self._connections_of(index) if index not in it.known]
-            if not self._wait_for_room(lacking, most_s):
+            connection = self._connection_of(index)
+            if not self._wait_for_room(connection, most_s):
                 return False
-            for connection in lacking:
-                connection.send(index, steps.present, steps.arrays(index, self.blocks))
+            connection.send(index, steps.present, steps.arrays(index, self.blocks))
             self._retention.forget(index)
             # The steps that were released are the last of them.
             self._num_released = min(self._num_released, len(unsent))
         return True
 
-    def _wait_for_room(self, connections: Sequence[DataConnection], most_s: float = math.inf) -> bool:
-        """Wait for credit on each of these, not much longer than `most_s` or what it may; whether there is some."""
-        for connection in connections:
-            if not connection.has_room:
-                # What this rank holds back for one server rank may be what the others wait for.
-                self._flush()
-                longest_s = min(most_s, self._longest_wait_s(connection))
-                self._wait(connection, lambda it: it.has_room, DataConnection.ping, repeat_s=PING_S, most_s=longest_s)
-            if not connection.has_room:
-                return False
-        return True
+    def _wait_for_room(self, connection: DataConnection, most_s: float = math.inf) -> bool:
+        """Wait for credit, not much longer than `most_s` or what it may; whether there is some."""
+        if not connection.has_room:
+            # What this rank holds back for one server rank may be what the others wait for.
+            self._flush()
+            longest_s = min(most_s, self._longest_wait_s(connection))
+            self._wait(connection, lambda it: it.has_room, DataConnection.ping, repeat_s=PING_S, most_s=longest_s)
+        return connection.has_room
 
     def _flush(self) -> None:
         """Send the steps that wait to be packed together."""

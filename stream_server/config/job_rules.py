@@ -113,7 +113,7 @@ def _a_job_has_room(config: StudyConfig) -> Iterator[Problem]:
 
 def _a_place_is_free_when_a_simulation_ends(config: StudyConfig) -> Iterator[Problem]:
     per_job = config.simulation.per_job
-    if config.buffer.routing == "simulations" and per_job > 1:
+    if config.buffer.routing == "simulations" and config.window is None and per_job > 1:
         yield Problem(
             "simulation.per_job",
             f'{per_job} with the routing "simulations" could wait for ever: a simulation that is done keeps its '
@@ -138,7 +138,8 @@ def _a_worker_takes_its_simulations_in_turn(config: StudyConfig) -> Iterator[Pro
 
 def workers_on_ranks(config: StudyConfig, num_ranks: int) -> Iterator[Problem]:
     """The problem of workers whose lists have simulations of several ranks."""
-    if config.buffer.routing == "simulations" and config.simulation.per_worker != 1 and num_ranks > 1:
+    is_by_choice = config.buffer.routing == "simulations" and config.window is None
+    if is_by_choice and config.simulation.per_worker != 1 and num_ranks > 1:
         yield Problem(
             "simulation.per_worker",
             f'{shown(config.simulation.per_worker)} with the routing "simulations" on {num_ranks} ranks could wait for '

@@ -8,7 +8,6 @@ from stream_server.config.job_rules import JOB_CHECKS, OF_JOBS, OF_SCHEDULERS, O
 from stream_server.config.parameters import DesignFile, scalars_of
 from stream_server.config.placeholders import BUILT_IN, COMMAND_CHECKS
 from stream_server.config.problems import Problem, config_error, nearest, one_of, shown
-from stream_server.config.samples import WindowSettings
 from stream_server.config.study import StudyConfig, default_of, value_of
 from stream_server.wording import counted
 
@@ -167,41 +166,19 @@ def _output_is_below_the_study(config: StudyConfig) -> Iterator[Problem]:
         )
 
 
-def _routing_fits_the_policy(config: StudyConfig) -> Iterator[Problem]:
-    # A single rank never waits for another, and windows have this routing unless study.json says otherwise.
-    if config.window is None:
-        yield from _runs_out(config, 'Write "steps", or write "policy": "reservoir"')
-
-
-def _runs_out(config: StudyConfig, instead: str) -> Iterator[Problem]:
-    if config.buffer.routing == "simulations" and config.buffer.policy in ("fifo", "firo"):
+def _routing_fits_the_samples(config: StudyConfig) -> Iterator[Problem]:
+    buffer = config.buffer
+    if config.window is None and buffer.routing == "simulations" and buffer.policy in ("fifo", "firo"):
         yield Problem(
             "buffer.routing",
-            f'"simulations" is for the reservoir; ranks of a {config.buffer.policy} could run out of samples',
-            instead,
+            f'"simulations" is for the reservoir; ranks of a {buffer.policy} could run out of samples',
+            'Write "steps", or write "policy": "reservoir"',
         )
-
-
-def _a_full_rank_leaves_the_others_their_blocks(config: StudyConfig) -> Iterator[Problem]:
-    yield from _block_problems(config, config.server.ranks.min)
-
-
-def _block_problems(config: StudyConfig, num_ranks: int) -> Iterator[Problem]:
-    """The capacity of a rank that may be full before another one has a batch."""
-    window, buffer = config.window, config.buffer
-    if window is None or buffer.routing != "steps" or num_ranks == 1:
-        return
-    at_once, size = config.max_simulations_at_once, window.samples_per_block
-    num_waiting = max(config.training.batch_size, 0 if buffer.policy == "fifo" else buffer.watermark)
-    needed = num_waiting + at_once * size
-    if buffer.capacity < needed:
+    if config.window is not None and buffer.routing == "steps":
         yield Problem(
-            "buffer.capacity",
-            f"must be at least {needed} with windows whose steps are dealt to {num_ranks} ranks, but is "
-            f"{buffer.capacity}: each of the {counted(at_once, 'simulation')} at once may have a block of "
-            f"{counted(size, 'window')} more on one rank than on another, which needs {num_waiting} before any rank "
-            "trains. Ranks could wait for each other for ever",
-            f'Write {needed} or more, a smaller launcher.max_running, or "reservoir" with the routing "simulations"',
+            "buffer.routing",
+            '"steps" deals the time steps of a simulation to all ranks, but windows are made of those on one rank',
+            'Leave it out, or write "simulations"',
         )
 
 
@@ -265,8 +242,6 @@ def _watermark_problems(config: StudyConfig, num_ranks: int) -> Iterator[Problem
     if config.buffer.routing == "simulations":
         # Where this is none, `_routing_problems` says so.
         per_rank = max(1, config.study.simulations // num_ranks) * per_simulation
-    elif config.window is not None:
-        per_rank = _fewest_windows(config, config.window, per_simulation, num_ranks)
     else:
         per_rank = config.study.simulations * per_simulation // num_ranks
     if per_simulation and per_rank < config.buffer.watermark:
@@ -281,22 +256,9 @@ def _watermark_problems(config: StudyConfig, num_ranks: int) -> Iterator[Problem
         )
 
 
-def _fewest_windows(config: StudyConfig, window: WindowSettings, per_simulation: int, num_ranks: int) -> int:
-    """The windows of the rank that is dealt the fewest."""
-    of_ranks = [0] * num_ranks
-    size = window.samples_per_block
-    for block in range(-(-per_simulation // size)):
-        num = min(size, per_simulation - block * size)
-        for first in range(num_ranks):
-            # Simulations whose first blocks go to the same rank.
-            num_simulations = len(range(first, config.study.simulations, num_ranks))
-            of_ranks[(first + block) % num_ranks] += num * num_simulations
-    return min(of_ranks)
-
-
 def _routing_problems(config: StudyConfig, num_ranks: int) -> Iterator[Problem]:
     at_once = config.max_simulations_at_once
-    if config.buffer.routing == "simulations" and at_once < num_ranks:
+    if config.buffer.routing == "simulations" and at_once < num_ranks and config.window is None:
         yield Problem(
             "buffer.routing",
             f'"simulations" needs {num_ranks} simulations at once, one for each rank, but at most {at_once} run',
@@ -307,11 +269,9 @@ def _routing_problems(config: StudyConfig, num_ranks: int) -> Iterator[Problem]:
             "study.simulations",
             f'{config.study.simulations}, fewer than the {num_ranks} ranks, but with the routing "simulations" each '
             "needs one",
-            f'Write {num_ranks} or more, train on fewer ranks, or write "steps" in buffer.routing',
+            f"Write {num_ranks} or more, or train on fewer ranks",
         )
     yield from workers_on_ranks(config, num_ranks)
-    if config.window is not None and num_ranks > 1:
-        yield from _runs_out(config, 'Write "steps", "policy": "reservoir", or train on 1 rank')
 
 
 def _a_model_has_an_optimizer(config: StudyConfig) -> Iterator[Problem]:
@@ -422,8 +382,7 @@ CHECKS: tuple[Check, ...] = (
     _named_fields_exist,
     *COMMAND_CHECKS,
     _design_file_is_sound,
-    _routing_fits_the_policy,
-    _a_full_rank_leaves_the_others_their_blocks,
+    _routing_fits_the_samples,
     _a_window_fits_into_a_simulation,
     _rollouts_have_trajectories,
     _windows_are_made_once,
@@ -435,7 +394,6 @@ CHECKS: tuple[Check, ...] = (
 CHECKS_OF_RANKS: tuple[Callable[[StudyConfig, int], Iterator[Problem]], ...] = (
     _watermark_problems,
     _routing_problems,
-    _block_problems,
 )
 """What depends on the number of ranks: checked by `--check` for those that stream-launcher or mpirun start, and by all
 of them when the study begins."""

@@ -19,7 +19,6 @@ from stream_server.config.problems import shown, wrong
 from stream_server.config.values import Count, Section
 
 # Of each block of samples one span of steps goes to two ranks: a quarter.
-BLOCK_SPANS = 4
 MAX_FIELDS = 64
 MAX_DIMENSIONS = 8
 MAX_TIME_STEPS = 2**31 - 1
@@ -191,19 +190,6 @@ class WindowSettings(Section):
     def span(self) -> int:
         """How far the last step of a sample is from its first, in time steps."""
         return (self.length - 1) * self.spacing
-
-    @property
-    def block(self) -> int:
-        """How many time steps in a row begin samples of the same rank, where the ranks take turns.
-
-        The steps behind them, as many as the span, go to the next rank, too: a quarter more than without.
-        """
-        return -(-BLOCK_SPANS * self.span // self.stride) * self.stride
-
-    @property
-    def samples_per_block(self) -> int:
-        """How many samples begin in a block."""
-        return self.block // self.stride
 
     def num_in(self, num_steps: int) -> int:
         """How many samples a simulation of `num_steps` time steps makes."""

@@ -12,7 +12,7 @@ from typing import Annotated
 
 from stream_server.storage.typed import Length, OneOf, Range
 
-PROTOCOL_VERSION = 3
+PROTOCOL_VERSION = 4
 MAX_PART_BYTES = 4 * 1024 * 1024
 MAX_FIELDS = 64
 MAX_CLIENT_RANKS = 2**16
@@ -43,7 +43,7 @@ Offset = Annotated[tuple[Count, ...], Length(0, MAX_DIMENSIONS)]
 
 
 class Routing(IntEnum):
-    """The server rank that gets a step: `(simulation + index // block) % R`, or `simulation % R`."""
+    """The server rank that gets a step: `(simulation + index) % R`, or `simulation % R`."""
 
     STEPS = 0
     SIMULATIONS = 1
@@ -162,9 +162,8 @@ class Hello:
 class Welcome:
     """Rank 0's answer to `Hello`: all that the client needs to know of the study.
 
-    `endpoints[r]` lists the addresses of server rank r, the preferred one first. With the routing by steps, `block`
-    steps in a row go to one rank, and the `overlap` steps behind them, too (`routing.Dealing`). A client rank keeps at
-    most `window_bytes` of what it sent until that is durable, and waits `wait_s` for a server that says nothing.
+    `endpoints[r]` lists the addresses of server rank r, the preferred one first. A client rank keeps at most
+    `window_bytes` of what it sent until that is durable, and waits `wait_s` for a server that says nothing.
     """
 
     study: Text
@@ -179,13 +178,9 @@ class Welcome:
     window_bytes: Count
     if_server_away: Away
     wait_s: NotNegative
-    block: Positive = 1
-    overlap: Count = 0
 
     def problem(self) -> str | None:
         """The problem of the attributes together; None if there is none."""
-        if self.overlap >= self.block:
-            return f"an overlap of {self.overlap} steps is not less than a block of {self.block}"
         return _repetition(field.name for field in self.fields)
 
 

@@ -8,7 +8,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stream_server.buffers import Fifo, Policy, Reservoir, Slots, WindowBuffer, WindowShape, num_slots_to_load, redeal
-from stream_server.buffers.redeal import BlockDealing
 from stream_server.errors import Closed
 from tests.buffers.policies import POLICIES
 from tests.support.buffer_saving import load, save
@@ -154,7 +153,7 @@ def test_windows_are_given_up_and_counted_where_too_many_steps_wait() -> None:
         assert len(buffer.windows.kept()) <= 4
     num_made = len(drain(buffer))
     assert 0 < num_made < 10
-    assert num_made + buffer.windows.late()[0] == 10
+    assert num_made + buffer.windows.num_late[0] == 10
 
 
 def test_the_slots_of_a_study_are_no_more_than_its_steps() -> None:
@@ -196,9 +195,6 @@ def test_windows_that_are_dealt_to_other_ranks_are_all_drawn(
         [state for state, _ in saved],
         policy=type(before[0].policy),
         seeds=seeds,
-        windows=BlockDealing(
-            shape=shape, before=lambda it, block: (it + block) % num_before, now=lambda it, block: (it + block) % num
-        ),
     )
     for rank, share in enumerate(dealt):
         planned = num_slots_to_load(share.state, capacity=4, planned=200)

@@ -19,9 +19,7 @@ STEPS_S = (0.02, 0.12)
 EVERY_BATCHES = (3, 5, 10)
 SHARE_STEERED = 0.5
 SHARE_MIXED = 0.5
-SHARE_IN_BLOCKS = 0.3
-# Room for what simulations at once may have more on one rank than on another.
-IN_BLOCKS = {"buffer.routing": "steps", "buffer.capacity": 200}
+SHARE_WITH_WINDOWS = 0.3
 PREFETCH = (0, 0, 2)
 MIXED = {
     "wave": [256],
@@ -34,10 +32,7 @@ WINDOWS = (WindowShape(length=2), WindowShape(length=3, spacing=2, stride=2), Wi
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Plan:
-    """One study. `seed` is all that its kills are drawn from; `mixed` has fields of each kind besides the wave.
-
-    The windows of a simulation are on one rank, or those `in_blocks` on all.
-    """
+    """One study. `seed` is all that its kills are drawn from; `mixed` has fields of each kind besides the wave."""
 
     seed: str
     policy: str = "fifo"
@@ -51,14 +46,13 @@ class Plan:
     record: bool = False
     learner: str = "number"
     window: WindowShape | None = None
-    in_blocks: bool = False
     prefetch: int = 0
     is_steered: bool = False
     mixed: bool = False
 
     @classmethod
     def drawn(cls, campaign_seed: int, number: int, *, num_ranks: int, learner: str = "number") -> "Plan":
-        """Study `number` of a campaign; the policies take turns, and windows in a reservoir, or in blocks in any."""
+        """Study `number` of a campaign; the policies take turns; every fourth has windows, and some others."""
         seed = f"{campaign_seed}/{number}"
         draw = random.Random(seed)
         policy = (*POLICIES, "reservoir")[number % (len(POLICIES) + 1)]
@@ -76,8 +70,8 @@ class Plan:
             mixed=draw.random() < SHARE_MIXED,
             prefetch=draw.choice(PREFETCH),
         )
-        if learner == "number" and draw.random() < SHARE_IN_BLOCKS:
-            plan = replace(plan, window=draw.choice(WINDOWS), in_blocks=True)
+        if learner == "number" and draw.random() < SHARE_WITH_WINDOWS:
+            plan = replace(plan, window=draw.choice(WINDOWS))
         return plan
 
     @property
@@ -99,8 +93,7 @@ class Plan:
         windows: dict[str, Any] = {}
         if self.window is not None:
             window = {name: getattr(self.window, name) for name in ("length", "spacing", "stride")}
-            of_routing = IN_BLOCKS if self.in_blocks else {"buffer.routing": "simulations"}
-            windows = {"samples": {"window": window}, **of_routing}
+            windows = {"samples": {"window": window}}
         sampler = {"class": "steering.py:Wandering", "lookahead": 2, "timeout_s": 20}
         steering = {"parameters.sampler": sampler} if self.is_steered else {}
         mixed = {"study.fields": MIXED} if self.mixed else {}

@@ -125,11 +125,9 @@ class Study:
         window: int,
         may_pack: bool,
         known: set[int],
-        blocks: tuple[int, int] = (1, 0),
     ) -> None:
         self.random = random
         self.routing = routing
-        self.block, self.overlap = blocks
         self.credit = credit
         self.window_bytes = window * STEP_BYTES
         # Steps that follow each other quickly travel together.
@@ -154,7 +152,6 @@ class Study:
         self.is_there = True
         self.num_ranks = num_ranks
         self.known, self.committed = set(known), set(known)
-        self.heard = {(rank, index) for index in known for rank in self.dealing.server_ranks(SIMULATION, index)}
         self.peers = []
         # The client takes what a new server knows to be in a checkpoint.
         self.safe |= known & set(self.entered)
@@ -169,19 +166,18 @@ class Study:
         return self.dealing_among(self.num_ranks)
 
     def dealing_among(self, num_ranks: int) -> Dealing:
-        return Dealing.of(self.routing, num_ranks, self.block, self.overlap)
+        return Dealing(self.routing, num_ranks)
 
     def belongs(self, index: int, rank: int) -> bool:
-        return rank in self.dealing.server_ranks(SIMULATION, index)
+        return rank == self.dealing.server_rank(SIMULATION, index)
 
     @property
     def must_be_held(self) -> set[int]:
         """The steps that no server is known to have, unless the client was left alone; and the newest that surely fit.
 
-        Into the window fits what is under way beside them, or waits for room, or one message. A step of two blocks is
-        retained for each of its connections.
+        Into the window fits what is under way beside them, or waits for room, or one message.
         """
-        num = (self.window_bytes // STEP_BYTES - (MAX_RANKS + 2) * self.credit) // (2 if self.overlap else 1)
+        num = self.window_bytes // STEP_BYTES - (MAX_RANKS + 2) * self.credit
         newest = set(self.entered[-num:] if num > 0 else [])
         return (newest | (set() if self.was_left_alone else set(self.entered) - self.received)) - self.safe
 
@@ -207,7 +203,7 @@ class Study:
             )
         elif isinstance(message, Open):
             peer.is_open = True
-            mine = [index for rank, index in self.heard if rank == peer.rank]
+            mine = [index for index in self.known if self.belongs(index, peer.rank)]
             known = np.zeros(max(mine, default=-1) + 1, bool)
             known[mine] = True
             peer.known = set(mine)
@@ -230,14 +226,12 @@ class Study:
         assert b"".join(content) == b"".join(values_of(index).tobytes() for index in steps)
         assert all(self.belongs(index, peer.rank) for index in steps)
         peer.next_sequence += 1
-        self.heard |= {(peer.rank, index) for index in steps}
-        ranks_of = {index: self.dealing.server_ranks(SIMULATION, index) for index in steps}
-        self.known |= {index for index, ranks in ranks_of.items() if self.heard.issuperset((it, index) for it in ranks)}
+        self.known |= set(steps)
 
     def _end(self, peer: Peer, end: End) -> None:
         mine = [index for index in self.entered if self.belongs(index, peer.rank)]
         assert (end.share, end.total) == (len(mine), len(self.entered)), "the End is wrong"
-        assert self.heard.issuperset((peer.rank, index) for index in mine), "the End came before all steps"
+        assert self.known.issuperset(mine), "the End came before all steps"
         peer.has_ended = True
 
     def _acknowledge(self, peer: Peer) -> None:
@@ -261,8 +255,6 @@ class Study:
             window_bytes=self.window_bytes,
             if_server_away=Away.WAIT,
             wait_s=1e9,
-            block=self.block,
-            overlap=self.overlap,
         )
 
     @contextmanager

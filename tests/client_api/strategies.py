@@ -143,8 +143,6 @@ welcomes = st.builds(
     window_bytes=counts,
     if_server_away=st.sampled_from(Away),
     wait_s=st.floats(min_value=0, allow_nan=False, allow_infinity=False),
-    block=st.integers(10, 2**63 - 1),
-    overlap=st.integers(0, 9),
 )
 messages: st.SearchStrategy[Message] = st.one_of(
     hellos(),

@@ -24,10 +24,11 @@ from stream_server.messages.client import (
     Ping,
     Reason,
     Refusal,
+    Routing,
     Stop,
     TimeSteps,
 )
-from tests.support.fake_server import DEALT, Dealt, FakeServer
+from tests.support.fake_server import FakeServer
 
 SMALL = (FieldSpec(name="u", shape=(4,)),)
 TINY = np.arange(4.0)
@@ -43,11 +44,11 @@ def num_pings(server: FakeServer) -> int:
 
 @pytest.mark.parametrize("transport", ["ipc", "tcp", "curve"])
 @pytest.mark.parametrize("num_ranks", [1, 3])
-@pytest.mark.parametrize("dealt", DEALT)
-def test_every_step_arrives_at_its_rank_as_it_was_sent(transport: str, num_ranks: int, dealt: Dealt) -> None:
+@pytest.mark.parametrize("routing", Routing)
+def test_every_step_arrives_at_its_rank_as_it_was_sent(transport: str, num_ranks: int, routing: Routing) -> None:
     fields = (FieldSpec(name="u", shape=(3, 4)), FieldSpec(name="energy", shape=(), optional=True))
     with FakeServer(fields, num_ranks=num_ranks, transport=transport) as server:
-        server.deal(dealt)
+        server.routing = routing
         with connect(server.connection) as simulation:
             u = np.zeros((3, 4))
             for step in range(50):

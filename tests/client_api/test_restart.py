@@ -25,10 +25,11 @@ from stream_server.messages.client import (
     Ping,
     Reason,
     Refusal,
+    Routing,
     Stop,
 )
 from tests.support.examples import examples
-from tests.support.fake_server import DEALT, Dealt, FakeServer
+from tests.support.fake_server import FakeServer
 
 SMALL = (FieldSpec(name="u", shape=(4,)),)
 TINY = np.arange(4.0)
@@ -59,26 +60,24 @@ def assert_has(server: FakeServer, num: int, simulation: int = 7) -> None:
     assert sorted(server.steps) == [(simulation, index) for index in range(num)]
     assert all(np.array_equal(server.steps[simulation, index]["u"], TINY + index) for index in range(num))
     ends = [it for it in messages(server, End) if it.incarnation == server.incarnation]
-    assert sum(it.share for it in ends) == sum(len(server.dealing.server_ranks(simulation, it)) for it in range(num))
+    assert sum(it.share for it in ends) == num
     assert {it.total for it in ends} == {num}
 
 
-@pytest.mark.parametrize("dealt", DEALT)
+@pytest.mark.parametrize("routing", Routing)
 @pytest.mark.parametrize(("before", "after"), [(1, 1), (2, 2), (3, 1), (1, 3), (2, 3)])
-def test_just_what_a_new_server_does_not_know_is_sent_again(dealt: Dealt, before: int, after: int) -> None:
+def test_just_what_a_new_server_does_not_know_is_sent_again(routing: Routing, before: int, after: int) -> None:
     known = {0, 1, 2, 5, 7}
     with FakeServer(SMALL, num_ranks=before) as server:
         server.credit = 4
-        server.deal(dealt)
+        server.routing = routing
         with connect(server.path) as simulation:
             send(simulation, *range(20))
             server.wait_until(lambda: known <= received(server))
             server.move(incarnation=4, known=known, num_ranks=after)
             send(simulation, *range(20, 30))
     assert_has(server, 30)
-    assert {index: server.num_sent[index] for index in range(30)} == {
-        i: 0 if i in known else server.num_ranks_of(i) for i in range(30)
-    }
+    assert {index: server.num_sent[index] for index in range(30)} == {i: 0 if i in known else 1 for i in range(30)}
     assert {it.incarnation for it in messages(server, Open) + messages(server, Data)} == {4}
 
 
@@ -426,13 +425,13 @@ restarts = st.lists(
 
 
 @settings(max_examples=examples(25), suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(restarts, st.integers(2, 9), st.sampled_from(DEALT))
+@given(restarts, st.integers(2, 9), st.sampled_from(Routing))
 def test_whatever_servers_come_and_go_the_last_one_has_every_step(
-    restarts: list[tuple[int, set[int], int]], credit: int, dealt: Dealt
+    restarts: list[tuple[int, set[int], int]], credit: int, routing: Routing
 ) -> None:
     with FakeServer(SMALL, num_ranks=2) as server:
         server.credit = credit
-        server.deal(dealt)
+        server.routing = routing
         committed: set[int] = set()
         with connect(server.path) as simulation:
             for index in range(31):
@@ -448,4 +447,4 @@ def test_whatever_servers_come_and_go_the_last_one_has_every_step(
                 if index < 30:
                     send(simulation, index)
     assert_has(server, 30)
-    assert all(num <= server.num_ranks_of(index) for index, num in server.num_sent.items())
+    assert max(server.num_sent.values(), default=0) <= 1

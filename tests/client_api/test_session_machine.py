@@ -25,7 +25,6 @@ class SessionMachine(RuleBasedStateMachine):
 
     @initialize(
         routing=st.sampled_from(Routing),
-        blocks=st.sampled_from(((1, 0), (4, 1), (8, 5))),
         credit=st.integers(2, 8),
         window=st.integers(1, 60),
         may_pack=st.booleans(),

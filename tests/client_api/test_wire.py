@@ -97,7 +97,7 @@ def test_bytes_behind_the_end_of_a_message_are_malformed(message: Message, surpl
     ],
 )
 def test_another_version_of_the_protocol_is_named(other: bytes) -> None:
-    with pytest.raises(WrongProtocol, match="version 1, but this is version 3"):
+    with pytest.raises(WrongProtocol, match="version 1, but this is version 4"):
         wire.decode(other)
 
 
@@ -105,22 +105,22 @@ def test_another_version_of_the_protocol_is_named(other: bytes) -> None:
     "frame",
     [
         b'{"message":"Ping"}',
-        b'{"message":"Ping","protocol":3,"protocol":3}',
-        b'{"message":"Ping","protocol":3,"more":1}',
-        b'{"message":"Pong","protocol":3}',
-        b'{"message":["Ping"],"protocol":3}',
-        b'{"protocol":3}',
-        b'[{"message":"Ping","protocol":3}]',
-        b'\xef\xbb\xbf{"message":"Ping","protocol":3}',
-        '{"message":"Ping","protocol":3}'.encode("utf-16"),
-        b'{"message":"Invalidated","protocol":3,"simulation":1.0}',
-        b'{"message":"Invalidated","protocol":3,"simulation":-0}',
-        b'{"message":"Invalidated","protocol":3,"simulation":true}',
-        b'{"message":"Invalidated","protocol":3,"simulation":9223372036854775808}',
-        b'{"message":"Stop","protocol":3,"text":"\\ud800"}',
-        b'{"message":"Stop","protocol":3,"text":"\\u0000"}',
-        b'{"message":"Stop","protocol":3,"text":NaN}',
-        b'{"message":"Ping","protocol":3' + b" " * wire.MAX_CONTROL_BYTES + b"}",
+        b'{"message":"Ping","protocol":4,"protocol":3}',
+        b'{"message":"Ping","protocol":4,"more":1}',
+        b'{"message":"Pong","protocol":4}',
+        b'{"message":["Ping"],"protocol":4}',
+        b'{"protocol":4}',
+        b'[{"message":"Ping","protocol":4}]',
+        b'\xef\xbb\xbf{"message":"Ping","protocol":4}',
+        '{"message":"Ping","protocol":4}'.encode("utf-16"),
+        b'{"message":"Invalidated","protocol":4,"simulation":1.0}',
+        b'{"message":"Invalidated","protocol":4,"simulation":-0}',
+        b'{"message":"Invalidated","protocol":4,"simulation":true}',
+        b'{"message":"Invalidated","protocol":4,"simulation":9223372036854775808}',
+        b'{"message":"Stop","protocol":4,"text":"\\ud800"}',
+        b'{"message":"Stop","protocol":4,"text":"\\u0000"}',
+        b'{"message":"Stop","protocol":4,"text":NaN}',
+        b'{"message":"Ping","protocol":4' + b" " * wire.MAX_CONTROL_BYTES + b"}",
         b"[" * wire.MAX_CONTROL_BYTES,
     ],
     ids=lambda it: str(it[:60]),

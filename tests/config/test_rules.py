@@ -1,6 +1,5 @@
 """Checks between the keys of a study, and between a study and its files."""
 
-from collections import Counter
 from typing import Any
 
 import pytest
@@ -396,33 +395,22 @@ def test_windows_are_made_on_the_rank_that_has_the_whole_simulation(folder: Stud
     assert folder.load({}).buffer.routing == "steps"
 
 
-def test_a_rank_that_is_full_leaves_the_others_their_blocks(folder: StudyFolder) -> None:
-    """A window reaches over 9 time steps: blocks of 4 × 8, and, with a stride of 5, of 35, which 7 windows begin in."""
-    changes = {**WINDOWS, "buffer.routing": "steps", "buffer.policy": "fifo", "client.max_attached": 3}
-    needed = 10 + (1 + 3) * 32
-    config = folder.load({**changes, "training.batch_size": 10, "buffer.capacity": needed})
-    check_ranks(config, 3)
-    config = folder.load({**changes, "training.batch_size": 10, "buffer.capacity": needed - 1})
-    check_ranks(config, 1)
-    with pytest.raises(ConfigError, match=rf"must be at least {needed} with windows .* 2 ranks, .*block of 32 windows"):
-        check_ranks(config, 2)
-    window = folder.load({**changes, "samples": {"window": {"length": 5, "spacing": 2, "stride": 5}}}).window
-    assert window is not None
-    assert (window.block, window.samples_per_block) == (35, 7)
+def test_the_time_steps_of_windows_are_not_dealt_to_all_ranks(folder: StudyFolder) -> None:
+    assert folder.problem({**WINDOWS, "buffer.routing": "steps"}) == (
+        'buffer.routing: "steps" deals the time steps of a simulation to all ranks, but windows are made of those on '
+        'one rank. Leave it out, or write "simulations".'
+    )
 
 
-@pytest.mark.parametrize("num_ranks", [1, 2, 3, 5])
-def test_the_watermark_is_one_that_the_rank_with_the_fewest_windows_reaches(
-    folder: StudyFolder, num_ranks: int
+@pytest.mark.parametrize(("num_ranks", "fewest"), [(1, 7), (2, 3), (3, 2), (5, 1)])
+def test_the_watermark_of_windows_is_one_that_the_rank_with_the_fewest_simulations_reaches(
+    folder: StudyFolder, num_ranks: int, fewest: int
 ) -> None:
-    starts = [(simulation, start) for simulation in range(7) for start in range(92)]
-    of_ranks = Counter((simulation + start // 32) % num_ranks for simulation, start in starts)
-    fewest = min(of_ranks.values())
-    changes = {**WINDOWS, "buffer.routing": "steps", "study.simulations": 7, "buffer.capacity": 2000}
-    check_ranks(folder.load({**changes, "buffer.watermark": fewest}), num_ranks)
+    changes = {**WINDOWS, "study.simulations": 7, "buffer.capacity": 2000}
+    check_ranks(folder.load({**changes, "buffer.watermark": fewest * 92}), num_ranks)
     if num_ranks > 1:
-        with pytest.raises(ConfigError, match=f"sends {fewest} to a rank"):
-            check_ranks(folder.load({**changes, "buffer.watermark": fewest + 1}), num_ranks)
+        with pytest.raises(ConfigError, match=f"sends {fewest * 92} to a rank"):
+            check_ranks(folder.load({**changes, "buffer.watermark": fewest * 92 + 1}), num_ranks)
 
 
 def test_a_window_must_fit_into_a_simulation(folder: StudyFolder) -> None:
@@ -450,22 +438,34 @@ def test_a_capacity_in_bytes_has_room_for_all_steps_of_its_windows(folder: Study
     assert folder.load({**WINDOWS, **changes}).buffer.capacity == 200
 
 
-@pytest.mark.parametrize("policy", ["fifo", "firo"])
-def test_windows_that_are_drawn_in_turn_are_for_one_rank(folder: StudyFolder, policy: str) -> None:
-    config = folder.load({**WINDOWS, "buffer.policy": policy})
-    check_ranks(config, 1)
-    with pytest.raises(ConfigError, match=f"ranks of a {policy} could run out of samples.* or train on 1 rank"):
-        check_ranks(config, 2)
+@pytest.mark.parametrize("policy", ["fifo", "firo", "reservoir", "uniform"])
+def test_windows_are_for_any_number_of_ranks_with_every_policy_however_few_simulations_run(
+    folder: StudyFolder, policy: str
+) -> None:
+    few = {"buffer.policy": policy, "launcher.max_running": 1, "client.max_attached": 0}
+    check_ranks(folder.load({**WINDOWS, **few}), 4)
+    workers = {"simulation.command": ["python", "heat.py"], "simulation.per_worker": "many"}
+    check_ranks(folder.load({**WINDOWS, **few, **workers}), 4)
+    jobs = {"simulation.per_job": 2, "launcher.max_running": 2}
+    check_ranks(folder.load({**WINDOWS, **few, **jobs}), 4)
+
+
+def test_windows_need_a_simulation_for_each_rank(folder: StudyFolder) -> None:
+    config = folder.load({**WINDOWS, "study.simulations": 3, "buffer.watermark": 92})
+    check_ranks(config, 3)
+    with pytest.raises(ConfigError, match=r"study.simulations: 3, fewer than the 4 ranks"):
+        check_ranks(config, 4)
 
 
 def test_workers_of_simulations_that_are_dealt_to_ranks_are_for_one_rank(folder: StudyFolder) -> None:
     workers = {"simulation.command": ["python", "heat.py"], "simulation.per_worker": "many"}
-    config = folder.load({**WINDOWS, **workers})
+    by_simulations = {**workers, "buffer.routing": "simulations"}
+    config = folder.load(by_simulations)
     check_ranks(config, 1)
     message = 'simulation.per_worker: "many" with the routing "simulations" on 2 ranks could wait for ever'
     with pytest.raises(ConfigError, match=message):
         check_ranks(config, 2)
-    assert message in folder.problem({**WINDOWS, **workers, "server.ranks": 2})
+    assert message in folder.problem({**by_simulations, "server.ranks": 2})
     check_ranks(folder.load(workers), 2)
 
 

@@ -8,7 +8,6 @@ from typing import Any
 from stream_server.messages import launcher_link, notices
 from stream_server.messages.client import Away, Routing, TimeSteps
 from stream_server.messages.curve import KeyPair
-from stream_server.messages.routing import StudyRouting
 from stream_server.server.intake import mailbox
 from stream_server.server.reception.coordinator import Coordinator
 from stream_server.server.run.curve import CurveAccess
@@ -50,7 +49,7 @@ class OneRank:
             endpoints=(("ipc://nowhere",),),
             time_steps=TimeSteps(num=NUM_STEPS),
             fields=(),
-            routing=StudyRouting(routing=Routing.STEPS),
+            routing=Routing.STEPS,
             window_bytes=1,
             if_server_away=Away.WAIT,
             wait_s=1.0,

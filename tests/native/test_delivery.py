@@ -20,6 +20,7 @@ from stream_server.messages.client import (
     Ping,
     Reason,
     Refusal,
+    Routing,
     Stop,
 )
 from tests.native.conformance import build
@@ -36,7 +37,7 @@ from tests.native.native_client import (
     messages,
     program,
 )
-from tests.support.fake_server import DEALT, Dealt, FakeServer
+from tests.support.fake_server import FakeServer
 
 __all__ = ["client", "library", "program"]
 
@@ -46,10 +47,10 @@ def num_pings(server: FakeServer) -> int:
 
 
 @pytest.mark.parametrize("transport", ["ipc", "tcp", "curve"])
-@pytest.mark.parametrize("dealt", DEALT)
-def test_every_step_arrives_at_its_rank(client: NativeClient, transport: str, dealt: Dealt) -> None:
+@pytest.mark.parametrize("routing", Routing)
+def test_every_step_arrives_at_its_rank(client: NativeClient, transport: str, routing: Routing) -> None:
     with FakeServer(SMALL, num_ranks=3, transport=transport) as server:
-        server.deal(dealt)
+        server.routing = routing
         assert client.connect(server) == "ok"
         assert set(client.send(*range(50))) == {"ok"}
         assert client.ask("finish") == "ok"

@@ -49,8 +49,8 @@ def test_a_worker_goes_on_with_the_next_simulation_when_one_is_stopped_early(lib
 
 @pytest.mark.full
 @pytest.mark.slow
-def test_a_worker_that_attaches_beside_another_program_makes_windows_in_blocks(library: Path, tmp_path: Path) -> None:
-    """Nobody launches: the worker takes what the other one leaves; the steps between two blocks go to both ranks."""
+def test_a_worker_that_attaches_beside_another_program_makes_windows(library: Path, tmp_path: Path) -> None:
+    """Nobody launches: the worker takes what the other one leaves."""
     worker = built(library, tmp_path, "worker.c")
     settings = {
         "simulation.command": None,
@@ -58,7 +58,6 @@ def test_a_worker_that_attaches_beside_another_program_makes_windows_in_blocks(l
         "launcher.max_running": 1,
         "study.simulations": 4,
         "samples": {"window": {"length": 2}},
-        "buffer.routing": "steps",
         "buffer.policy": "fifo",
         "buffer.capacity": 60,
         "server.class": "window_server.py:ConstantServer",

@@ -92,7 +92,7 @@ class ClientRank:
 
     def line(self, index: int) -> Line:
         """The one over which a step goes."""
-        [rank] = Dealing.of(self.shape.routing, len(self.lines)).server_ranks(self.simulation, index)
+        rank = Dealing(self.shape.routing, len(self.lines)).server_rank(self.simulation, index)
         return self.lines[rank]
 
     def open(self) -> None:
@@ -116,7 +116,7 @@ class ClientRank:
         if index in line.known:
             self.position += 1
             return
-        every = Dealing.of(self.shape.routing, len(self.lines)).stride
+        every = Dealing(self.shape.routing, len(self.lines)).stride
         indices = [index]
         room = self.shape.credit - line.num_under_way
         if room < 1:

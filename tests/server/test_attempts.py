@@ -14,6 +14,7 @@ from stream_server.messages.client import (
     Refusal,
     Routing,
 )
+from stream_server.messages.routing import Dealing
 from stream_server.server.intake.attempts import Connection
 from stream_server.server.intake.intake import Intake
 from stream_server.server.intake.layout import BlockLayout
@@ -133,7 +134,7 @@ def test_of_an_unknown_number_of_steps_every_client_rank_must_say_the_end() -> N
 
 
 def test_a_rank_without_a_share_is_done_from_the_beginning() -> None:
-    intake = make(num=None, routing=Routing.SIMULATIONS, num_ranks=2)
+    intake = make(num=None, dealing=Dealing(Routing.SIMULATIONS, 2))
     intake.begin_attempt(1, 0)
     assert intake.changes()[0].complete
     intake.begin_attempt(2, 0)
@@ -151,7 +152,7 @@ def test_a_simulation_may_end_before_its_last_time_step() -> None:
 
 
 def test_a_simulation_cannot_have_sent_more_time_steps_than_there_are() -> None:
-    intake = make(num=8, num_ranks=2)
+    intake = make(num=8, dealing=Dealing(Routing.STEPS, 2))
     intake.begin_attempt(0, 0)
     client = opened(intake, opening(block()))
     for share, total in ((4, 9), (5, 8)):

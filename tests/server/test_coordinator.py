@@ -6,7 +6,6 @@ from typing import Any
 from stream_server.messages import launcher_link, operator
 from stream_server.messages.client import Away, Routing, TimeSteps
 from stream_server.messages.curve import KeyPair
-from stream_server.messages.routing import StudyRouting
 from stream_server.server.intake import mailbox
 from stream_server.server.reception.coordinator import MOST_UNANSWERED, Coordinator
 from stream_server.server.reception.operator_desk import STOP_TEXT
@@ -28,7 +27,7 @@ def coordinator(
         endpoints=(("ipc:///nowhere",),),
         time_steps=TimeSteps(num=6),
         fields=(),
-        routing=StudyRouting(routing=Routing.STEPS),
+        routing=Routing.STEPS,
         window_bytes=2**20,
         if_server_away=Away.WAIT,
         wait_s=600.0,

@@ -302,8 +302,8 @@ class IntakeMachine(RuleBasedStateMachine):
                 self.tell(notices.Terminal(simulation=simulation, state="finished"))
 
     def share_of(self, simulation: int, rank: int) -> set[Key]:
-        dealing = Dealing.of(self.shape.routing, len(self.ranks))
-        belongs = [dealing.server_ranks(simulation, i) == (rank,) for i in range(MAX_STEPS)]
+        dealing = Dealing(self.shape.routing, len(self.ranks))
+        belongs = [dealing.server_rank(simulation, i) == rank for i in range(MAX_STEPS)]
         return {(simulation, index) for index in self.orders[simulation] if belongs[index]}
 
     @precondition(lambda self: len(self.finished) < len(self.orders) and self.may_go_wrong)

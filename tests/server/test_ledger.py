@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from stream_server.client_api.retention import Bits
 from stream_server.messages.client import Routing
-from stream_server.messages.routing import Dealing, StudyRouting
+from stream_server.messages.routing import Dealing
 from stream_server.server.intake.ledger import Ledger, StepSet
 from stream_server.server.intake.saved_ledger import redealt
 from stream_server.storage.plain_state import from_bytes, to_bytes
@@ -159,7 +159,7 @@ def dealt(outcomes: list[Outcome], num_ranks: int, routing: Routing) -> list[Led
         for rank, ledger in enumerate(ledgers):
             ledger[outcome.simulation].complete = rank in outcome.complete
         for index, reason in outcome.fates.items():
-            [rank] = Dealing.of(routing, num_ranks).server_ranks(outcome.simulation, index)
+            rank = Dealing(routing, num_ranks).server_rank(outcome.simulation, index)
             entry = ledgers[rank][outcome.simulation]
             if reason:
                 entry.reject(range(index, index + 1), reason)
@@ -172,7 +172,7 @@ def redealt_ledgers(states: list[dict[str, Any]], num_ranks: int, routing: Routi
     ledgers = []
     for rank in range(num_ranks):
         ledger = Ledger()
-        ledger.load_state_dict(from_bytes(to_bytes(redealt(states, rank, num_ranks, StudyRouting(routing=routing)))))
+        ledger.load_state_dict(from_bytes(to_bytes(redealt(states, rank, Dealing(routing, num_ranks)))))
         ledgers.append(ledger)
     return ledgers
 
@@ -222,7 +222,7 @@ def test_a_share_is_not_whole_if_some_rank_never_heard_of_its_simulation() -> No
     known[7].accept(range(2))
     known[7].complete = True
     states = [known.state_dict(), unknown.state_dict()]
-    assert redealt(states, 0, 1, StudyRouting(routing=Routing.STEPS))["complete"].tolist() == [False]
+    assert redealt(states, 0, Dealing(Routing.STEPS, 1))["complete"].tolist() == [False]
 
 
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=4), st.integers(1, 4))

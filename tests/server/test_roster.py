@@ -20,7 +20,6 @@ from stream_server.messages.client import (
     TimeSteps,
     Welcome,
 )
-from stream_server.messages.routing import StudyRouting
 from stream_server.server.intake.mailbox import SimulationsFailed, SimulationWarning
 from stream_server.server.simulations.handshake import Action, Reply, StudyFacts
 from stream_server.server.simulations.roster import Roster
@@ -32,7 +31,7 @@ FACTS = StudyFacts(
     endpoints=(("ipc:///a",), ("ipc:///b",)),
     time_steps=TimeSteps(num=4),
     fields=(FieldSpec(name="u", shape=(2,)),),
-    routing=StudyRouting(routing=Routing.STEPS),
+    routing=Routing.STEPS,
     window_bytes=2**20,
     if_server_away=Away.WAIT,
     wait_s=600.0,

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from stream_server.messages import launcher_link, notices
 from stream_server.messages.client import ATTACHING, Away, FieldSpec, Hello, Invalidate, Routing, TimeSteps, Welcome
-from stream_server.messages.routing import StudyRouting
 from stream_server.messages.simulation_phase import SimulationPhase
 from stream_server.server.simulations.handshake import Action, Reply, StudyFacts
 from stream_server.server.simulations.roster import Roster
@@ -29,7 +28,7 @@ def roster_of(num_planned: int, num_spare: int = 3, *, num_held_out: int = 1, nu
         endpoints=(("ipc:///a",), ("ipc:///b",)),
         time_steps=TimeSteps(num=num_steps),
         fields=(FieldSpec(name="u", shape=(2,)),),
-        routing=StudyRouting(routing=Routing.STEPS),
+        routing=Routing.STEPS,
         window_bytes=2**20,
         if_server_away=Away.WAIT,
         wait_s=600.0,

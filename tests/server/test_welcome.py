@@ -6,7 +6,6 @@ from stream_server.messages import launcher_link
 from stream_server.messages.client import Away, Hello, Message, Routing, TimeSteps, Welcome
 from stream_server.messages.curve import KeyPair
 from stream_server.messages.notices import Channel
-from stream_server.messages.routing import StudyRouting
 from stream_server.server.reception.coordinator import Coordinator
 from stream_server.server.run.curve import CurveAccess
 from stream_server.server.simulations.handshake import StudyFacts
@@ -18,7 +17,7 @@ FACTS = StudyFacts(
     endpoints=(("ipc:///nowhere",),) * 3,
     time_steps=TimeSteps(num=6),
     fields=(),
-    routing=StudyRouting(routing=Routing.STEPS),
+    routing=Routing.STEPS,
     window_bytes=2**20,
     if_server_away=Away.WAIT,
     wait_s=600.0,

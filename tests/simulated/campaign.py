@@ -57,7 +57,7 @@ def round_of(outcome: Outcome, *, is_whole: bool = True) -> Round:
         totals={
             "with static fields": int(end.plan.statics),
             "with fields that differ in size": int(end.plan.ragged),
-            "with windows in blocks on several ranks": int(end.plan.in_blocks and end.plan.num_ranks > 1),
+            "with windows on several ranks": int(end.plan.window is not None and end.plan.num_ranks > 1),
             "with workers": int(end.plan.per_worker > 1),
             "steered": int(end.plan.is_steered),
             "restarts of the server": max(0, len(end.incarnations) - 1),

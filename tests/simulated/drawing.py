@@ -5,13 +5,11 @@ from dataclasses import replace
 from random import Random
 
 from stream_server.buffers import WindowShape
-from tests.simulated.plan import NUM_ATTACHED, Fault, Plan
+from tests.simulated.plan import Fault, Plan
 
 POLICIES = ("fifo", "firo", "reservoir")
 WINDOWS = (WindowShape(length=2), WindowShape(length=3, spacing=2), WindowShape(length=3, stride=2))
-# With blocks of four windows.
-OF_SHORT_SPAN = (WindowShape(length=2), WindowShape(length=3, stride=2))
-SHARE_IN_BLOCKS = 0.3
+SHARE_WITH_WINDOWS = 0.4
 SHARE_WITH_STATICS = 0.4
 SHARE_RAGGED = 0.2
 SHARE_STEERED = 0.4
@@ -87,7 +85,7 @@ FAILPOINTS = {
 
 
 def drawn(campaign_seed: int, number: int) -> Plan:
-    """Schedule `number` of a campaign; the policies take turns, and half of the reservoirs have windows."""
+    """Schedule `number` of a campaign; the policies take turns."""
     seed = f"{campaign_seed}/{number}"
     draw = Random(seed)
     has_crasher = draw.random() < 0.1
@@ -117,9 +115,7 @@ def drawn(campaign_seed: int, number: int) -> Plan:
         client_ranks=draw.choice((1, 1, 2)),
     )
     plan = replace(plan, faults=tuple(_faults(draw, spares_clients=has_crasher)))
-    if policy == "reservoir":
-        plan = _with_windows(plan, Random(f"{seed}/windows"))
-    plan = _in_blocks(plan, Random(f"{seed}/blocks"))
+    plan = _with_windows(plan, Random(f"{seed}/windows"))
     of_fields = Random(f"{seed}/fields")
     statics, ragged = of_fields.random() < SHARE_WITH_STATICS, of_fields.random() < SHARE_RAGGED
     plan = replace(plan, statics=statics, ragged=ragged)
@@ -127,22 +123,12 @@ def drawn(campaign_seed: int, number: int) -> Plan:
 
 
 def _with_windows(plan: Plan, draw: Random) -> Plan:
-    """The same plan with windows, or, as often, without."""
-    if draw.random() < 0.5:
+    """The same plan with windows, or, more often, without; fewer simulations may run at once than there are ranks."""
+    if draw.random() > SHARE_WITH_WINDOWS:
         return plan
     # Each rank has a simulation of its own, whose windows must reach the watermark.
     num_ranks = min(plan.num_ranks, plan.num_simulations - (plan.crasher is not None))
-    max_running = max(plan.max_running, num_ranks)
-    return replace(plan, window=draw.choice(WINDOWS), num_ranks=num_ranks, max_running=max_running, capacity=8)
-
-
-def _in_blocks(plan: Plan, draw: Random) -> Plan:
-    """The same plan with windows whose steps are dealt to all ranks in blocks of four windows, or, mostly, without."""
-    if draw.random() > SHARE_IN_BLOCKS:
-        return plan
-    at_once = plan.max_running + NUM_ATTACHED
-    window = draw.choice(OF_SHORT_SPAN)
-    return replace(plan, window=window, in_blocks=True, num_steps=12, capacity=plan.batch_size + 4 * at_once)
+    return replace(plan, window=draw.choice(WINDOWS), num_ranks=num_ranks, capacity=8)
 
 
 def _with_steering(plan: Plan, draw: Random) -> Plan:
@@ -163,14 +149,13 @@ def _with_steering(plan: Plan, draw: Random) -> Plan:
 
 def _with_workers(plan: Plan, draw: Random) -> Plan:
     """The same plan with workers that run several simulations, or, mostly, without."""
-    may_wait = plan.window is not None and plan.num_ranks > 1 and not plan.in_blocks
-    if draw.random() > SHARE_OF_WORKERS or plan.crasher is not None or plan.client_ranks > 1 or may_wait:
+    if draw.random() > SHARE_OF_WORKERS or plan.crasher is not None or plan.client_ranks > 1:
         return plan
     return replace(
         plan,
         per_worker=draw.choice((2, 100)),
         num_simulations=6,
-        num_steps=12 if plan.in_blocks else 5,
+        num_steps=5,
         lookahead=2 * plan.max_running + 1 if plan.is_steered else None,
     )
 

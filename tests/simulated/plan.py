@@ -66,7 +66,6 @@ class Plan:
     linger: float = 0.8
     mpirun_notices: bool = True
     window: WindowShape | None = None
-    in_blocks: bool = False
     statics: bool = False
     ragged: bool = False
     is_steered: bool = False
@@ -116,9 +115,6 @@ class Plan:
         if self.window is not None:
             window = {name: getattr(self.window, name) for name in ("length", "spacing", "stride")}
             samples = {"samples": {"window": window}}
-            buffer["routing"] = "steps" if self.in_blocks else "simulations"
-            if self.in_blocks and self.policy != "fifo":
-                buffer["watermark"] = 1
         return samples | {
             "study": {"name": "simulated", "simulations": self.num_simulations, "time_steps": self.num_steps}
             | {"fields": fields},

@@ -39,7 +39,7 @@ def test_studies_keep_their_promises_whatever_befalls_them(tmp_path: Path) -> No
     tally = Tally.of(rounds)
     assert not tally.violations, [(it.again, it.violations) for it in rounds if it.violations]
     kinds = (
-        "with windows in blocks on several ranks",
+        "with windows on several ranks",
         "with static fields",
         "with fields that differ in size",
         "with workers",

@@ -37,7 +37,7 @@ def oracle(simulations: Iterable[int], missing: dict[int, set[int]] | None = Non
 
 
 def neighbours(simulations: Iterable[int]) -> set[Window]:
-    """The windows of two steps in a row: blocks of four, of which most simulations have some on each rank."""
+    """The windows of two steps in a row."""
     return {(simulation, start, start + 1) for simulation in simulations for start in range(NUM_STEPS - 1)}
 
 
@@ -89,41 +89,54 @@ def test_a_study_of_windows_goes_on_with_another_number_of_ranks(tmp_path: Path)
     assert_windows(done, oracle(range(1, 7)), num_expected=6 * 6)
 
 
-IN_BLOCKS: dict[str, Any] = WINDOWS | {
+IN_TURN: dict[str, Any] = WINDOWS | {
     "samples": {"window": {"length": 2}},
-    "buffer.routing": "steps",
-    "buffer.capacity": 60,
     "training.draws_per_sample": None,
 }
 
 
 @pytest.mark.full
-def test_windows_in_blocks_are_trained_on_several_ranks_through_kills_and_other_numbers_of_ranks(
+def test_windows_in_turn_are_trained_on_several_ranks_through_kills_and_other_numbers_of_ranks(
     tmp_path: Path,
 ) -> None:
-    output_dir, settings = tmp_path / "run", IN_BLOCKS | {"buffer.policy": "fifo", "checkpoint.record": True}
+    output_dir, settings = tmp_path / "run", IN_TURN | {"buffer.policy": "fifo", "checkpoint.record": True}
     killed_at("buffer.drawn=kill@5", NUMPY_STUDY, output_dir, num_ranks=2, settings=settings)
     killed_at("buffer.drawn=kill@9", NUMPY_STUDY, output_dir, num_ranks=2, settings=settings)
     killed_at("checkpoint.renamed=kill@2", NUMPY_STUDY, output_dir, num_ranks=3, settings=settings)
     done = run_here(NUMPY_STUDY, output_dir, settings=settings)
     assert_windows(done, neighbours(range(1, 7)), num_expected=6 * (NUM_STEPS - 1))
-    # The steps that two ranks had are in the record once.
     replayed = run_here(NUMPY_STUDY, tmp_path / "again", settings=settings, arguments=["--replay", str(output_dir)])
     assert_windows(replayed, neighbours(range(1, 7)), num_expected=6 * (NUM_STEPS - 1))
 
 
 @pytest.mark.full
-def test_windows_in_blocks_are_trained_of_simulations_that_share_a_job(tmp_path: Path) -> None:
-    settings = IN_BLOCKS | {"buffer.policy": "fifo", "simulation.per_job": 2}
+def test_windows_are_trained_of_simulations_that_share_a_job(tmp_path: Path) -> None:
+    settings = IN_TURN | {"buffer.policy": "fifo", "simulation.per_job": 2}
     done = run_study(NUMPY_STUDY, tmp_path / "run", num_ranks=2, settings=settings)
     assert_windows(done, neighbours(range(1, 7)), num_expected=6 * (NUM_STEPS - 1))
 
 
 @pytest.mark.full
-def test_windows_in_blocks_are_trained_at_random_though_nobody_knows_how_many_steps_come(tmp_path: Path) -> None:
-    settings = IN_BLOCKS | {"buffer.policy": "firo", "study.time_steps": None}
+def test_windows_are_trained_at_random_though_nobody_knows_how_many_steps_come(tmp_path: Path) -> None:
+    settings = IN_TURN | {"buffer.policy": "firo", "study.time_steps": None}
     done = run_study(NUMPY_STUDY, tmp_path / "run", num_ranks=2, settings=settings)
     assert_windows(done, neighbours(range(1, 7)), num_expected=6 * (NUM_STEPS - 1))
+
+
+@pytest.mark.parametrize("policy", [pytest.param("firo", marks=pytest.mark.full), "fifo"])
+def test_full_ranks_go_on_without_those_that_have_no_simulation(tmp_path: Path, policy: str) -> None:
+    """One simulation at a time for three ranks, with more windows than a buffer has room for."""
+    settings = IN_TURN | {
+        "buffer.policy": policy,
+        "buffer.capacity": 6,
+        "training.batch_size": 2,
+        "launcher.max_running": 1,
+        "client.max_attached": 0,
+    }
+    done = run_study(NUMPY_STUDY, tmp_path / "run", num_ranks=3, settings=settings)
+    assert_windows(done, neighbours(range(1, 7)), num_expected=6 * (NUM_STEPS - 1))
+    assert done.report["lonely_steps"] > 0
+    assert done.output.count("1 simulation at once for 3 ranks") == 1
 
 
 def test_windows_with_a_rejected_step_and_of_a_simulation_that_ends_early_are_impossible(tmp_path: Path) -> None:

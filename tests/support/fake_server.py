@@ -43,10 +43,6 @@ from stream_server.messages.routing import Dealing
 from stream_server.server.run.curve import CurveAccess
 from tests.support.payloads import check_payload
 
-# Routing, block and overlap, of which steps that two ranks have are dealt, too.
-DEALT = ((Routing.STEPS, 1, 0), (Routing.STEPS, 4, 1), (Routing.SIMULATIONS, 1, 0))
-Dealt = tuple[Routing, int, int]
-
 
 class FakeServer:
     """Set the attributes before a client comes, or by `do` from then on; read them after the client is done.
@@ -69,7 +65,6 @@ class FakeServer:
         self.num_ranks = num_ranks
         self.time_steps = time_steps or TimeSteps(num=None)
         self.routing = Routing.STEPS
-        self.block, self.overlap = 1, 0
         self.parameters = {"viscosity": 0.5}
         self.credit = 64
         self.window_bytes = 2**26
@@ -172,18 +167,10 @@ class FakeServer:
         self._forget_clients()
         self.go_back_to(known)
 
-    def deal(self, dealt: Dealt) -> None:
-        """Deal steps in this way, which clients are told."""
-        self.routing, self.block, self.overlap = dealt
-
-    def num_ranks_of(self, index: int) -> int:
-        """How many ranks get a step of the simulation that clients are given."""
-        return len(self.dealing.server_ranks(7, index))
-
     @property
     def dealing(self) -> Dealing:
         """The shares of the ranks in the steps."""
-        return Dealing.of(self.routing, self.num_ranks, self.block, self.overlap)
+        return Dealing(self.routing, self.num_ranks)
 
     def go_back_to(self, known: Collection[int]) -> None:
         """Have these steps, if they came, and no others."""
@@ -191,7 +178,7 @@ class FakeServer:
         for rank in range(self.num_ranks):
             bits = np.zeros(1 + max((index for _, index in self.steps), default=0), bool)
             for simulation, index in self.steps:
-                bits[index] |= rank in self.dealing.server_ranks(simulation, index)
+                bits[index] |= rank == self.dealing.server_rank(simulation, index)
             self.known[rank] = np.packbits(bits, bitorder="little").tobytes()
 
     def commit(self) -> None:
@@ -321,8 +308,6 @@ class FakeServer:
             window_bytes=self.window_bytes,
             if_server_away=self.if_server_away,
             wait_s=self.wait_s,
-            block=self.block,
-            overlap=self.overlap,
         )
 
     def _take(self, rank: int, peer: bytes, header: bytes, *payload: bytes) -> None:
@@ -391,7 +376,7 @@ class FakeServer:
             place = tuple(slice(start, start + num) for start, num in zip(block.offset, block.count, strict=True))
             for i, row in enumerate(rows):
                 index = data.index + i * stride
-                assert rank in self.dealing.server_ranks(data.simulation, index)
+                assert rank == self.dealing.server_rank(data.simulation, index)
                 self.num_sent[index] += block is present[0]
                 _whole(self.steps[data.simulation, index], block)[place] = row
 

@@ -12,7 +12,7 @@ from stream_server.buffers import Slots
 from stream_server.messages import wire
 from stream_server.messages.client import FieldSpec, Message, Routing, TimeSteps
 from stream_server.messages.curve import KeyPair
-from stream_server.messages.routing import StudyRouting
+from stream_server.messages.routing import Dealing
 from stream_server.server.intake.intake import Intake
 from stream_server.server.intake.saved_ledger import redealt
 from stream_server.server.intake.state import IntakeState
@@ -189,8 +189,7 @@ class ServerRank:
         self.intake = Intake(
             IntakeState(
                 rank=rank,
-                num_ranks=num_ranks,
-                routing=StudyRouting(routing=shape.routing),
+                dealing=Dealing(shape.routing, num_ranks),
                 time_steps=TimeSteps(num=shape.num_steps),
                 fields=shape.fields,
                 study=STUDY,
@@ -211,9 +210,7 @@ class ServerRank:
             states = [from_bytes(to_bytes(it.intake)) for it in saved]
             state = dict(states[min(rank, len(states) - 1)])
             if len(saved) != num_ranks:
-                state["ledger"] = redealt(
-                    [it["ledger"] for it in states], rank, num_ranks, StudyRouting(routing=shape.routing)
-                )
+                state["ledger"] = redealt([it["ledger"] for it in states], rank, Dealing(shape.routing, num_ranks))
             self.intake.load_state_dict(state)
             self.stream.restore_values()
             self.intake.restore_waiting([simulation for simulation, _ in waiting])

@@ -18,7 +18,7 @@ from stream_server.messages.client import (
     Routing,
     TimeSteps,
 )
-from stream_server.messages.routing import StudyRouting
+from stream_server.messages.routing import Dealing
 from stream_server.server.intake.attempts import Connection, MessageSeries, StepRun
 from stream_server.server.intake.intake import Intake
 from stream_server.server.intake.state import MAX_UNSAID_RANKS, IntakeState
@@ -74,10 +74,10 @@ class Waiting:
 
 
 def make(*, num: int | None = 8, credit: int = 4, credit_slots: int = 8, **others: object) -> Intake:
+    """An intake; `others` are arguments of `IntakeState` or `Intake`."""
     values: dict[str, object] = {
         "rank": 0,
-        "num_ranks": 1,
-        "routing": StudyRouting(routing=Routing.STEPS),
+        "dealing": Dealing(Routing.STEPS, 1),
         "time_steps": TimeSteps(num=num),
         "fields": [U],
         "study": "s",
@@ -91,9 +91,7 @@ def make(*, num: int | None = 8, credit: int = 4, credit_slots: int = 8, **other
         "credit_slots": credit_slots,
     }
     for name, value in others.items():
-        (values if name in values else of_intake)[name] = (
-            StudyRouting(routing=value) if isinstance(value, Routing) else value
-        )
+        (values if name in values else of_intake)[name] = value
     return Intake(IntakeState(**values), **of_intake)  # type: ignore[arg-type]
 
 

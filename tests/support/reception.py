@@ -21,7 +21,7 @@ from stream_server.messages import launcher_link, wire
 from stream_server.messages.client import Away, FieldSpec, Message, Routing, TimeSteps
 from stream_server.messages.connection import ConnectionFile, Security
 from stream_server.messages.curve import KeyPair
-from stream_server.messages.routing import StudyRouting
+from stream_server.messages.routing import Dealing
 from stream_server.server.checkpoint.folder import STUDY as STUDY_STATE
 from stream_server.server.checkpoint.restore import RankRestore, finished_simulations, restore_rank
 from stream_server.server.intake import mailbox
@@ -102,8 +102,7 @@ class Rank:
         self.intake = Intake(
             IntakeState(
                 rank=rank,
-                num_ranks=shape.num_ranks,
-                routing=StudyRouting(routing=shape.routing),
+                dealing=Dealing(shape.routing, shape.num_ranks),
                 time_steps=shape.time_steps,
                 fields=shape.fields,
                 study=STUDY,
@@ -255,8 +254,7 @@ class SavedReception:
                 incarnation=INCARNATION,
                 num_saved=len(self.taken),
                 rank=rank,
-                num_ranks=shape.num_ranks,
-                routing=StudyRouting(routing=shape.routing),
+                dealing=Dealing(shape.routing, shape.num_ranks),
                 num_held_out=shape.num_validation,
                 policy=type(shape.policy(1)),
                 seed=(1, 2),
@@ -303,7 +301,7 @@ def reception(
             endpoints=tuple(it.data for it in endpoints),
             time_steps=shape.time_steps,
             fields=shape.fields,
-            routing=StudyRouting(routing=shape.routing),
+            routing=shape.routing,
             window_bytes=2**26,
             if_server_away=Away.WAIT,
             wait_s=600.0,

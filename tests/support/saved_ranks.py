@@ -9,7 +9,7 @@ import numpy as np
 
 from stream_server.buffers import Buffer, Policy, Slots, num_slots_to_load
 from stream_server.messages.client import Routing
-from stream_server.messages.routing import Dealing, StudyRouting
+from stream_server.messages.routing import Dealing
 from stream_server.server.checkpoint.capture import StudyCapture
 from stream_server.server.checkpoint.restore import RankRestore, restore_rank
 from stream_server.server.checkpoint.saver import write_files
@@ -44,7 +44,7 @@ class SavedStudyRank:
         self.rank = rank
         self.num_ranks = num_ranks
         self.store = ValidationStore(NUM_HELD_OUT)
-        self.intake = make(num=NUM_STEPS, rank=rank, num_ranks=num_ranks, routing=routing, validation=self.store)
+        self.intake = make(num=NUM_STEPS, rank=rank, dealing=Dealing(routing, num_ranks), validation=self.store)
         self.policy = policy
         self.buffer = Buffer(policy, slots_of(policy.capacity + SPARE))
         self.num_drawn = 0
@@ -192,7 +192,7 @@ def slots_of(num_slots: int) -> Slots:
 def deal(keys: Iterable[Key], ranks: list[SavedStudyRank], routing: Routing = Routing.STEPS) -> None:
     """Let each rank receive what its routing brings it."""
     for key in keys:
-        [rank] = Dealing.of(routing, len(ranks)).server_ranks(*key)
+        rank = Dealing(routing, len(ranks)).server_rank(*key)
         ranks[rank].receive(key)
 
 
@@ -216,8 +216,7 @@ def restore_all(
             incarnation=1,
             num_saved=num_saved,
             rank=rank,
-            num_ranks=num_ranks,
-            routing=StudyRouting(routing=routing),
+            dealing=Dealing(routing, num_ranks),
             num_held_out=NUM_HELD_OUT,
             policy=type(make_policy(rank)),
             seed=SEED,

@@ -95,25 +95,7 @@ static int steps_lost(sc_conversation *conversation, size_t num, sc_error *error
                    num, num == 1 ? "" : "s", conversation->client.who, (double)conversation->welcome->window_bytes / 1048576);
 }
 
-/* Count a step for its new server ranks. All that a new server knows is in a checkpoint; what the same one knows of an
- * unsent step (or NULL) is kept until it is. *is_known: all these ranks know it. */
-static int account_for(sc_conversation *conversation, int64_t index, const sc_unsent *unsent, bool is_new,
-                       bool *is_known, sc_error *error) {
-    sc_connections connections = sc_session_connections(&conversation->session, index);
-    int code = STREAM_OK;
-    *is_known = true;
-    for (int i = 0; i < connections.num && code == STREAM_OK; ++i) {
-        sc_data_connection *connection = connections.each[i];
-        ++connection->num_steps;
-        if (!sc_bits_has(&connection->known, index))
-            *is_known = false;
-        else if (!is_new && unsent != NULL)
-            code = sc_data_connection_keep(connection, unsent, error);
-    }
-    return code;
-}
-
-/* Count each step for its new server ranks, and have only those unsent that one of them does not know. */
+/* Count each step for its new server rank, and have only those unsent that it does not know. */
 static int account(sc_conversation *conversation, bool is_new, sc_error *error) {
     sc_retention *retention = &conversation->client.retention;
     const sc_entered *entered = &conversation->entered;
@@ -124,11 +106,17 @@ static int account(sc_conversation *conversation, bool is_new, sc_error *error) 
     /* The unsent steps are in the order of all steps. */
     for (size_t i = 0; i < entered->num && code == STREAM_OK; ++i) {
         int64_t index = entered->order[i];
-        bool is_known, is_unsent = next < retention->end_unsent && retention->unsent[next].index == index;
+        sc_data_connection *connection = sc_session_connection(&conversation->session, index);
+        bool is_known = sc_bits_has(&connection->known, index);
+        bool is_unsent = next < retention->end_unsent && retention->unsent[next].index == index;
         sc_unsent *unsent = is_unsent ? &retention->unsent[next++] : NULL;
-        code = account_for(conversation, index, unsent, is_new, &is_known, error);
-        if (is_known && is_unsent)
+        ++connection->num_steps;
+        if (is_known && is_unsent) {
+            /* All that a new server knows is in a checkpoint. */
+            if (!is_new)
+                code = sc_data_connection_keep(connection, unsent, error);
             sc_retention_forget(retention, unsent);
+        }
         num_lost += !is_known && !is_unsent;
     }
     sc_retention_close_up(retention);
@@ -137,26 +125,12 @@ static int account(sc_conversation *conversation, bool is_new, sc_error *error) 
     return num_lost > 0 && conversation->client.num_blocks > 0 ? steps_lost(conversation, num_lost, error) : STREAM_OK;
 }
 
-/* Wait for credit on each of these, for most_s or what it may; *has_room says whether there is some. */
-static int wait_for_room(sc_conversation *conversation, const sc_connections *connections, double most_s,
-                         bool *has_room, sc_error *error) {
-    int code = STREAM_OK;
-    *has_room = true;
-    for (int i = 0; i < connections->num && code == STREAM_OK && *has_room; ++i) {
-        double longest_s = sc_conversation_longest_wait_s(conversation, connections->each[i]);
-        code = sc_session_wait_for_room(&conversation->session, connections->each[i],
-                                        most_s < longest_s ? most_s : longest_s, has_room, error);
-    }
-    return code;
-}
-
-/* Send a step over each of these, which have room. */
-static int send_to(const sc_connections *connections, int64_t index, uint64_t present, const sc_slice arrays[],
-                   bool *has_sent, sc_error *error) {
-    int code = STREAM_OK;
-    for (int i = 0; i < connections->num && code == STREAM_OK; ++i)
-        code = sc_data_connection_send(connections->each[i], index, present, arrays, has_sent, error);
-    return code;
+/* Wait for credit, for most_s or what it may; *has_room says whether there is some. */
+static int wait_for_room(sc_conversation *conversation, sc_data_connection *connection, double most_s, bool *has_room,
+                         sc_error *error) {
+    double longest_s = sc_conversation_longest_wait_s(conversation, connection);
+    return sc_session_wait_for_room(&conversation->session, connection, most_s < longest_s ? most_s : longest_s,
+                                    has_room, error);
 }
 
 /* Send what no connection has, each step once there is room, for which it waits for most_s or what it may; *is_done says
@@ -167,12 +141,12 @@ static int send_unsent(sc_conversation *conversation, double most_s, bool *is_do
     for (sc_unsent *first; (first = sc_retention_first(retention)) != NULL;) {
         sc_slice arrays[SC_MAX_FIELDS];
         bool ignored;
-        sc_connections lacking = sc_session_lacking(&conversation->session, first->index);
-        int code = wait_for_room(conversation, &lacking, most_s, is_done, error);
+        sc_data_connection *connection = sc_session_connection(&conversation->session, first->index);
+        int code = wait_for_room(conversation, connection, most_s, is_done, error);
         if (code != STREAM_OK || !*is_done)
             return code;
         sc_steps_arrays(&first->steps, &conversation->client.layout, first->row, arrays);
-        code = send_to(&lacking, first->index, first->steps.present, arrays, &ignored, error);
+        code = sc_data_connection_send(connection, first->index, first->steps.present, arrays, &ignored, error);
         if (code != STREAM_OK)
             return code;
         sc_retention_forget_first(retention);
@@ -255,34 +229,28 @@ static int send_now(sc_conversation *conversation, int64_t index, uint64_t prese
         code = current_session(conversation, error);
     if (code != STREAM_OK)
         return code;
-    sc_connections connections = sc_session_connections(&conversation->session, index), wanted = {0};
-    bool may_go, ignored = false;
-    if (present != 0)
-        wanted = sc_session_lacking(&conversation->session, index);
-    code = send_unsent(conversation, wanted.num > 0 ? INFINITY : 0, &may_go, error);
-    if (code == STREAM_OK && may_go)
-        code = wait_for_room(conversation, &wanted, INFINITY, &may_go, error);
-    for (int i = 0; i < connections.num && code == STREAM_OK; ++i)
-        if (sc_data_connection_is_lost(connections.each[i]))
-            code = SC_OVER;
+    sc_data_connection *connection = sc_session_connection(&conversation->session, index);
+    bool is_wanted = present != 0 && !sc_bits_has(&connection->known, index), may_go, ignored = false;
+    code = send_unsent(conversation, is_wanted ? INFINITY : 0, &may_go, error);
+    if (code == STREAM_OK && may_go && is_wanted)
+        code = wait_for_room(conversation, connection, INFINITY, &may_go, error);
+    if (code == STREAM_OK && sc_data_connection_is_lost(connection))
+        code = SC_OVER;
     if (code != STREAM_OK)
         return code;
     /* From here on the step belongs to what a new server has to have. */
     int is_new = sc_entered_add(&conversation->entered, index);
     if (is_new < 0)
         return sc_no_memory(error);
-    for (int i = 0; i < connections.num && code == STREAM_OK; ++i) {
-        connections.each[i]->num_steps += is_new;
-        if (wanted.num == 0)
-            code = sc_data_connection_take_answers(connections.each[i], &ignored, error);
-    }
-    if (code == STREAM_OK && wanted.num > 0 && may_go)
-        code = send_to(&wanted, index, present, arrays, &conversation->has_sent, error);
-    else if (code == STREAM_OK && wanted.num > 0 && is_new > 0)
+    connection->num_steps += is_new;
+    if (!is_wanted)
+        code = sc_data_connection_take_answers(connection, &ignored, error);
+    else if (may_go)
+        code = sc_data_connection_send(connection, index, present, arrays, &conversation->has_sent, error);
+    else if (is_new > 0)
         code = release(conversation, index, present, arrays, error);
-    for (int i = 0; i < connections.num && code == STREAM_OK; ++i)
-        if (connections.each[i]->has_stopped)
-            notice_end(conversation);
+    if (code == STREAM_OK && connection->has_stopped)
+        notice_end(conversation);
     return code;
 }
 

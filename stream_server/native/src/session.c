@@ -106,7 +106,7 @@ static sc_opening opening_of(const sc_client *client, const sc_welcome *welcome)
         .open = sc_encode_open(welcome, client->rank, client->num_ranks, client->blocks, client->num_blocks,
                                client->statics.blocks, client->statics.num),
         .num_server_ranks = (uint32_t)welcome->num_server_ranks,
-        .stride = welcome->routing == SC_BY_STEPS && welcome->block == 1 ? welcome->num_server_ranks : 1,
+        .stride = welcome->routing == SC_BY_STEPS ? welcome->num_server_ranks : 1,
     };
 }
 
@@ -158,30 +158,10 @@ void sc_session_close(sc_session *session, bool linger) {
     session->connections = NULL;
 }
 
-/* The connection to the server rank of a block. */
-static sc_data_connection *connection_of(sc_session *session, int64_t block) {
-    uint64_t sum = (uint64_t)session->welcome->simulation + (uint64_t)block;
-    return &session->connections[sum % (uint64_t)session->num];
-}
-
-sc_connections sc_session_connections(sc_session *session, int64_t index) {
+sc_data_connection *sc_session_connection(sc_session *session, int64_t index) {
     const sc_welcome *welcome = session->welcome;
-    if (welcome->routing != SC_BY_STEPS)
-        return (sc_connections){1, {connection_of(session, 0)}};
-    int64_t begin = index > welcome->overlap ? index - welcome->overlap : 0;
-    sc_connections found = {2, {connection_of(session, begin / welcome->block),
-                                connection_of(session, index / welcome->block)}};
-    if (found.each[0] == found.each[1])
-        found.num = 1;
-    return found;
-}
-
-sc_connections sc_session_lacking(sc_session *session, int64_t index) {
-    sc_connections all = sc_session_connections(session, index), lacking = {0};
-    for (int i = 0; i < all.num; ++i)
-        if (!sc_bits_has(&all.each[i]->known, index))
-            lacking.each[lacking.num++] = all.each[i];
-    return lacking;
+    uint64_t sum = (uint64_t)welcome->simulation + (welcome->routing == SC_BY_STEPS ? (uint64_t)index : 0);
+    return &session->connections[sum % (uint64_t)session->num];
 }
 
 int sc_session_flush(sc_session *session, sc_error *error) {

@@ -37,12 +37,6 @@ typedef struct {
     sc_data_connection *connections;
 } sc_session;
 
-/* Some of the connections of a session. */
-typedef struct {
-    int num;
-    sc_data_connection *each[2];
-} sc_connections;
-
 /* Connect to all server ranks, announce this client rank, and learn what they know. `welcome` must outlive the session.
  * sc_session_close must be called even after an error. */
 int sc_session_open(sc_session *session, sc_client *client, const sc_welcome *welcome, sc_error *error);
@@ -50,10 +44,8 @@ int sc_session_open(sc_session *session, sc_client *client, const sc_welcome *we
 /* Leave without a word; with `linger` what was sent may still go out for a moment. */
 void sc_session_close(sc_session *session, bool linger);
 
-/* The connections over which a step has to go. */
-sc_connections sc_session_connections(sc_session *session, int64_t index);
-/* The connections whose server rank does not know the step. */
-sc_connections sc_session_lacking(sc_session *session, int64_t index);
+/* The connection over which a step has to go. */
+sc_data_connection *sc_session_connection(sc_session *session, int64_t index);
 
 /* Wait for credit, not much longer than most_s (perhaps INFINITY); *has_room says whether there is some. */
 int sc_session_wait_for_room(sc_session *session, sc_data_connection *connection, double most_s, bool *has_room,

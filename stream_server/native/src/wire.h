@@ -8,7 +8,7 @@
 
 #include "error.h"
 
-#define SC_PROTOCOL_VERSION 3
+#define SC_PROTOCOL_VERSION 4
 #define SC_MAX_TEXT_BYTES 65535
 #define SC_MAX_PART_BYTES (4 * 1024 * 1024)
 #define SC_MAX_FIELDS 64
@@ -76,8 +76,6 @@ typedef struct {
     int64_t window_bytes;
     int if_server_away;
     double wait_s;
-    int64_t block; /* so many steps in a row go to one server rank */
-    int64_t overlap; /* and so many behind them, too */
 } sc_welcome;
 
 typedef struct {

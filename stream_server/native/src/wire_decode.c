@@ -185,7 +185,7 @@ static void read_fields(sc_reader *reader, const sc_json_value *list, sc_welcome
 static void read_welcome(sc_reader *reader, const sc_json_value *top, sc_welcome *welcome) {
     static const char *const keys[] = {"message",    "protocol",   "study",  "simulation", "attempt",
                                        "incarnation", "endpoints", "parameters", "time_steps", "fields",
-                                       "routing", "window_bytes", "if_server_away", "wait_s", "block", "overlap", NULL};
+                                       "routing", "window_bytes", "if_server_away", "wait_s", NULL};
     static const char *const routings[] = {"steps", "simulations"}, *const aways[] = {"wait", "continue", "stop"};
     sc_read_keys(reader, top, keys);
     welcome->study = sc_read_text(reader, sc_read_member(reader, top, "study"), 0, SC_MAX_TEXT_BYTES);
@@ -202,11 +202,6 @@ static void read_welcome(sc_reader *reader, const sc_json_value *top, sc_welcome
     welcome->wait_s = sc_read_real(reader, sc_read_member(reader, top, "wait_s"));
     if (welcome->wait_s < 0)
         sc_read_problem(reader, "must not be negative");
-    const sc_json_value *block = sc_read_default(reader, top, "block");
-    welcome->block = block == NULL ? 1 : sc_read_whole(reader, block, 1, INT64_MAX);
-    welcome->overlap = sc_read_whole(reader, sc_read_default(reader, top, "overlap"), 0, INT64_MAX);
-    if (!reader->failed && welcome->overlap >= welcome->block)
-        sc_read_problem(reader, "must be less than block");
 }
 
 void sc_addresses_free(sc_addresses *addresses) {

@@ -11,6 +11,7 @@ from stream_server.buffers import policy_class
 from stream_server.config import StudyConfig
 from stream_server.errors import ConfigError, DamagedCheckpoint, StreamServerError
 from stream_server.machine.refusals import refusal
+from stream_server.messages.routing import Dealing
 from stream_server.server.checkpoint.folder import STUDY, CheckpointFolder, Manifest
 from stream_server.server.checkpoint.incarnations import begin_incarnation, read_incarnations
 from stream_server.server.checkpoint.restore import RankRestore, is_of_replay, restore_rank
@@ -100,8 +101,7 @@ class Continuation:
             incarnation=self.base.incarnation,
             num_saved=self.base.ranks,
             rank=ranks.rank,
-            num_ranks=ranks.size,
-            routing=build.routing(config),
+            dealing=Dealing(build.routing(config), ranks.size),
             num_held_out=config.validation.simulations,
             policy=policy_class(config.buffer.policy, config.study_dir),
             seed=self.seed(config, build.BUFFER_STREAM, ranks.size),

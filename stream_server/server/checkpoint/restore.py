@@ -10,15 +10,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stream_server.buffers import Buffer, Policy, WindowShape
-from stream_server.buffers.redeal import BlockDealing, Dealt, redeal
+from stream_server.buffers.redeal import Dealt, redeal
 from stream_server.buffers.statics import StaticFields
 from stream_server.buffers.window_buffer import num_windows_waiting
-from stream_server.buffers.windows import WINDOWS, Windows
-from stream_server.messages.routing import StudyRouting
+from stream_server.buffers.windows import WINDOWS
+from stream_server.messages.routing import Dealing
 from stream_server.ragged import copied
 from stream_server.server.checkpoint.folder import HELD_OUT, RANK, SAMPLES, STATICS, rank_folder
 from stream_server.server.intake.parameters import SimulationParameters
-from stream_server.server.intake.saved_ledger import redealt, saved_entries, torn_steps
+from stream_server.server.intake.saved_ledger import redealt, saved_entries
 from stream_server.server.intake.source import REPLAY
 from stream_server.server.intake.validation_store import ValidationStore
 from stream_server.storage.plain_state import read_state
@@ -171,14 +171,13 @@ def restore_rank(
     incarnation: int,
     num_saved: int,
     rank: int,
-    num_ranks: int,
-    routing: StudyRouting,
+    dealing: Dealing,
     num_held_out: int,
     policy: type[Policy],
     seed: Sequence[int],
     windows: WindowShape | None = None,
 ) -> RankRestore:
-    """Read what rank `rank` of `num_ranks` takes back from a checkpoint of an `incarnation` of `num_saved` ranks.
+    """Read what a rank of `dealing` takes back from a checkpoint of an `incarnation` of `num_saved` ranks.
 
     The first `num_held_out` simulations are not trained on. Where parts are dealt out again, the class `policy` of the
     buffer deals, and `seed`, with the rank, begins the buffer's random stream anew. `windows` are the samples, if these
@@ -187,34 +186,22 @@ def restore_rank(
     Raises:
         DamagedCheckpoint: a file cannot be what was saved.
     """
+    num_ranks = dealing.num_ranks
     if num_saved == num_ranks:
         own = SavedRank(folder, rank)
         return RankRestore(incarnation=incarnation, parts=[own], state=own.state, dealt=None)
     parts = [SavedRank(folder, each) for each in range(num_saved)]
     states = [part.state for part in parts]
     ledgers = [state["reception"]["intake"]["ledger"] for state in states]
-    repeated_steps = [] if windows is None else [it for state in states for it in _repeated_steps(state["buffer"])]
-    of_blocks = None
-    if windows is not None:
-        of_blocks = BlockDealing(
-            shape=windows,
-            before=lambda simulation, block: routing.dealing(simulation, num_saved).rank_of(simulation, block),
-            now=lambda simulation, block: routing.dealing(simulation, num_ranks).rank_of(simulation, block),
-            torn=torn_steps(ledgers, num_ranks, routing, repeated_steps),
-        )
     dealt = redeal(
-        [state["buffer"] for state in states],
-        policy=policy,
-        seeds=[(*seed, each) for each in range(num_ranks)],
-        windows=of_blocks,
+        [state["buffer"] for state in states], policy=policy, seeds=[(*seed, each) for each in range(num_ranks)]
     )
-    counts = [_Counts(each, of_blocks, num_held_out) for each in range(num_ranks)]
     trained_on = [
-        counts[each].accepted(redealt(ledgers, each, num_ranks, routing, repeated_steps), dealt[each].state)
-        - counts[each].left(dealt[each].state)
+        _num_accepted(redealt(ledgers, each, dealing), num_held_out, windows, dealt[each].state)
+        - _num_left(dealt[each].state, windows)
         for each in range(num_ranks)
     ]
-    state = _dealt_out(states, redealt(ledgers, rank, num_ranks, routing, repeated_steps), is_first=rank == 0)
+    state = _dealt_out(states, redealt(ledgers, rank, dealing), is_first=rank == 0)
     # A rank accounts for what its ledger has accepted, wherever that was drawn; rank 0 for what does not add up.
     num_drawn = sum(state["num_drawn"] for state in states)
     state["num_drawn"] = trained_on[rank] if rank else num_drawn - sum(trained_on[1:])
@@ -240,40 +227,24 @@ def _complete(state: Mapping[str, Any]) -> dict[int, int | None]:
     return {simulation: it.total for simulation, it in saved_entries(ledger) if it.complete}
 
 
-@dataclass(frozen=True, slots=True)
-class _Counts:
-    """The samples of one new rank. The first `num_held_out` simulations have none."""
-
-    rank: int
-    windows: BlockDealing | None
-    num_held_out: int
-
-    def accepted(self, ledger: Mapping[str, Any], buffer: Mapping[str, Any]) -> int:
-        """The samples of all accepted steps in a ledger."""
-        entries = [(i, it) for i, it in saved_entries(ledger) if i >= self.num_held_out]
-        if self.windows is None:
-            return sum(it.num_accepted for _, it in entries)
-        of_rank = Windows(self.windows.shape, 0, most_kept=0, own=self._is_own)
-        accepted = ((i, np.setdiff1d(_indices(it.settled), _indices(it.rejected))) for i, it in entries)
-        num_late: int = sum(num for *_, num in buffer[WINDOWS]["num_late"].tolist())
-        return sum(of_rank.num_among(simulation, steps) for simulation, steps in accepted) - num_late
-
-    def left(self, buffer: Mapping[str, Any]) -> int:
-        """The samples in a buffer that were never drawn."""
-        seen, slots = buffer["seen"], buffer["policy"]["slots"]
-        if self.windows is None:
-            waiting = np.concatenate([slots, buffer["backlog"]])
-            return int(np.count_nonzero(seen[waiting] == 0))
-        num_unseen = int(np.count_nonzero(seen[slots] == 0))
-        return num_unseen + num_windows_waiting(dict(buffer), self.windows.shape, self._is_own)
-
-    def _is_own(self, simulation: int, block: int) -> bool:
-        assert self.windows is not None
-        return self.windows.now(simulation, block) == self.rank
+def _num_accepted(
+    ledger: Mapping[str, Any], num_held_out: int, windows: WindowShape | None, buffer: Mapping[str, Any]
+) -> int:
+    """The samples of all accepted steps in a ledger; of the first `num_held_out` simulations there are none."""
+    entries = [it for simulation, it in saved_entries(ledger) if simulation >= num_held_out]
+    if windows is None:
+        return sum(it.num_accepted for it in entries)
+    accepted = [np.setdiff1d(_indices(it.settled), _indices(it.rejected)) for it in entries]
+    num_late = int(buffer[WINDOWS]["num_late"][:, 1].sum())
+    return sum(map(windows.num_among, accepted)) - num_late
 
 
-def _repeated_steps(buffer: Mapping[str, Any]) -> list[tuple[int, int, int]]:
-    return [(simulation, block, step) for simulation, block, step in buffer[WINDOWS]["repeated_steps"].tolist()]
+def _num_left(buffer: Mapping[str, Any], windows: WindowShape | None) -> int:
+    """The samples in a buffer that were never drawn."""
+    seen, slots = buffer["seen"], buffer["policy"]["slots"]
+    waiting = slots if windows is not None else np.concatenate([slots, buffer["backlog"]])
+    num_unseen = int(np.count_nonzero(seen[waiting] == 0))
+    return num_unseen if windows is None else num_unseen + num_windows_waiting(dict(buffer), windows)
 
 
 def _indices(packed: bytes) -> NDArray[np.int64]:

@@ -19,7 +19,7 @@ from stream_server.server.model.warm_start import find_source
 from stream_server.server.ranks.communicator import SoloRanks, environment_rank
 from stream_server.server.replay.share import ReplayShare
 from stream_server.server.replay.simulation_file import load_h5py
-from stream_server.server.run.build import allowed_failures, make_policy
+from stream_server.server.run.build import allowed_failures, make_policy, scarcity
 from stream_server.server.run.cores import expected_cores
 from stream_server.server.run.output import OutputFolder
 from stream_server.server.run.plan import MemoryNeed, RankPlan, free_on_node, limit_of_node, make_plan, memory_problem
@@ -148,7 +148,7 @@ def _lines(config: StudyConfig, plan: RankPlan) -> list[tuple[str, str]]:
         ),
         ("memory", f"{MemoryNeed.of(config, plan, server.num_ranks)} per rank; {_node()}"),
         ("credit", f"{counted(plan.credit, 'step')} of a simulation under way to each rank"),
-        *([("windows", dealt)] if (dealt := _blocks(config, server.num_ranks)) else []),
+        *([("windows", text)] if (text := scarcity(config, server.num_ranks)) else []),
         ("batch size", f"{config.training.batch_size} per rank"),
         ("server", _job_of_server(config))
         if config.server.backend != "local"
@@ -182,18 +182,6 @@ def _of_steps(config: StudyConfig) -> str:
     return (
         f"windows, each of {counted(window.length, 'time step')} with a spacing of {window.spacing}, from every "
         f"{'' if window.stride == 1 else f'{window.stride}. '}time step on; time steps"
-    )
-
-
-def _blocks(config: StudyConfig, num_ranks: int) -> str:
-    """How windows are dealt to the ranks; "" where a simulation is on one of them, or time steps are dealt."""
-    window = config.window
-    if window is None or config.buffer.routing != "steps" or num_ranks == 1:
-        return ""
-    return (
-        f"dealt to the {num_ranks} ranks in blocks of {window.samples_per_block}; the "
-        f"{counted(window.span, 'time step')} behind the {window.block} of a block go to two ranks, and a full rank "
-        "has room for a block of each simulation"
     )
 
 

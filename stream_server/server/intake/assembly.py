@@ -47,7 +47,7 @@ class Assembly:
         problem = self._problem(connection, data)
         if problem is not None:
             return self._refuse(connection, data, *problem)
-        stride = attempt.dealing.stride
+        stride = state.dealing.stride
         end = data.index + num * stride
         indices = range(data.index, end, stride)
         is_alone = connection.alone and data.field == ALL_FIELDS and not attempt.partial_steps
@@ -72,9 +72,8 @@ class Assembly:
         attempt, numbering = connection.attempt, self.state.numbering
         if not attempt.running or connection.ended or attempt.partial_steps or index < attempt.entry.settled.stop:
             return 0
-        left = -(-(numbering.limit - index) // attempt.dealing.stride)
-        ours = attempt.dealing.num_from(attempt.simulation, self.state.rank, index)
-        return max(0, min(self.state.credit - attempt.num_waiting - num_pending, left, ours))
+        left = -(-(numbering.limit - index) // self.state.dealing.stride)
+        return max(0, min(self.state.credit - attempt.num_waiting - num_pending, left))
 
     def complete(
         self, connection: Connection, data: Data, steps: Iterable[PartialStep | None], num_bytes: int
@@ -123,7 +122,7 @@ class Assembly:
     def _problem(self, connection: Connection, data: Data) -> Problem | None:
         """Compare the next message of a connection with what that was opened for."""
         state, attempt, numbering = self.state, connection.attempt, self.state.numbering
-        last = data.index + (data.num_steps - 1) * attempt.dealing.stride
+        last = data.index + (data.num_steps - 1) * state.dealing.stride
         if data.incarnation != state.incarnation:
             text = f"this is incarnation {state.incarnation}, the message is for {data.incarnation}"
             return Reason.STALE_INCARNATION, text
@@ -140,7 +139,7 @@ class Assembly:
         if last >= numbering.limit:
             end = numbering.label(numbering.limit - 1)
             return Reason.WRONG_STEP, f"time step {numbering.label(last)} is behind the last, {end}"
-        if data.num_steps > attempt.dealing.num_from(attempt.simulation, state.rank, data.index):
+        if state.dealing.server_rank(attempt.simulation, data.index) != state.rank:
             return Reason.WRONG_STEP, f"time step {numbering.label(data.index)} belongs to another server rank"
         if not connection.has_statics:
             names = ", ".join(place.field for place in connection.static_places)

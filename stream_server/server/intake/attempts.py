@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 
 from stream_server.messages.client import Ack, Data, End, Open
-from stream_server.messages.routing import Dealing
 from stream_server.messages.simulation_phase import SimulationPhase
 from stream_server.server.intake.filling import Array, SharedRows
 from stream_server.server.intake.layout import BlockLayout, Place
@@ -246,7 +245,7 @@ class PartialStatics:
 
 @dataclass(eq=False, kw_only=True, slots=True)
 class AttemptState:
-    """One attempt of a simulation as this rank sees it; `dealing` says which steps are this rank's.
+    """One attempt of a simulation as this rank sees it.
 
     `end_state` is the simulation's terminal state, "" while it has none, and `end_reason` why it ended so.
     `num_expected` is how many steps this rank is to settle, `total` how many all ranks are; None while that is not
@@ -263,7 +262,6 @@ class AttemptState:
     attempt: int
     entry: LedgerEntry
     layout: BlockLayout
-    dealing: Dealing
     num_expected: int | None
     total: int | None
     phase: AttemptPhase = AttemptPhase.RUNNING
@@ -294,7 +292,6 @@ class AttemptState:
             attempt=-1,
             entry=entry,
             layout=layout,
-            dealing=Dealing(num_ranks=1),
             num_expected=None,
             total=None,
         )

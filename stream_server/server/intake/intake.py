@@ -3,7 +3,6 @@
 It has no sockets and no clock; notices, messages and payloads go in, and answers come out. Receiver thread.
 """
 
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -91,7 +90,7 @@ class Intake:
         # What came before a restart is not known here.
         is_whole = is_told and state.incarnation == 1
         optional = (it.name for it in state.fields.values() if it.optional and is_whole)
-        missing = MissingFields(optional, num_ranks=state.num_ranks)
+        missing = MissingFields(optional, num_ranks=state.dealing.num_ranks)
         self.observers = self.settlement.observers = (equal, missing)
         self.assembly = Assembly(state, self.settlement)
         self.series = SeriesIntake(state, self.assembly, self.settlement)
@@ -318,35 +317,30 @@ class Intake:
 
     @property
     def num_received(self) -> int:
-        """How many of the steps that this rank counts it has settled, ever."""
+        """How many steps this rank has settled, ever."""
         return sum(entry.num_settled for entry in self.state.ledger.entries.values())
 
     def account(self) -> RankAccount:
         """The account of this rank so far."""
-        ledger, windows = self.state.ledger, self.settlement.buffer.windows
-        late: Counter[int] = Counter() if windows is None else windows.late()
+        ledger = self.state.ledger
         return RankAccount(
-            intake={
-                simulation: self._received(simulation, entry, late[simulation])
-                for simulation, entry in ledger.entries.items()
-            },
+            intake={simulation: self._received(simulation, entry) for simulation, entry in ledger.entries.items()},
             duplicates=ledger.duplicates,
             withdrawn=self.settlement.num_withdrawn,
             refused=dict(self.state.refused),
         )
 
-    def _received(self, simulation: int, entry: LedgerEntry, num_late: int) -> Received:
+    def _received(self, simulation: int, entry: LedgerEntry) -> Received:
         windows = self.settlement.buffer.windows
-        num_unsettled = 0 if windows is None else windows.num_counted_unsettled(simulation, entry.settled.array())
         return Received(
-            accepted=entry.num_accepted + num_unsettled,
+            accepted=entry.num_accepted,
             rejected=dict(entry.reasons),
             windows=None
             if windows is None
             else WindowCounts(
-                of_accepted=windows.num_among(simulation, entry.accepted()),
-                of_settled=windows.num_among(simulation, entry.settled.array()),
-                late=num_late,
+                of_accepted=windows.shape.num_among(entry.accepted()),
+                of_settled=windows.shape.num_among(entry.settled.array()),
+                late=windows.num_late[simulation],
             ),
         )
 

@@ -1,16 +1,13 @@
 """The ledger: which steps of which simulations one server rank has settled. Pure; receiver thread."""
 
 from collections import Counter
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from stream_server.server.intake.saved_ledger import LedgerColumns, SavedEntry, saved_entries
-
-Counts = Callable[[NDArray[Any]], NDArray[np.bool_]]
 
 
 class StepSet:
@@ -80,14 +77,11 @@ class LedgerEntry:
 
     `complete`: the share of this rank is, whatever attempt it came from; `total` is then how many steps the
     simulation has on all ranks, None if nobody said. `finished`: this rank was told that the shares of all ranks are.
-    `counts` says which of some steps this rank counts, where others have some of them, too: the numbers and `reasons`
-    are of these alone. None: all.
     """
 
-    __slots__ = ("complete", "counts", "finished", "reasons", "rejected", "settled", "total")
+    __slots__ = ("complete", "finished", "reasons", "rejected", "settled", "total")
 
-    def __init__(self, counts: Counts | None = None) -> None:
-        self.counts = counts
+    def __init__(self) -> None:
         self.settled = StepSet()
         self.rejected = StepSet()
         self.reasons: Counter[str] = Counter()
@@ -97,9 +91,7 @@ class LedgerEntry:
 
     @property
     def num_settled(self) -> int:
-        if self.counts is None:
-            return len(self.settled)
-        return int(np.count_nonzero(self.counts(self.settled.array())))
+        return len(self.settled)
 
     @property
     def num_accepted(self) -> int:
@@ -107,11 +99,7 @@ class LedgerEntry:
 
     @property
     def num_rejected(self) -> int:
-        return self.reasons.total()
-
-    def num_counted(self, indices: range) -> int:
-        """How many of these steps this rank counts."""
-        return len(indices) if self.counts is None else int(np.count_nonzero(self.counts(np.array(indices))))
+        return len(self.rejected)
 
     def to_save(self) -> SavedEntry:
         """All of it, as it is now."""
@@ -145,18 +133,13 @@ class LedgerEntry:
     def reject(self, indices: range, reason: str) -> None:
         self.settled.add(indices)
         self.rejected.add(indices)
-        if num := self.num_counted(indices):
-            self.reasons[reason] += num
+        self.reasons[reason] += len(indices)
 
 
 class Ledger:
-    """An entry for every simulation that this rank has heard of, and how many settled steps came again.
+    """An entry for every simulation that this rank has heard of, and how many settled steps came again."""
 
-    `counts` is given a simulation and steps of it, and says which of these the rank counts; None: all.
-    """
-
-    def __init__(self, counts: Callable[[int, NDArray[Any]], NDArray[np.bool_]] | None = None) -> None:
-        self._counts = counts
+    def __init__(self) -> None:
         self.duplicates = 0
         self._entries: dict[int, LedgerEntry] = {}
         self._columns = LedgerColumns()
@@ -167,8 +150,7 @@ class Ledger:
         """The entry of a simulation, an empty one if it is new."""
         entry = self._entries.get(simulation)
         if entry is None:
-            counts = None if self._counts is None else partial(self._counts, simulation)
-            entry = self._entries[simulation] = LedgerEntry(counts)
+            entry = self._entries[simulation] = LedgerEntry()
             self._unsaved[self._columns.append(simulation)] = entry
         return entry
 

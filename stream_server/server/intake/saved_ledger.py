@@ -2,7 +2,7 @@
 
 from array import array
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -10,11 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stream_server.messages.routing import Dealing, StudyRouting
+from stream_server.messages.routing import Dealing
 
 UNKNOWN = -1
-
-Flags = NDArray[np.bool_]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -105,131 +103,53 @@ def num_in(packed: bytes) -> int:
     return int.from_bytes(packed, "little").bit_count()
 
 
-BlockStep = tuple[int, int, int]
-"""A simulation, a block, and a step of it."""
+def redealt(states: Sequence[Mapping[str, Any]], rank: int, dealing: Dealing) -> dict[str, Any]:
+    """The state of the ledger of one of the ranks of `dealing`, out of those of all ranks of another number of them.
 
-
-def redealt(
-    states: Sequence[Mapping[str, Any]],
-    rank: int,
-    num_ranks: int,
-    routing: StudyRouting,
-    repeated_steps: Collection[BlockStep] = (),
-) -> dict[str, Any]:
-    """The state of the ledger of one of `num_ranks` ranks, out of those of all ranks of another number of them.
-
-    Every step goes to the rank to which its routing brings it now; of two blocks that have it, only if both know it,
-    where both are of this rank. A block knows what its rank has settled, and its `repeated_steps`. A share is complete
-    only if all were. A rank knows of the ends that the one of its number was told of.
+    Every step goes to the rank to which its routing brings it now. A share is complete only if all were. A rank knows
+    of the ends that the one of its number was told of.
     """
+    saved = [dict(saved_entries(state)) for state in states]
     columns = LedgerColumns()
-    for simulation, of_ranks in _by_simulation(states):
-        known = [(block, step) for of, block, step in repeated_steps if of == simulation]
-        entry = _redealt_entry(simulation, of_ranks, rank, num_ranks, routing, known)
-        columns.put(columns.append(simulation), entry)
+    for simulation in sorted({simulation for entries in saved for simulation in entries}):
+        of_ranks = [entries.get(simulation) for entries in saved]
+        columns.put(columns.append(simulation), _redealt_entry(simulation, of_ranks, rank, dealing))
     return {
         "duplicates": sum(state["duplicates"] for state in states) if rank == 0 else 0,
         **columns.state_dict(),
     }
 
 
-def torn_steps(
-    states: Sequence[Mapping[str, Any]],
-    num_ranks: int,
-    routing: StudyRouting,
-    repeated_steps: Collection[BlockStep] = (),
-) -> list[BlockStep]:
-    """The steps that only one of their two blocks knows, with that block, if both are of the same one of the ranks."""
-    if num_ranks > 1 or not routing.overlap:
-        return []
-    return [
-        (simulation, block, step)
-        for simulation, of_ranks in _by_simulation(states)
-        for block, step in _known(
-            simulation, of_ranks, routing, [it[1:] for it in repeated_steps if it[0] == simulation]
-        ).torn
-    ]
-
-
-class _Known:
-    """The blocks that know each step of a simulation, and those that have rejected it.
-
-    `first` and `last` are those blocks, step by step; the first one counts the step. What it has rejected is rejected;
-    what only the last one has comes again.
-    """
-
-    def __init__(self, simulation: int, saved: Sequence[SavedEntry | None], dealing: Dealing, num_steps: int) -> None:
-        steps = np.arange(num_steps)
-        settled, rejected = np.zeros((2, len(saved), num_steps), bool)
-        for rank, it in enumerate(saved):
-            for flags, packed in () if it is None else ((settled, it.settled), (rejected, it.rejected)):
-                of_rank = np.unpackbits(np.frombuffer(packed, np.uint8), bitorder="little")[:num_steps]
-                flags[rank, : len(of_rank)] = of_rank
-        self.first: NDArray[np.int64] = np.maximum(0, steps - dealing.overlap) // dealing.block
-        self.last: NDArray[np.int64] = steps // dealing.block
-        of_first, of_last = (dealing.ranks_of(simulation, blocks) for blocks in (self.first, self.last))
-        self.by_first: Flags = settled[of_first, steps]
-        self.rejected_by_first: Flags = rejected[of_first, steps]
-        rejected_by_last: Flags = rejected[of_last, steps]
-        self.rejected_by_last: Flags = self.rejected_by_first | (rejected_by_last & self.by_first)
-        self.by_last: Flags = (settled[of_last, steps] & ~rejected_by_last) | self.rejected_by_last
-
-    @property
-    def torn(self) -> list[tuple[int, int]]:
-        """The blocks and steps of which the other block of the step knows nothing."""
-        by_first = np.flatnonzero(self.by_first & ~self.by_last)
-        by_last = np.flatnonzero(self.by_last & ~self.by_first)
-        return [(int(self.first[it]), int(it)) for it in by_first] + [(int(self.last[it]), int(it)) for it in by_last]
-
-
-def _by_simulation(states: Sequence[Mapping[str, Any]]) -> Iterator[tuple[int, list[SavedEntry | None]]]:
-    saved = [dict(saved_entries(state)) for state in states]
-    for simulation in sorted({simulation for entries in saved for simulation in entries}):
-        yield simulation, [entries.get(simulation) for entries in saved]
-
-
-def _known(
-    simulation: int,
-    saved: Sequence[SavedEntry | None],
-    routing: StudyRouting,
-    repeated_steps: Sequence[tuple[int, int]],
-) -> _Known:
-    sizes = [8 * len(it.settled) for it in saved if it is not None]
-    num_steps = max([*sizes, *(step + 1 for _, step in repeated_steps)])
-    known = _Known(simulation, saved, routing.dealing(simulation, len(saved)), num_steps)
-    for block, step in repeated_steps:
-        known.by_first[step] |= known.first[step] == block
-        known.by_last[step] |= known.last[step] == block
-    return known
-
-
-def _redealt_entry(
-    simulation: int,
-    saved: Sequence[SavedEntry | None],
-    rank: int,
-    num_ranks: int,
-    routing: StudyRouting,
-    repeated_steps: Sequence[tuple[int, int]],
-) -> SavedEntry:
-    dealing = routing.dealing(simulation, num_ranks)
-    there = [it for it in saved if it is not None]
-    known = _known(simulation, saved, routing, repeated_steps)
-    of_first, of_last = (dealing.ranks_of(simulation, blocks) == rank for blocks in (known.first, known.last))
-    settled: Flags = (of_first | of_last) & (known.by_first | ~of_first) & (known.by_last | ~of_last)
-    rejected: Flags = settled & ((known.rejected_by_first & of_first) | (known.rejected_by_last & of_last))
+def _redealt_entry(simulation: int, saved: Sequence[SavedEntry | None], rank: int, dealing: Dealing) -> SavedEntry:
+    known = [it for it in saved if it is not None]
+    settled, rejected = _union([it.settled for it in known]), _union([it.rejected for it in known])
+    shares = [_of_share(rejected, dealing.share(simulation, it, len(rejected))) for it in range(rank + 1)]
     # Which rejected step had which reason is not written down; the sums over the ranks stay what they were.
-    reasons = iter([reason for it in there for reason, num in it.reasons.items() for _ in range(num)])
-    counted = np.flatnonzero(known.rejected_by_first)
-    nums = [int(np.count_nonzero(dealing.counts(simulation, it, counted))) for it in range(rank + 1)]
-    *_, own = [list(islice(reasons, num)) for num in nums]
+    reasons = iter([reason for it in known for reason, num in it.reasons.items() for _ in range(num)])
+    *_, own = [list(islice(reasons, int(np.count_nonzero(bits)))) for bits in shares]
     return SavedEntry(
-        settled=_packed(settled),
-        rejected=_packed(rejected),
+        settled=_packed(_of_share(settled, dealing.share(simulation, rank, len(settled)))),
+        rejected=_packed(shares[-1]),
         reasons=Counter(own),
-        complete=len(there) == len(saved) and all(it.complete for it in there),
+        complete=len(known) == len(saved) and all(it.complete for it in known),
         finished=any(it is not None and it.finished for it in saved[rank : rank + 1]),
-        total=next((it.total for it in there if it.total is not None), None),
+        total=next((it.total for it in known if it.total is not None), None),
     )
+
+
+def _union(packed: Sequence[bytes]) -> NDArray[np.bool_]:
+    flags = [np.unpackbits(np.frombuffer(bits, np.uint8), bitorder="little").astype(bool) for bits in packed]
+    union = np.zeros(max(map(len, flags)), bool)
+    for it in flags:
+        union[: len(it)] |= it
+    return union
+
+
+def _of_share(bits: NDArray[np.bool_], share: range) -> NDArray[np.bool_]:
+    mine = np.zeros_like(bits)
+    indices = slice(share.start, share.stop, share.step)
+    mine[indices] = bits[indices]
+    return mine
 
 
 def _packed(bits: NDArray[np.bool_]) -> bytes:

@@ -210,7 +210,7 @@ class Settlement:
         if self._waiting:
             admitted = self.buffer.admit()
             if self.recorder is not None:
-                self.recorder.append(self.buffer.counted(admitted))
+                self.recorder.append(admitted)
             self.in_stream(len(admitted))
         self._discard_freed()
 
@@ -322,7 +322,7 @@ class Settlement:
 
     def _arrive(self, run: StepRun) -> None:
         attempt = run.attempt
-        attempt.received += attempt.entry.num_counted(run.indices)
+        attempt.received += len(run.indices)
         attempt.num_unsaved += len(run.indices)
         self.has_pressure |= attempt.num_unsaved > self.max_unsaved * attempt.layout.num_ranks
         self.changed[attempt.simulation] = attempt

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from stream_server.messages.client import (
     MAX_UNKNOWN_STEPS,
@@ -15,7 +14,7 @@ from stream_server.messages.client import (
     Refusal,
     TimeSteps,
 )
-from stream_server.messages.routing import StudyRouting
+from stream_server.messages.routing import Dealing
 from stream_server.server.intake.attempts import AttemptState, PartialStatics
 from stream_server.server.intake.layout import BlockLayout
 from stream_server.server.intake.ledger import Ledger
@@ -57,8 +56,7 @@ class IntakeState:
         self,
         *,
         rank: int,
-        num_ranks: int,
-        routing: StudyRouting,
+        dealing: Dealing,
         time_steps: TimeSteps,
         fields: Iterable[FieldSpec],
         study: str,
@@ -67,8 +65,7 @@ class IntakeState:
         client_ranks: int = MAX_UNSAID_RANKS,
     ) -> None:
         self.rank = rank
-        self.num_ranks = num_ranks
-        self.routing = routing
+        self.dealing = dealing
         self.numbering = StepNumbering(
             time_steps=time_steps,
             limit=MAX_UNKNOWN_STEPS if time_steps.num is None else time_steps.num,
@@ -82,7 +79,7 @@ class IntakeState:
         self.client_ranks = client_ranks
         self.dtypes = {spec.name: np.dtype(spec.dtype) for spec in specs.values() if spec.dtype}
         self.attempts: dict[int, AttemptState] = {}
-        self.ledger = Ledger(self._counts if routing.overlap else None)
+        self.ledger = Ledger()
         self.refused: Counter[str] = Counter()
 
     @property
@@ -93,24 +90,20 @@ class IntakeState:
     def begin(self, simulation: int, attempt: int, *, goes_on: bool) -> AttemptState:
         """Make an attempt the current one; `goes_on`: it ran in an earlier incarnation, and repeats nothing known."""
         total = self.numbering.time_steps.num
-        dealing = self.routing.dealing(simulation, self.num_ranks)
-        sizes = map(len, dealing.share(simulation, self.rank, self.numbering.limit))
-        num_expected = (None if any(sizes) else 0) if total is None else sum(sizes)
+        num_expected: int | None = len(self.dealing.share(simulation, self.rank, self.numbering.limit))
+        if total is None and num_expected:
+            num_expected = None
         begun = self.attempts[simulation] = AttemptState(
             simulation=simulation,
             attempt=attempt,
             entry=self.ledger[simulation],
             layout=BlockLayout(fields=self.fields, num_ranks=1),
             statics=PartialStatics(layout=BlockLayout(fields=self.static_fields, num_ranks=1)),
-            dealing=dealing,
             num_expected=num_expected,
             total=total,
             num_known=0 if goes_on else None,
         )
         return begun
-
-    def _counts(self, simulation: int, indices: NDArray[Any]) -> NDArray[np.bool_]:
-        return self.routing.dealing(simulation, self.num_ranks).counts(simulation, self.rank, indices)
 
     def refuse(self, reason: Reason, text: str, sequence: int | None = None) -> Refusal:
         """Make a refusal, and count it."""

@@ -11,6 +11,7 @@ from stream_server.machine import private_folder
 from stream_server.messages.client import Away
 from stream_server.messages.connection import ConnectionFile, Security
 from stream_server.messages.curve import KeyPair
+from stream_server.messages.routing import Dealing
 from stream_server.server.intake.intake import Intake
 from stream_server.server.intake.state import MAX_UNSAID_RANKS, IntakeState
 from stream_server.server.intake.validation_store import ValidationStore
@@ -69,8 +70,7 @@ def make_intake(
     return Intake(
         IntakeState(
             rank=ranks.rank,
-            num_ranks=ranks.size,
-            routing=build.routing(config),
+            dealing=Dealing(build.routing(config), ranks.size),
             time_steps=build.time_steps(config),
             fields=build.field_specs(config),
             study=identity.study,

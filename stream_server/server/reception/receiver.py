@@ -69,7 +69,7 @@ class Receiver:
         self.dispatcher = Dispatcher(intake=intake, access=access, reply=self._reply, tell_main=self.events.put)
         self._coordinator: Coordinator | None = None
         self._channels = {
-            other: notices.Channel() for other in (range(1, intake.state.num_ranks) if rank == 0 else [0])
+            other: notices.Channel() for other in (range(1, intake.state.dealing.num_ranks) if rank == 0 else [0])
         }
         self._commands: deque[mailbox.Command] = deque()
         self._is_leaving = False

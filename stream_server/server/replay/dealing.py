@@ -44,7 +44,7 @@ class ReplayDealing:
 
     def owner(self, file: int, simulation: int, index: int) -> int:
         """The rank that is given step `index` of a simulation, recorded in `file`."""
-        return file if self.is_same else Dealing.of(self.routing, self.num_ranks).server_ranks(simulation, index)[0]
+        return file if self.is_same else Dealing(self.routing, self.num_ranks).server_rank(simulation, index)
 
     def index(self, time_step: int) -> int:
         """The index of a time step, which counts from 0 whatever the steps are called."""

@@ -12,7 +12,6 @@ from stream_server.buffers import WindowShape
 from stream_server.buffers.statics import StaticFields
 from stream_server.config import StudyConfig
 from stream_server.errors import ConfigError, DamagedRecord
-from stream_server.messages.client import Routing
 from stream_server.server.intake.account import RankAccount, Received, WindowCounts
 from stream_server.server.intake.validation_store import ValidationStore
 from stream_server.server.ranks.communicator import Ranks
@@ -128,8 +127,7 @@ class ReplayShare:
         dealing = ReplayDealing(
             num_recorded=len(recording.ranks),
             num_ranks=ranks.size,
-            # All windows of a simulation are made on one rank: nobody sends, and none has to wait for another.
-            routing=Routing.SIMULATIONS if config.window is not None else build.routing(config).routing,
+            routing=build.routing(config),
             time_steps=build.time_steps(config),
             keeps_ranks=config.window is None,
         )

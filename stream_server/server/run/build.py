@@ -1,18 +1,15 @@
 """The translation of study.json into the objects of a rank: buffer policy, slots, fields, time steps and routing."""
 
-from collections.abc import Callable
 from functools import partial
 
 import numpy as np
 
 from stream_server.buffers import Buffer, Policy, Slots, WindowBuffer, WindowShape, policy_class
-from stream_server.buffers.windows import ONE_BLOCK
 from stream_server.config import StudyConfig
 from stream_server.config.buffer_sections import WATERMARK_PART
 from stream_server.errors import ConfigError, UserCodeError
 from stream_server.launcher.schedule.retry_policy import most_failed
 from stream_server.messages.client import FieldSpec, Routing, TimeSteps
-from stream_server.messages.routing import StudyRouting
 from stream_server.user_code import arguments_for, call_user
 from stream_server.wording import counted
 
@@ -80,7 +77,6 @@ def window_shape(config: StudyConfig) -> WindowShape | None:
         first=steps.first,
         every=steps.every,
         num_steps=steps.num,
-        block=routing(config).block if config.buffer.routing == "steps" else ONE_BLOCK,
     )
 
 
@@ -91,16 +87,12 @@ def make_buffer(
     *,
     spare: int = 0,
     most_kept: int = 0,
-    own: Callable[[int, int], bool] | None = None,
 ) -> Buffer:
-    """A buffer of what this study has for samples; `spare` and `most_kept` are those of the plan.
-
-    Of windows it makes those of blocks that are `own`; the function is given a simulation and a block.
-    """
+    """A buffer of what this study has for samples; `spare` and `most_kept` are those of the plan."""
     slots, shape = make_slots(config, num_slots), window_shape(config)
     if shape is None:
         return Buffer(policy, slots, spare=spare)
-    return WindowBuffer(policy, slots, shape=shape, most_kept=most_kept, spare=spare, own=own)
+    return WindowBuffer(policy, slots, shape=shape, most_kept=most_kept, spare=spare)
 
 
 def field_specs(config: StudyConfig) -> tuple[FieldSpec, ...]:
@@ -124,27 +116,20 @@ def time_steps(config: StudyConfig) -> TimeSteps:
     return TimeSteps(num=None) if steps is None else TimeSteps(num=steps.num, first=steps.first, every=steps.every)
 
 
-def routing(config: StudyConfig) -> StudyRouting:
+def routing(config: StudyConfig) -> Routing:
     """The rule by which steps are sent to ranks."""
-    if config.buffer.routing == "simulations":
-        return StudyRouting(routing=Routing.SIMULATIONS)
-    if config.window is None:
-        return StudyRouting(routing=Routing.STEPS)
-    return StudyRouting(
-        routing=Routing.STEPS,
-        block=config.window.block,
-        overlap=config.window.span,
-        num_held_out=config.validation.simulations,
+    return Routing[config.buffer.routing.upper()]
+
+
+def scarcity(config: StudyConfig, num_ranks: int) -> str:
+    """What makes ranks wait for each other where each window is made on one rank; "" if nothing does."""
+    at_once = config.max_simulations_at_once
+    if config.window is None or at_once >= num_ranks:
+        return ""
+    return (
+        f"{counted(at_once, 'simulation')} at once for {num_ranks} ranks: each sends its time steps to one rank, since "
+        "samples are windows, and the others wait for data. Raise launcher.max_running, or train on fewer ranks"
     )
-
-
-def own_blocks(config: StudyConfig, rank: int, num_ranks: int) -> Callable[[int, int], bool] | None:
-    """Whether a rank makes the windows of a block of a simulation to train on; None: all of which it has the steps."""
-    rule = routing(config)
-    if not rule.overlap:
-        return None
-    dealing = rule.dealing(rule.num_held_out, num_ranks)
-    return lambda simulation, block: dealing.rank_of(simulation, block) == rank
 
 
 def num_redraws(config: StudyConfig) -> int:

@@ -26,8 +26,8 @@ class RankPlan:
 
     Where samples are windows, each of a full buffer may have slots of its own, so that capacity and held batches count
     `length` times. `most_kept` slots more are for steps that wait for others of their simulation, twice as many as
-    simulations that send in order keep, and those of two windows for the step that is taken in. Two blocks of windows
-    on one rank both keep the steps between them. Memory is used for slots in use alone.
+    simulations that send in order keep, and those of two windows for the step that is taken in. Memory is used for
+    slots in use alone.
     """
 
     capacity: int
@@ -61,8 +61,7 @@ def make_plan(config: StudyConfig) -> RankPlan:
     length, span = (1, 0) if window is None else (window.length, window.span)
     num_held = HELD_BATCHES + config.training.prefetch
     full, held = capacity * length, num_held * config.training.batch_size * length
-    num_spans = KEPT_SPANS + (config.buffer.routing == "steps")
-    under_way, most_kept = credit * max_clients, num_spans * span * max_clients
+    under_way, most_kept = credit * max_clients, KEPT_SPANS * span * max_clients
     spare = max(-(-full // SPARE_SHARE), held, under_way)
     return RankPlan(
         capacity=capacity,
@@ -99,7 +98,7 @@ class MemoryNeed:
         What is sent once per simulation counts for as few simulations as the samples in the buffer can be of.
         """
         steps, num_held_out = config.study.time_steps, config.validation.simulations
-        in_steps = config.buffer.routing == "steps" and config.window is None
+        in_steps = config.buffer.routing == "steps"
         share = num_held_out if in_steps else -(-num_held_out // num_ranks)
         num_rows, num_in_buffer = 0, 1
         if steps is not None:

@@ -16,11 +16,11 @@ from stream_server.messages.client import (
     Message,
     Reason,
     Refusal,
+    Routing,
     Stop,
     TimeSteps,
     Welcome,
 )
-from stream_server.messages.routing import StudyRouting
 from stream_server.messages.simulation_phase import SimulationPhase
 from stream_server.server.intake.attempts import why_stale
 from stream_server.server.intake.mailbox import SimulationsFailed, SimulationWarning
@@ -48,7 +48,7 @@ class StudyFacts:
     endpoints: tuple[tuple[str, ...], ...]
     time_steps: TimeSteps
     fields: tuple[FieldSpec, ...]
-    routing: StudyRouting
+    routing: Routing
     window_bytes: int
     if_server_away: Away
     wait_s: float
@@ -214,9 +214,7 @@ class Handshake:
             parameters=entry.known_parameters,
             time_steps=self.facts.time_steps,
             fields=self.facts.fields,
-            routing=self.facts.routing.of(simulation),
-            block=self.facts.routing.block,
-            overlap=self.facts.routing.overlap,
+            routing=self.facts.routing,
             window_bytes=self.facts.window_bytes,
             if_server_away=self.facts.if_server_away,
             wait_s=self.facts.wait_s,

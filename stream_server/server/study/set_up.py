@@ -9,6 +9,7 @@ from typing import Any
 
 from stream_server.buffers import Buffer, num_slots_to_load
 from stream_server.config import StudyConfig
+from stream_server.errors import ConfigError
 from stream_server.failpoints import failpoint
 from stream_server.machine.garbage import keep_modules
 from stream_server.server.checkpoint.agreement import CheckpointAgreement, Milestones
@@ -33,7 +34,7 @@ from stream_server.server.progress.stop import StopReason, StopRequests
 from stream_server.server.ranks.communicator import Ranks
 from stream_server.server.reception.reception import Reception
 from stream_server.server.replay.source import ReplaySource
-from stream_server.server.run.build import NOISE_STREAM, allowed_failures, make_buffer, make_policy, own_blocks
+from stream_server.server.run.build import NOISE_STREAM, allowed_failures, make_buffer, make_policy, scarcity
 from stream_server.server.run.cores import share_cores, simulation_cores, wait_passively
 from stream_server.server.run.output import OutputFolder
 from stream_server.server.run.plan import RankPlan, make_plan
@@ -217,8 +218,7 @@ class StudyRank(Composition):
         if self.restored is not None:
             num_slots = num_slots_to_load(self.restored.buffer, capacity=plan.capacity, planned=num_slots)
         policy = make_policy(config, ranks.rank)
-        own = None if self.is_replay else own_blocks(config, ranks.rank, ranks.size)
-        return make_buffer(config, policy, num_slots, spare=plan.spare, most_kept=plan.most_kept, own=own)
+        return make_buffer(config, policy, num_slots, spare=plan.spare, most_kept=plan.most_kept)
 
     def _make_source(self, start: Start, plan: RankPlan, design: ParameterDesign) -> Source:
         if start.replay is not None:
@@ -258,6 +258,11 @@ class StudyRank(Composition):
         keep_modules()
         self.make_server(server_class, stack, self._make_metrics(stopping))
         self.make_step(stack, make_callbacks(self.server))
+        if self.step.needs_every_rank and self.config.window is not None and not self.is_replay:
+            raise ConfigError(
+                "samples.window: a full rank takes steps without one that has no simulation, but SyncBatchNorm, or an "
+                "optimizer that the ranks share out, needs every rank at each step. Leave it out, or train on 1 rank"
+            )
         # Noise differs from rank to rank.
         seed_generators(self.config.study.seed + 1 + self.ranks.rank)
         self._restore_model()
@@ -311,7 +316,8 @@ class StudyRank(Composition):
             log.info("%s", text)
             print(text, file=sys.stderr, flush=True)
         threads = self.cores.threads if self.saved is None else self.saved["threads"]
-        for warning in filter(None, (self.cores.change_since(threads), *self.unprotected)):
+        few = "" if self.is_replay else scarcity(self.config, self.ranks.size)
+        for warning in filter(None, (self.cores.change_since(threads), few, *self.unprotected)):
             log.warning("%s", warning)
 
     def _make_display(self, stack: ExitStack) -> Display | None:

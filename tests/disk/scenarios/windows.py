@@ -13,7 +13,6 @@ import numpy as np
 
 from stream_server.buffers import Fifo, Slots, WindowBuffer, WindowShape, num_slots_to_load
 from stream_server.messages.client import FieldSpec, Routing
-from stream_server.messages.routing import StudyRouting
 from stream_server.server.checkpoint.folder import CheckpointFolder
 from stream_server.server.checkpoint.restore import restore_rank
 from stream_server.server.intake.source import ReceptionSnapshot
@@ -90,7 +89,7 @@ class WindowRank:
             num_saved=1,
             rank=0,
             num_ranks=1,
-            routing=StudyRouting(routing=Routing.SIMULATIONS),
+            routing=Routing.SIMULATIONS,
             num_held_out=0,
             policy=Fifo,
             seed=(0,),

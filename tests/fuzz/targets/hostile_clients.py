@@ -9,7 +9,7 @@ from stream_server.buffers import Buffer, Fifo, Slots
 from stream_server.messages import notices, wire
 from stream_server.messages.client import FieldSpec, Message, Opened, Ping, Routing, TimeSteps
 from stream_server.messages.curve import KeyPair
-from stream_server.messages.routing import StudyRouting
+from stream_server.messages.routing import Dealing
 from stream_server.server.intake.intake import Intake
 from stream_server.server.intake.state import IntakeState
 from stream_server.server.intake.validation_store import ValidationStore
@@ -60,8 +60,7 @@ class Server:
         self.intake = Intake(
             IntakeState(
                 rank=script.one_of(num_ranks),
-                num_ranks=num_ranks,
-                routing=StudyRouting(routing=routing),
+                dealing=Dealing(routing, num_ranks),
                 time_steps=TimeSteps(num=8 if script.one_of(2) else None),
                 fields=(*FIELDS, *shared),
                 study=STUDY,

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from stream_server.messages import wire
-from stream_server.messages.client import DTYPES, Block, Data, Open
+from stream_server.messages.client import DTYPES, PROTOCOL_VERSION, Block, Data, Open
 from tests.native.conformance.case import Case
 from tests.native.conformance.recording import Recorded, by_place
 
@@ -103,7 +103,7 @@ def _line(part: bytes, comment: str) -> str:
 
 
 def _data(header: bytes) -> Iterator[tuple[bytes, str]]:
-    yield header[:8], "version 3, kind 1"
+    yield header[:8], f"version {PROTOCOL_VERSION}, kind 1"
     at = 8
     for size, name in DATA_PARTS:
         part = header[at : at + size]

@@ -34,8 +34,6 @@ static void say_welcome(const sc_welcome *it) {
     say_number(it->window_bytes);
     say_number(it->if_server_away);
     say_double(it->wait_s);
-    say_number(it->block);
-    say_number(it->overlap);
 }
 
 static void say_reply(const sc_reply *reply) {

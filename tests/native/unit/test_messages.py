@@ -65,7 +65,7 @@ def said_welcome(it: Welcome) -> list[str]:
     said += words(optional(it.time_steps.num), it.time_steps.first, it.time_steps.every, len(it.fields))
     for field in it.fields:
         said += [word(field.name), *words(*extents(field.shape), DTYPES.index(field.dtype), field.optional)]
-    return said + words(it.routing, it.window_bytes, it.if_server_away, it.wait_s, it.block, it.overlap)
+    return said + words(it.routing, it.window_bytes, it.if_server_away, it.wait_s)
 
 
 def said(message: Message) -> list[str] | None:
@@ -268,12 +268,8 @@ def fields(*fields: tuple[str, tuple[int, ...], str]) -> list[dict[str, Any]]:
         {"wait_s": -0.0},
         {"wait_s": 5},
         {"wait_s": float("nan")},
-        {"block": 8, "overlap": 7},
-        {"block": 8, "overlap": 8},
-        {"block": 0},
-        {"overlap": 1},
-        {"block": None},
-        {"protocol": 3.0},
+        {"block": 1},
+        {"protocol": 4.0},
         {"protocol": "2"},
         {"protocol": None},
         {"message": "Open"},
@@ -309,19 +305,19 @@ def test_a_number_in_another_form_gets_the_verdict_of_python(probe: Probe, key: 
 def test_a_refusal_at_the_bounds_gets_the_verdict_of_python(
     probe: Probe, reason: str | int | None, sequence: dict[str, Any]
 ) -> None:
-    values = {"message": "Refusal", "protocol": 3, "reason": reason, "text": "", **sequence}
+    values = {"message": "Refusal", "protocol": 4, "reason": reason, "text": "", **sequence}
     assert_same_verdict(probe, json.dumps(values).encode())
 
 
 @pytest.mark.parametrize("known", ["", "00ff", "0", "FF", "0 ", "\u00e9", 5])
 def test_known_steps_in_another_form_get_the_verdict_of_python(probe: Probe, known: str | int) -> None:
-    values = {"message": "Opened", "protocol": 3, "incarnation": 0, "credit": 1, "known": known}
+    values = {"message": "Opened", "protocol": 4, "incarnation": 0, "credit": 1, "known": known}
     assert_same_verdict(probe, json.dumps(values).encode())
 
 
 @pytest.mark.parametrize("other", [b"STRM\x01\x00\x07\x00", b'{"message":"Stop","protocol":1,"text":""}'])
 def test_another_version_of_the_protocol_is_named(probe: Probe, other: bytes) -> None:
-    assert "of protocol version 1, but this is version 3" in text(probe.ask("decode", other)[1])
+    assert "of protocol version 1, but this is version 4" in text(probe.ask("decode", other)[1])
 
 
 def test_a_reply_of_more_than_four_mib_gets_the_verdict_of_python(probe: Probe) -> None:

@@ -614,12 +614,11 @@ def recorded_by_ranks_apart(config: StudyConfig, num_ranks: int, trajectory_ends
     return config.output_dir / "record"
 
 
-@pytest.mark.parametrize("routing", ["steps", "simulations"])
 @pytest.mark.parametrize(("num_recorded", "num_ranks"), [(1, 1), (2, 1), (2, 2), (3, 2)])
 def test_a_replay_makes_every_window_however_the_simulations_and_ranks_ran(
-    folder: StudyFolder, num_recorded: int, num_ranks: int, routing: str
+    folder: StudyFolder, num_recorded: int, num_ranks: int
 ) -> None:
-    config = small_study(folder, WINDOWS | {"buffer.routing": routing})
+    config = small_study(folder, WINDOWS)
     path = recorded_by_ranks_apart(config, num_recorded)
 
     def play(ranks: ThreadRanks) -> tuple[Player, Batches]:

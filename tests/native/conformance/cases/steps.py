@@ -43,19 +43,6 @@ STEPS = (
         """,
     ),
     Case(
-        name="in_blocks",
-        about="Four steps in a row go to one server rank, and the next one, too; the next four to another.",
-        fields=(SMALL,),
-        num_ranks=3,
-        server={"block": 4, "overlap": 1},
-        script=f"""
-            connect 0 1
-            time_steps
-            {steps(14)}
-            finish
-        """,
-    ),
-    Case(
         name="twice",
         about="A step that is sent twice counts once; the later put of a field counts.",
         fields=(SMALL,),

@@ -1,4 +1,4 @@
-"""Windows whose steps are dealt to several ranks in blocks: each is made once, whichever ranks go on, and how often.
+"""Windows of simulations that are each on one of several ranks: each is made once, whatever ranks go on, how often.
 
 The ranks are a ledger and a buffer each. The steps come in any order, on each rank as far as they happen to be.
 """
@@ -11,12 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stream_server.buffers import Policy, Slots, WindowBuffer, WindowShape, num_slots_to_load, redeal
-from stream_server.buffers.redeal import BlockDealing
-from stream_server.buffers.windows import WINDOWS
 from stream_server.messages.client import Routing
-from stream_server.messages.routing import Dealing, StudyRouting
+from stream_server.messages.routing import Dealing
 from stream_server.server.intake.ledger import Ledger
-from stream_server.server.intake.saved_ledger import redealt, torn_steps
+from stream_server.server.intake.saved_ledger import redealt
 from stream_server.storage.plain_state import from_bytes, to_bytes
 from tests.buffers.policies import POLICIES
 from tests.buffers.test_windows import drain, drawn
@@ -59,83 +57,56 @@ class Study:
     ledgers: list[Ledger] = field(default_factory=list)
     buffers: list[WindowBuffer] = field(default_factory=list)
 
-    @property
-    def routing(self) -> StudyRouting:
-        return StudyRouting(routing=Routing.STEPS, block=self.shape.block, overlap=self.shape.span)
-
     def dealing(self, num_ranks: int) -> Dealing:
-        return self.routing.dealing(0, num_ranks)
+        return Dealing(Routing.SIMULATIONS, num_ranks)
 
-    def new_ledger(self, rank: int, num_ranks: int) -> Ledger:
-        return Ledger(lambda simulation, steps: self.dealing(num_ranks).counts(simulation, rank, steps))
-
-    def new_buffer(self, rank: int, num_ranks: int, num_slots: int = 300) -> WindowBuffer:
+    def new_buffer(self, rank: int, num_slots: int = 300) -> WindowBuffer:
         slots = Slots({"u": ()}, num_slots)
         slots.allocate({"u": np.int64})
-        dealing = self.dealing(num_ranks)
-        return WindowBuffer(
-            POLICIES[self.policy](4, rank),
-            slots,
-            shape=self.shape,
-            most_kept=1000,
-            own=lambda simulation, block: dealing.rank_of(simulation, block) == rank,
-        )
+        return WindowBuffer(POLICIES[self.policy](4, rank), slots, shape=self.shape, most_kept=1000)
 
     def begin(self, num_ranks: int) -> None:
-        self.ledgers = [self.new_ledger(rank, num_ranks) for rank in range(num_ranks)]
-        self.buffers = [self.new_buffer(rank, num_ranks) for rank in range(num_ranks)]
+        self.ledgers = [Ledger() for _ in range(num_ranks)]
+        self.buffers = [self.new_buffer(rank) for rank in range(num_ranks)]
 
     def go_on(self, num_ranks: int) -> None:
         """Save all ranks, and go on with so many."""
-        before, dealing = len(self.ledgers), self.dealing(num_ranks)
         saved: list[Any] = [save(buffer) for buffer in self.buffers]
         states = [from_bytes(to_bytes(ledger.state_dict())) for ledger in self.ledgers]
         policy: type[Policy] = type(self.buffers[0].policy)
-        if before == num_ranks:
+        if len(saved) == num_ranks:
             for rank, (state, values) in enumerate(saved):
-                self._load(rank, num_ranks, states[rank], state, values["u"])
+                self._load(rank, states[rank], state, values["u"])
             return
-        repeated_steps = [tuple(it) for state, _ in saved for it in state[WINDOWS]["repeated_steps"].tolist()]
         dealt = redeal(
             [state for state, _ in saved],
             policy=policy,
             seeds=[(0, rank) for rank in range(num_ranks)],
-            windows=BlockDealing(
-                shape=self.shape,
-                before=self.dealing(before).rank_of,
-                now=dealing.rank_of,
-                torn=torn_steps(states, num_ranks, self.routing, repeated_steps),
-            ),
         )
         self.ledgers, self.buffers = [None] * num_ranks, [None] * num_ranks  # type: ignore[list-item]
         for rank, share in enumerate(dealt):
-            ledger = redealt(states, rank, num_ranks, self.routing, repeated_steps)
+            ledger = redealt(states, rank, self.dealing(num_ranks))
             rows = zip(share.ranks.tolist(), share.rows.tolist(), strict=True)
             values = np.array([saved[old][1]["u"][row] for old, row in rows], np.int64)
-            self._load(rank, num_ranks, from_bytes(to_bytes(ledger)), share.state, values)
+            self._load(rank, from_bytes(to_bytes(ledger)), share.state, values)
 
-    def _load(self, rank: int, num_ranks: int, ledger: Any, state: Any, values: Any) -> None:
-        self.ledgers[rank] = self.new_ledger(rank, num_ranks)
+    def _load(self, rank: int, ledger: Any, state: Any, values: Any) -> None:
+        self.ledgers[rank] = Ledger()
         self.ledgers[rank].load_state_dict(ledger)
-        self.buffers[rank] = self.new_buffer(rank, num_ranks, num_slots_to_load(state, capacity=4, planned=300))
+        self.buffers[rank] = self.new_buffer(rank, num_slots_to_load(state, capacity=4, planned=300))
         load(self.buffers[rank], state, {"u": values})
 
     def send(self, *, all_of_it: bool = False) -> None:
-        """The client sends each rank what it lacks, on each as far as it comes."""
-        num_ranks = len(self.ledgers)
+        """Each client sends the rank of its simulation what that lacks, as far as it comes."""
         for simulation in SIMULATIONS:
-            for rank in range(num_ranks):
-                lacking = [
-                    step
-                    for step in self.order[simulation]
-                    if rank in self.dealing(num_ranks).server_ranks(simulation, step)
-                    and step not in self.ledgers[rank][simulation].settled
-                ]
-                if all_of_it and simulation in self.given_up:
-                    continue
-                num = len(lacking) if all_of_it else self.data.draw(st.integers(0, len(lacking)))
-                for step in lacking[:num]:
-                    self._receive(rank, simulation, step)
+            rank = simulation % len(self.ledgers)
+            settled = self.ledgers[rank][simulation].settled
+            lacking = [step for step in self.order[simulation] if step not in settled]
+            if all_of_it and simulation in self.given_up:
+                continue
+            num = len(lacking) if all_of_it else self.data.draw(st.integers(0, len(lacking)))
+            for step in lacking[:num]:
+                self._receive(rank, simulation, step)
 
     def _receive(self, rank: int, simulation: int, step: int) -> None:
         entry, buffer = self.ledgers[rank][simulation], self.buffers[rank]
@@ -157,8 +128,7 @@ class Study:
     def _admit(self, rank: int) -> int:
         admitted = self.buffers[rank].admit()
         slots = self.buffers[rank].slots
-        counted = self.buffers[rank].counted(admitted)
-        self.recorded += [(int(slots.simulation_ids[it]), int(slots.time_steps[it])) for it in counted]
+        self.recorded += [(int(slots.simulation_ids[it]), int(slots.time_steps[it])) for it in admitted]
         return len(admitted)
 
     def train(self) -> None:
@@ -181,9 +151,7 @@ class Study:
 @st.composite
 def shapes(draw: st.DrawFn) -> WindowShape:
     length, spacing, stride = draw(st.integers(2, 3)), draw(st.integers(1, 2)), draw(st.integers(1, 3))
-    span = (length - 1) * spacing
-    block = -(-draw(st.integers(span + 1, 2 * span + 2)) // stride) * stride
-    return WindowShape(length=length, spacing=spacing, stride=stride, block=block)
+    return WindowShape(length=length, spacing=spacing, stride=stride)
 
 
 @settings(max_examples=examples(100), deadline=None)
@@ -217,8 +185,7 @@ def test_each_window_is_made_on_one_rank_whatever_ranks_go_on(
     used = {VALUE * of + step for of, *steps in expected for step in steps}
     assert len(study.observed) == len(set(study.observed))
     assert set(study.observed) <= used
-    # A step is observed where its first window would be: without a gap it is there, unless other ranks went on.
-    assert missing or given_up or len(set(ranks)) > 1 or set(study.observed) == used
+    assert given_up or set(study.observed) == used
     accepted = [key for key in keys if key not in missing]
     assert sorted(it for it in study.recorded if it[0] not in given_up) == [
         it for it in accepted if it[0] not in given_up
@@ -228,8 +195,8 @@ def test_each_window_is_made_on_one_rank_whatever_ranks_go_on(
         num_windows = num_accepted = num_rejected = 0
         for ledger, buffer in zip(study.ledgers, study.buffers, strict=True):
             entry, windows = ledger[simulation], buffer.windows
-            num_windows += windows.num_among(simulation, entry.accepted())
-            num_accepted += entry.num_accepted + windows.num_counted_unsettled(simulation, entry.settled.array())
+            num_windows += windows.shape.num_among(entry.accepted())
+            num_accepted += entry.num_accepted
             num_rejected += entry.num_rejected
         assert num_windows == sum(window[0] == simulation for window in expected)
         assert num_accepted == sum(it[0] == simulation for it in study.recorded)
