@@ -139,6 +139,14 @@ def test_full_ranks_go_on_without_those_that_have_no_simulation(tmp_path: Path, 
     assert done.output.count("1 simulation at once for 3 ranks") == 1
 
 
+@pytest.mark.full
+def test_a_model_that_needs_every_rank_at_each_step_is_refused_on_several_ranks(tmp_path: Path) -> None:
+    settings = IN_TURN | {"server.class": "synchronised_server.py:SynchronisedServer", "training.uneven": "stop"}
+    done = run_study(NUMPY_STUDY, tmp_path / "run", num_ranks=2, settings=settings)
+    assert done.exit_code == 2
+    assert "samples.window: a full rank takes steps without one that has no simulation" in done.output
+
+
 def test_windows_with_a_rejected_step_and_of_a_simulation_that_ends_early_are_impossible(tmp_path: Path) -> None:
     command = ["python", "troubled.py", "not_finite", "2", "early", "3", "kill", "4", "invalid", "5"]
     done = run_here(NUMPY_STUDY, tmp_path / "run", settings=WINDOWS | {"simulation.command": command})
