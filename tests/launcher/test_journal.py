@@ -279,7 +279,7 @@ def test_a_new_run_knows_only_what_numbers_were_used() -> None:
 
 def test_how_each_attempt_ended_is_known_over_all_runs() -> None:
     cancelled = AttemptCancelled(simulation=2, attempt=0, reason="late", excuse="")
-    failed = Fail(simulation=1, attempt=0, reason="crashed", excuse="")
+    failed = Failed(simulation=1, attempt=0, reason="crashed", excuse="")
     ended = [AttemptEnded(simulation=it, attempt=0, reason="ended with exit code 0") for it in (0, 2)]
     begun = [attempt(it, 0) for it in range(4)]
     new = LauncherStarted(pid=3, boot="b", link="l", supervises=False, resumed=False)

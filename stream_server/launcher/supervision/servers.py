@@ -88,7 +88,7 @@ class Servers:
         if name not in self._backends:
             self._backends[name] = backend = load_server_backend(self.config, name)
             # A backend of the user's is wrapped.
-            for each in (backend, getattr(backend, "backend", None)):
+            for each in (backend, getattr(backend, "backend", backend)):
                 if hasattr(each, "outage"):
                     each.outage = self.outage
         return self._backends[name]
