@@ -26,7 +26,7 @@ MAY_TELL_IT = {
     "server/model/best_models.py": "when a model was written, in its facts",
     "server/metrics/tensorboard_writer.py": "what TensorBoard shows, and the name of its file",
     "server/steering/suggester.py": "when parameters were proposed, in parameters.csv",
-    "server/study/prometheus.py": "when the last checkpoint was committed, in what Prometheus is told",
+    "server/study/status.py": "when the last checkpoint was committed, in what Prometheus is told",
 }
 
 
