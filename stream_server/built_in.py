@@ -12,10 +12,10 @@ from typing import Any
 from stream_server.user_code import load_class
 
 POLICIES: Mapping[str, str] = {
-    "fifo": "stream_server.buffers.fifo:Fifo",
-    "firo": "stream_server.buffers.firo:Firo",
     "reservoir": "stream_server.buffers.reservoir:Reservoir",
     "uniform": "stream_server.buffers.uniform:UniformReservoir",
+    "firo": "stream_server.buffers.firo:Firo",
+    "fifo": "stream_server.buffers.fifo:Fifo",
 }
 """`buffer.policy`; the settings of each are a section of its own in `config/buffer_sections.py`."""
 

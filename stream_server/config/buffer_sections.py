@@ -100,8 +100,11 @@ class UniformBuffer(BufferSection):
 
 
 def _policy_of(buffer: Any) -> Any:
+    """The kind of a section; one whose policy is unknown is checked as that of a reservoir, which says so."""
     policy = buffer.get("policy", "reservoir") if isinstance(buffer, dict) else getattr(buffer, "policy", "reservoir")
-    return "own" if isinstance(policy, str) and CLASS_REFERENCE.fullmatch(_reference_of(policy)) else policy
+    if isinstance(policy, str) and policy in POLICIES:
+        return policy
+    return "own" if isinstance(policy, str) and CLASS_REFERENCE.fullmatch(_reference_of(policy)) else "reservoir"
 
 
 Buffer = Annotated[

@@ -1,7 +1,7 @@
 """Mistakes in the keys of study.json: pydantic's errors in words, misspelt and unknown keys among them."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from itertools import islice
 from typing import Any, get_args
 
@@ -9,6 +9,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
+from stream_server.built_in import POLICIES
 from stream_server.config.problems import MAX_PROBLEMS, WRONG, Problem, nearest, one_of, shown
 from stream_server.config.study import StudyConfig, models_in
 from stream_server.wording import counted
@@ -33,30 +34,31 @@ KINDS = {
 }
 
 
-def problems_of(errors: Sequence[ErrorDetails], raw: dict[str, Any]) -> Iterator[Problem]:
-    """One problem for each error of pydantic; `raw` is what was validated."""
-    sections = {detail["loc"][0] for detail in errors}
+def problems_of(error: ValidationError, raw: dict[str, Any]) -> Iterator[Problem]:
+    """One problem for each mistake that pydantic found, but no more than can be told; `raw` is what was validated."""
+    # A default that follows from an invalid key is no mistake of the user's.
+    own = (it for it in error.errors(include_url=False) if it["type"] != "default_factory_not_called")
+    errors = list(islice(own, MAX_PROBLEMS + 1))
+    wrong = {_keys_of(raw, detail) for detail in errors}
+    sections = {keys[:1] for keys in wrong}
     for detail in errors:
-        if detail.get("ctx", {}).get("needs") in sections:
+        if (detail.get("ctx", {}).get("needs"),) in sections:
             continue
-        keys = keys_of(raw, detail)
+        keys = _keys_of(raw, detail)
+        # Which keys there are depends on the policy.
+        if detail["type"] == "extra_forbidden" and (*keys[:-1], "policy") in wrong and _is_known(keys):
+            continue
         path = "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in keys).lstrip(".")
         found, instead = _found_and_instead(detail, keys, raw)
         yield Problem(path or "study.json", found, instead)
 
 
-def errors_of(error: ValidationError) -> list[ErrorDetails]:
-    """The errors but for those of defaults that follow from an invalid key; no more than can be told."""
-    own = (it for it in error.errors(include_url=False) if it["type"] != "default_factory_not_called")
-    return list(islice(own, MAX_PROBLEMS + 1))
-
-
-def is_known(keys: Keys) -> bool:
+def _is_known(keys: Keys) -> bool:
     """Whether some kind of the section has the key at `keys`."""
     return any(field_of(model, keys[-1]) for model in models_at(keys[:-1]))
 
 
-def keys_of(raw: Any, detail: ErrorDetails) -> Keys:
+def _keys_of(raw: Any, detail: ErrorDetails) -> Keys:
     """The keys as the user wrote them: without the parts of a location that only the models have."""
     keys: list[int | str] = []
     location = detail["loc"]
@@ -69,8 +71,6 @@ def keys_of(raw: Any, detail: ErrorDetails) -> Keys:
         else:
             continue
         keys.append(part)
-    if detail["type"] == "union_tag_invalid":
-        keys.append("policy")
     return tuple(keys)
 
 
@@ -91,9 +91,8 @@ def _found_and_instead(detail: ErrorDetails, keys: Keys, raw: dict[str, Any]) ->
     for bound, allowed in LIMITS.items():
         if bound in context:
             return f"{shown(value)} is out of range", f"Write {allowed.format(context[bound])}"
-    if kind in ("literal_error", "union_tag_invalid"):
-        choices = QUOTED.findall(context.get("expected_tags", detail["msg"]).replace(", 'own'", ""))
-        value = value["policy"] if kind == "union_tag_invalid" else value
+    if kind == "literal_error":
+        choices = [*POLICIES] if keys[-1] == "policy" else QUOTED.findall(detail["msg"])
         meant = nearest(value, choices) if isinstance(value, str) else None
         return f"{shown(value)} is not {one_of(choices)}", f"Write {shown(meant)}" if meant else "Write one of these"
     return f"{shown(value)}: {detail['msg']}", _example(keys)

@@ -24,9 +24,25 @@ MAX_DIMENSIONS = 8
 MAX_TIME_STEPS = 2**31 - 1
 BYTES_OF_AN_UNKNOWN_DTYPE = 8
 _EXTENT = {"type": "integer", "minimum": 1}
+
+
+def _largest(value: Any) -> Any:
+    """The shape with the largest first extent in the place of `{"max": n}`."""
+    if not isinstance(value, list | tuple) or not any(isinstance(extent, dict) for extent in value):
+        return value
+    first, *others = value
+    if any(isinstance(extent, dict) for extent in others):
+        found = f"{shown(value)} has a later extent that differs in size"
+        raise wrong(found, 'Write {"max": n} for the first extent only, and the largest for the others')
+    if set(first) != {"max"}:
+        raise wrong(f"{shown(first)} is no extent", 'Write a number, or {"max": n} if it differs in size')
+    return [first["max"], *others]
+
+
 Shape = Annotated[
     tuple[Count, ...],
     Field(strict=False, max_length=MAX_DIMENSIONS),
+    BeforeValidator(_largest),
     WithJsonSchema(
         {
             "type": "array",
@@ -104,19 +120,10 @@ class SampleField(Section):
 
     @model_validator(mode="wrap")
     @classmethod
-    def _take_largest_extent(cls, raw: Any, handler: ModelWrapValidatorHandler["SampleField"]) -> "SampleField":
-        shape = raw.get("shape") if isinstance(raw, dict) else None
-        extents = list(shape) if isinstance(shape, list | tuple) else []
-        if any(isinstance(extent, dict) for extent in extents[1:]):
-            found = f"{shown(extents)} has a later extent that differs in size"
-            raise wrong(found, 'Write {"max": n} for the first extent only, and the largest for the others')
-        is_ragged = bool(extents) and isinstance(extents[0], dict)
-        if is_ragged:
-            if set(extents[0]) != {"max"}:
-                raise wrong(f"{shown(extents[0])} is no extent", 'Write a number, or {"max": n} if it differs in size')
-            raw = {**raw, "shape": [extents[0]["max"], *extents[1:]]}
+    def _note_a_largest_extent(cls, raw: Any, handler: ModelWrapValidatorHandler["SampleField"]) -> "SampleField":
         field = handler(raw)
-        field._ragged = field._ragged or is_ragged
+        if isinstance(raw, dict):
+            field._ragged = any(isinstance(extent, dict) for extent in raw["shape"])
         return field
 
     @field_serializer("shape")
