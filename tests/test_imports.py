@@ -42,12 +42,12 @@ DOORS = {
     ],
     "tensorboard": ["server/metrics/tensorboard_writer.py"],
     "h5py": ["server/replay/simulation_file.py"],
-    "IPython": ["studies/cell_output.py"],
+    "IPython": ["studies/notebook.py"],
     "pyarrow": ["analysis/export.py"],
     "bokeh": [f"dashboard/{name}.py" for name in ("charts", "page", "predictions", "serving", "texts")],
     "prometheus_client": ["server/study/prometheus.py"],
     "tornado": ["dashboard/access.py", "dashboard/serving.py"],
-    "matplotlib": ["analysis/figures.py", "analysis/plot.py", "analysis/sample_figures.py", "studies/pictures.py"],
+    "matplotlib": ["analysis/figures.py", "analysis/plot.py", "analysis/sample_figures.py", "studies/notebook.py"],
     "safetensors": ["storage/tensor_file.py"],
     "torch": [
         "samplers/generative.py",
@@ -59,7 +59,7 @@ DOORS = {
         "studies/run.py",
         "studies/trained.py",
     ],
-    "pandas": ["studies/frames.py", "studies/run.py"],
+    "pandas": ["studies/notebook.py", "studies/run.py"],
 }
 
 CLIENT_NEVER_LOADS = {"torch", "mpi4py", "pydantic", "scipy", "rich"}

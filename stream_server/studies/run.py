@@ -14,15 +14,13 @@ from stream_server.analysis.reading import RunFolder
 from stream_server.analysis.run_status import RunStatus, status_of
 from stream_server.analysis.runs import the_run
 from stream_server.errors import NotRunning
-from stream_server.studies.cell_output import changing_output
-from stream_server.studies.frames import frame
+from stream_server.studies.notebook import Pictures, changing_output, frame, pictures_of
 
 if TYPE_CHECKING:
     from pandas import DataFrame  # type: ignore[import-untyped]
     from torch import nn
 
     from stream_server.server.user.stream_server import StreamServer
-    from stream_server.studies.pictures import Pictures
 
 ANSWER_S = 10.0
 SHOWN_S = 2.0
@@ -116,14 +114,12 @@ class Run:
         """
         return frame(table([self.folder], wide=wide, per_rank=per_rank).columns)
 
-    def plot(self, *names: str) -> "Pictures":
+    def plot(self, *names: str) -> Pictures:
         """Draw the pictures of these names, or all: loss, throughput, buffer, phases and the like, as far as known.
 
         Raises:
             ConfigError: nothing was logged yet, there is no such picture, or matplotlib is not installed.
         """
-        from stream_server.studies.pictures import pictures_of
-
         return pictures_of(self.folder, names)
 
     def model(self, checkpoint: str | Path | None = None) -> "nn.Module":
