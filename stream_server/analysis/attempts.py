@@ -10,7 +10,7 @@ from stream_server.errors import StreamServerError
 from stream_server.launcher.backends.backend import EXIT_FILE, LOG_FILE, WORKER_END_FILE, WORKER_START_FILE
 from stream_server.launcher.journal import records
 from stream_server.launcher.journal.history import ENDED, FAILED, INTERRUPTED, RUNNING, History, RecordedAttempt
-from stream_server.launcher.journal.journal import JOURNAL_FILE
+from stream_server.machine.run_folder import JOURNAL_FILE, attempt_folder
 from stream_server.storage.disk import by_own_links, read_file
 from stream_server.storage.lines import whole_lines
 
@@ -76,7 +76,7 @@ class AttemptTimeline:
 
     def _span(self, it: RecordedAttempt, *, is_live: bool) -> AttemptSpan:
         key = (it.simulation, it.attempt)
-        folder = self._run.path / "simulations" / str(it.simulation) / f"attempt-{it.attempt}"
+        folder = attempt_folder(self._run.path, it.simulation, it.attempt)
         is_over = it.end is not None or it.interrupted or key in self._left
         if not is_over and ((folder / EXIT_FILE).exists() or (folder / WORKER_END_FILE).exists()):
             # Of a simulation that is finished already when its job ends, the journal does not say that it did.

@@ -12,10 +12,11 @@ from itertools import chain, islice
 from pathlib import Path
 
 from stream_server.analysis.reading import RunFolder
-from stream_server.analysis.simulations import OUTPUT_LOG, attempt_folders
 from stream_server.errors import NotRunning
+from stream_server.launcher.backends.backend import LOG_FILE
 from stream_server.machine import descriptors
 from stream_server.machine.log_end import shown_lines
+from stream_server.machine.run_folder import attempt_folders
 from stream_server.machine.screen import escaped, size_shown, tell
 from stream_server.storage.disk import MAX_TABLE_BYTES, by_own_links
 from stream_server.wording import counted
@@ -42,7 +43,7 @@ def server_logs(run: RunFolder) -> list[Path]:
 
 def simulation_logs(run: RunFolder, simulation: int) -> list[Path]:
     """The output of the attempts of a simulation that is there now, in their order."""
-    logs = [folder / OUTPUT_LOG for _, folder in attempt_folders(run, simulation)]
+    logs = [folder / LOG_FILE for folder in attempt_folders(run.path, simulation).values()]
     return [log for log in logs if log.exists()]
 
 

@@ -2,10 +2,8 @@
 
 import csv
 import os
-import re
 import time
 from dataclasses import dataclass
-from pathlib import Path
 from sys import intern
 from typing import Any
 
@@ -16,17 +14,15 @@ from stream_server.analysis.run_status import SavedCheckpoint, newest_checkpoint
 from stream_server.config.parameters import ID_COLUMN, ORIGIN_COLUMNS
 from stream_server.errors import DamagedCheckpoint
 from stream_server.launcher.journal.history import ENDED, FAILED, INTERRUPTED
+from stream_server.machine.run_folder import SIMULATIONS, attempt_folders
 from stream_server.messages.simulation_phase import SimulationPhase
 from stream_server.storage.disk import MAX_TABLE_BYTES, by_own_links, names_in
 from stream_server.storage.plain_state import read_state
 
 REPLAYED = "replayed"
-OUTPUT_LOG = "output.log"
 # As many are shown where there is little room.
 MOST_PARAMETERS = 8
 MAX_SIMULATIONS = 1_000_000
-
-_ATTEMPT = re.compile(r"attempt-(\d+)")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,13 +50,13 @@ def simulations_of(run: RunFolder) -> list[SimulationSummary]:
     saved, is_replay = _saved_roster(newest_checkpoint(run))
     history = history_of(run)
     # Of a million simulations few may have been started: each is asked for only if something is there.
-    with_folders = set(names_in(run.path / "simulations"))
+    with_folders = set(names_in(run.path / SIMULATIONS))
     summaries = []
     for simulation, parameters in _parameters(run).items():
         entry = saved.get(simulation, {})
         has_folder = str(simulation) in with_folders
-        num_left = num_attempts(run, simulation) if has_folder else 0
-        attempts = max(num_left, history.highest.get(simulation, -1) + 1)
+        folders = attempt_folders(run.path, simulation) if has_folder else {}
+        attempts = 1 + max(max(folders, default=-1), history.highest.get(simulation, -1))
         state = entry.get("state", REPLAYED if is_replay else SimulationPhase.WAITING.value)
         if simulation in history.given_up:
             state = SimulationPhase.GIVEN_UP.value
@@ -88,22 +84,10 @@ def simulations_of(run: RunFolder) -> list[SimulationSummary]:
     return summaries
 
 
-def num_attempts(run: RunFolder, simulation: int) -> int:
-    """How many attempts have left a folder, or were numbered before one that has."""
-    return 1 + max((number for number, _ in attempt_folders(run, simulation)), default=-1)
-
-
-def attempt_folders(run: RunFolder, simulation: int) -> list[tuple[int, Path]]:
-    """The folders of the attempts that are still there, by number."""
-    folder = run.path / "simulations" / str(simulation)
-    entries = folder.iterdir() if folder.is_dir() else ()
-    return sorted((int(match[1]), it) for it in entries if (match := _ATTEMPT.fullmatch(it.name)))
-
-
 def seconds_of(run: RunFolder, simulation: int, *, is_running: bool) -> float | None:
     """The time that the newest attempt has taken, as the times of its files tell; None without a folder."""
-    folders = attempt_folders(run, simulation)
-    started_s, ended_s = span_of(folders[-1][1]) if folders else (None, None)
+    folders = attempt_folders(run.path, simulation)
+    started_s, ended_s = span_of(folders[max(folders)]) if folders else (None, None)
     if started_s is None or ended_s is None:
         return None
     return max(0.0, (time.time() if is_running else ended_s) - started_s)

@@ -3,6 +3,7 @@
 import errno
 import grp
 import os
+import re
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,12 +15,26 @@ from stream_server.storage import disk
 from stream_server.storage.ownership import OTHERS, first_untrusted, is_ours, name_of, others_may_rename_in
 
 STUDY_FILE = "study.json"
-JOURNAL = "journal.jsonl"
+JOURNAL_FILE = "journal.jsonl"
+SIMULATIONS = "simulations"
 PRIVATE = 0o700
 # Set-group-ID: what is made in it has its group.
 SHARED = 0o2750
 ACCESS_LISTS = ("system.posix_acl_access", "system.posix_acl_default")
 _WITHOUT_LISTS = frozenset({errno.ENODATA, errno.EOPNOTSUPP, errno.ENOSYS})
+_ATTEMPT = re.compile(r"attempt-(\d+)")
+
+
+def attempt_folder(folder: Path, simulation: int, attempt: int) -> Path:
+    """The folder in which an attempt of a simulation runs."""
+    return folder / SIMULATIONS / str(simulation) / f"attempt-{attempt}"
+
+
+def attempt_folders(folder: Path, simulation: int) -> dict[int, Path]:
+    """The folders of the attempts of a simulation that are there, in the order of their numbers."""
+    of_simulation = folder / SIMULATIONS / str(simulation)
+    entries = of_simulation.iterdir() if of_simulation.is_dir() else ()
+    return dict(sorted((int(match[1]), it) for it in entries if (match := _ATTEMPT.fullmatch(it.name))))
 
 
 def check(folder: Path, *, resume: bool) -> None:
@@ -63,7 +78,7 @@ def was_set_aside(folder: Path, output_dir: Path) -> bool:
 def _is_a_start(folder: Path) -> bool:
     """A launcher has been here, or there is nothing but what is made before a run has begun."""
     names = disk.names_in(folder)
-    return JOURNAL in names or all(name in ("logs", *LOCKS) or name.startswith(STUDY_FILE) for name in names)
+    return JOURNAL_FILE in names or all(name in ("logs", *LOCKS) or name.startswith(STUDY_FILE) for name in names)
 
 
 def claim(folder: Path, group: str | None) -> str:

@@ -15,9 +15,9 @@ from typing import Any, Self
 
 import psutil
 
-from stream_server.launcher.journal.journal import JOURNAL_FILE
 from stream_server.launcher.supervision.cli import main
 from stream_server.machine import processes
+from stream_server.machine.run_folder import JOURNAL_FILE
 from stream_server.messages import launcher_link
 from tests.launcher.plans import SERVER, STUDY
 from tests.support.forked_program import ForkedProgram

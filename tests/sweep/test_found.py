@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 
 from stream_server.errors import DamagedCheckpoint
-from stream_server.launcher.journal.journal import JOURNAL_FILE, Journal
+from stream_server.launcher.journal.journal import Journal
 from stream_server.launcher.journal.records import decode
+from stream_server.machine.run_folder import JOURNAL_FILE
 from stream_server.messages.launcher_link import Attached
 from stream_server.server.model.model_export import MODEL_FILE, export_model
 from stream_server.server.model.warm_start import find_source

@@ -12,6 +12,8 @@ from stream_server.storage.disk import UnusableFile, read_file
 
 IDENTITY = ("STREAM_CONNECTION", "STREAM_SIMULATION_ID", "STREAM_ATTEMPT", "MELISSA_SIMU_ID")
 LOG_FILE = "output.log"
+# The name under which a scheduler knows the job.
+NAME_FILE = "job.name"
 EXIT_FILE = "job.exit"
 # Empty files: their times tell when a worker came to a simulation after its first one, and when each was finished.
 WORKER_START_FILE = "worker.start"

@@ -19,6 +19,7 @@ from stream_server.launcher.backends import job_script
 from stream_server.launcher.backends.backend import (
     EXIT_FILE,
     LOG_FILE,
+    NAME_FILE,
     JobSpec,
     JobState,
     JobStatus,
@@ -38,7 +39,6 @@ from stream_server.launcher.backends.scheduler import (
 )
 from stream_server.storage.disk import read_text
 
-NAME_FILE = "job.name"
 ASK_S = 5.0
 MAX_ASK_S = 60.0
 # A queue that takes long to tell is asked less often.

@@ -30,6 +30,7 @@ from stream_server.launcher.backends.mpirun import missing_program
 from stream_server.launcher.backends.scheduler import JobKind
 from stream_server.machine import processes, shared_memory
 from stream_server.machine.processes import Leader, Process
+from stream_server.machine.run_folder import SIMULATIONS
 
 GRACE_S = 5.0
 KILL_WAIT_S = 2.0
@@ -193,7 +194,7 @@ class LocalBackend:
         if self._config is not None:
             # A launcher may be killed between the fork of a job, which has no mark yet, and its exec: the next one does
             # not find it, takes it for ended, and the job begins after that.
-            processes.end_all(MARK, self._config.output_dir / "simulations", 0.0)
+            processes.end_all(MARK, self._config.output_dir / SIMULATIONS, 0.0)
 
     def _status(self, job: _LocalJob, members: set[int]) -> JobStatus:
         if job.end is None and job.kill_at is None:

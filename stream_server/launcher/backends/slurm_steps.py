@@ -20,6 +20,7 @@ from stream_server.launcher.backends import job_script, slurm_commands, slurm_op
 from stream_server.launcher.backends.backend import (
     EXIT_FILE,
     LOG_FILE,
+    NAME_FILE,
     JobSpec,
     JobState,
     JobStatus,
@@ -48,7 +49,6 @@ NO_STEPS = "Slurm begins no steps"
 LOST_NODE = "lost its node"
 ALLOCATION_END = "the end of its allocation"
 NOT_LISTED = "Slurm does not list the steps of the allocation"
-STEP_FILE = "job.name"
 
 
 @dataclass(kw_only=True, slots=True)
@@ -144,7 +144,7 @@ class SlurmSteps(LocalBackend):
         if self.ranks == 1:
             options.append("--nodes=1")
         environment = {key: value for key, value in spec.environment.items() if not key.startswith(OF_THE_SCRIPT)}
-        (spec.folder / STEP_FILE).write_text(name)
+        (spec.folder / NAME_FILE).write_text(name)
         srun = replace(spec, command=("srun", *options, *spec.command), environment=environment)
         handle = super().submit(srun)
         self._steps[handle] = _Step(name=name, folder=spec.folder, spec=srun, asked_from=time.monotonic() + LOOK_S)
@@ -153,7 +153,7 @@ class SlurmSteps(LocalBackend):
     def reattach(self, job: SavedJob) -> str:
         """Watch a step of another launcher."""
         handle = super().reattach(job)
-        file = job.folder / STEP_FILE
+        file = job.folder / NAME_FILE
         name = read_text(file) if file.exists() else ""
         self._steps[handle] = _Step(name=name, folder=job.folder, is_taken_over=True)
         return handle

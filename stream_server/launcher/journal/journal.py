@@ -14,11 +14,11 @@ from stream_server.launcher.journal import records
 from stream_server.launcher.journal.history import History
 from stream_server.launcher.journal.records import DamagedJournal, JournalRecord, OtherJournalFormat
 from stream_server.machine import processes
+from stream_server.machine.run_folder import JOURNAL_FILE
 from stream_server.storage import disk
 from stream_server.storage.lines import LineFile, whole_lines
 from stream_server.wording import counted
 
-JOURNAL_FILE = "journal.jsonl"
 LEAVE_S = 20.0
 LOOK_S = 0.1
 

@@ -21,6 +21,7 @@ from stream_server.launcher.backends.backend import (
     WORKER_START_FILE,
     JobSpec,
 )
+from stream_server.machine.run_folder import attempt_folder
 from stream_server.messages.connection import NEXT_VARIABLE
 from stream_server.messages.curve import KeyPair
 from stream_server.storage import disk
@@ -52,7 +53,7 @@ class Attempts:
 
     def folder(self, simulation: int, attempt: int) -> Path:
         """The folder in which an attempt runs."""
-        return self.output_dir / "simulations" / str(simulation) / f"attempt-{attempt}"
+        return attempt_folder(self.output_dir, simulation, attempt)
 
     def log(self, simulation: int, attempt: int) -> Path:
         """The output of an attempt."""

@@ -14,6 +14,7 @@ from stream_server.launcher.supervision.server_job import ServerJob
 from stream_server.launcher.supervision.servers import Servers
 from stream_server.launcher.supervision.submitted_server import SubmittedServer
 from stream_server.machine import private_folder, processes
+from stream_server.machine.run_folder import SIMULATIONS
 
 KILL_WAIT_S = 10.0
 CANCEL_WAIT_S = 60.0
@@ -77,7 +78,7 @@ def end_earlier_run(history: History, jobs: AttemptJobs, servers: Servers, *, li
     if history.launcher is not None and history.launcher.link != link:
         private_folder.remove(private_folder.of(history.launcher.link))
     _cancel_jobs(history, jobs)
-    processes.end_all(local.MARK, servers.config.output_dir / "simulations", local.GRACE_S)
+    processes.end_all(local.MARK, servers.config.output_dir / SIMULATIONS, local.GRACE_S)
 
 
 def _cancel_jobs(history: History, jobs: AttemptJobs) -> None:

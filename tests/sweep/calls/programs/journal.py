@@ -5,8 +5,9 @@ from pathlib import Path
 
 from stream_server.errors import ConfigError
 from stream_server.launcher.journal import records
-from stream_server.launcher.journal.journal import JOURNAL_FILE, Journal
+from stream_server.launcher.journal.journal import Journal
 from stream_server.launcher.journal.records import JournalRecord, LauncherStarted, PlanTaken
+from stream_server.machine.run_folder import JOURNAL_FILE
 from stream_server.messages.launcher_link import Attached
 from tests.sweep.calls.programs.program import Program
 from tests.sweep.calls.ran import Ran, Say

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from stream_server.errors import ConfigError
 from stream_server.launcher.journal import records
-from stream_server.launcher.journal.journal import JOURNAL_FILE, Journal
+from stream_server.launcher.journal.journal import Journal
 from stream_server.launcher.journal.records import (
     AttemptStarted,
     AttemptStarting,
@@ -12,6 +12,7 @@ from stream_server.launcher.journal.records import (
     LauncherStarted,
     PlanTaken,
 )
+from stream_server.machine.run_folder import JOURNAL_FILE
 from stream_server.messages.launcher_link import Failed
 from tests.sweep.corruption.stores.store import Store, Verdict
 
