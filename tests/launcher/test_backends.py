@@ -69,7 +69,7 @@ def made(name: str, study_dir: Path) -> Backend:
     return LocalBackend(config, kind, grace_s=GRACE_S)
 
 
-@pytest.fixture(params=["local", "folder queue", "ssh"])
+@pytest.fixture(params=["local", "folder queue", pytest.param("ssh", marks=pytest.mark.slow)])
 def make(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
     """Makes a backend, as each launcher of a study does."""
     monkeypatch.setenv("TESTED_BACKEND", request.param)

@@ -9,7 +9,7 @@ import pytest
 from stream_server.config import load
 from stream_server.errors import ConfigError, UserCodeError
 from stream_server.launcher.backends.local import LocalBackend
-from stream_server.launcher.backends.registry import load_backend
+from stream_server.launcher.backends.registry import load_backend, load_server_backend
 from stream_server.messages import launcher_link
 from tests.launcher.rank_0 import Rank0
 from tests.launcher.study_run import SLEEPING, StudyRun
@@ -18,6 +18,7 @@ from tests.support.runs import NUMPY_STUDY, run_study
 from tests.support.studies import StudyFolder
 
 SOURCE = Path(__file__).parent / "folder_queue.py"
+EXAMPLE = Path(__file__).parent / "ssh_backend.py"
 DOCS = Path(__file__).parents[2] / "docs" / "guide" / "backends.md"
 FOLDER_QUEUE = "launcher.backend=folder_queue.py:FolderQueue"
 CRASHING = "import os, sys; sys.exit(3 if os.environ['STREAM_ATTEMPT'] == '0' else print(os.getpid(), flush=True))"
@@ -212,5 +213,32 @@ def test_a_backend_that_does_not_exist_or_cannot_be_made_is_told(tmp_path: Path)
         load_backend(load(folder.study({"launcher.backend": "broken.py:Own"})))
 
 
+def test_a_package_gives_its_backend_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    about = tmp_path / "packages" / "moab_backend-1.0.dist-info"
+    about.mkdir(parents=True)
+    (about / "METADATA").write_text("Name: moab-backend\nVersion: 1.0\n")
+    (about / "entry_points.txt").write_text("[stream_server.backends]\nmoab = moab_backend:Own\n")
+    (tmp_path / "packages" / "moab_backend.py").write_text(OWN)
+    monkeypatch.syspath_prepend(tmp_path / "packages")
+    folder = StudyFolder(tmp_path)
+    config = load(folder.study({"launcher.backend": "moab", "server.backend": "moab"}))
+    backends = (load_backend(config), load_server_backend(config, config.server.backend))
+    assert [it.backend.kind.section for it in backends] == ["simulation.job", "server.job"]  # type: ignore[attr-defined]
+    with pytest.raises(ConfigError, match=r'server\.backend: "maob" is not a backend of the server\. Write "moab"'):
+        load(folder.study({"server.backend": "maob"}))
+
+
+@pytest.mark.slow
+def test_the_server_runs_on_a_backend_of_the_study_too(study_dir: Path) -> None:
+    study = study_dir / "ripple"
+    shutil.copytree(NUMPY_STUDY.parent, study, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(SOURCE, study)
+    (study / "queue").symlink_to(study_dir / "queue")
+    both = {"launcher.backend": "folder_queue.py:FolderQueue", "server.backend": "folder_queue.py:FolderQueue"}
+    done = run_study(study / NUMPY_STUDY.name, study_dir / "run", settings=both, mpi=None, program="stream-launcher")
+    assert done.exit_code == 0
+    assert "server-start-1.job" in {file.name for file in (study / "queue").iterdir()}
+
+
 def test_the_example_in_the_docs_is_the_backend_that_is_tested() -> None:
-    assert f"```python\n{SOURCE.read_text()}```\n" in DOCS.read_text()
+    assert f"```python\n{EXAMPLE.read_text()}```\n" in DOCS.read_text()

@@ -49,11 +49,13 @@ class ScriptedBackend:
 
     def __init__(self) -> None:
         self.says: JobStatus | Exception = JobStatus(state=JobState.QUEUED)
+        self.submits: Exception | None = None
+        self.finds: Exception | None = None
         self.cancelled: list[str] = []
 
     def submit(self, spec: JobSpec) -> str:
-        if isinstance(self.says, SubmitError):
-            raise self.says
+        if self.submits is not None:
+            raise self.submits
         return "job-1"
 
     def cancel(self, handles: Collection[str]) -> None:
@@ -65,6 +67,8 @@ class ScriptedBackend:
         return dict.fromkeys(handles, self.says)
 
     def reattach(self, job: SavedJob) -> str:
+        if self.finds is not None:
+            raise self.finds
         return "job-1"
 
     def close(self) -> None: ...
@@ -77,9 +81,11 @@ def backend() -> ScriptedBackend:
 
 @pytest.fixture
 def job(backend: ScriptedBackend, tmp_path: Path) -> SubmittedServer:
-    return SubmittedServer.submit(
-        backend, JobSpec(command=("server",), environment={}, folder=tmp_path, marks=frozenset()), Outage()
-    )
+    return SubmittedServer.submit(backend, spec_in(tmp_path), Outage())
+
+
+def spec_in(folder: Path) -> JobSpec:
+    return JobSpec(command=("server",), environment={}, folder=folder, marks=frozenset())
 
 
 def running(job: SubmittedServer, folder: Path, stack: ExitStack, *, taken_over: bool = False) -> RunningServer:
@@ -154,10 +160,8 @@ def test_a_job_that_never_came_to_be_submitted_is_not_taken_over(backend: Script
 
 
 def test_a_job_that_cannot_be_submitted_has_ended(backend: ScriptedBackend, tmp_path: Path) -> None:
-    backend.says = SubmitError("could not be queued: no room")
-    job = SubmittedServer.submit(
-        backend, JobSpec(command=("server",), environment={}, folder=tmp_path, marks=frozenset()), Outage()
-    )
+    backend.submits = SubmitError("could not be queued: no room")
+    job = SubmittedServer.submit(backend, spec_in(tmp_path), Outage())
     assert job.is_over
     with ExitStack() as stack:
         end = running(job, tmp_path, stack).how_it_ended(tmp_path)
@@ -222,13 +226,36 @@ def test_a_server_whose_study_was_over_does_not_go_on_though_its_job_was_ended_f
     assert (end.exit_code, end.is_of_job) == (exit_code, False)
 
 
+def test_a_submission_without_an_answer_is_looked_for_until_there_is_one(
+    backend: ScriptedBackend, tmp_path: Path
+) -> None:
+    backend.submits = backend.finds = subprocess.TimeoutExpired("ssh", 10.0)
+    job = SubmittedServer.submit(backend, spec_in(tmp_path), Outage())
+    job.look(1.0)
+    job.ask_to_leave()
+    assert not job.is_over
+    assert backend.cancelled == []
+    backend.finds = None
+    job.look(2.0)
+    assert (job.handle, job.state, backend.cancelled) == ("job-1", JobState.QUEUED, ["job-1"])
+
+
+def test_a_submission_that_did_not_come_through_is_made_again_and_is_no_failure_of_the_server(
+    backend: ScriptedBackend, tmp_path: Path
+) -> None:
+    backend.submits, backend.finds = ConnectionResetError("gone"), SubmitError("it was never started")
+    job = SubmittedServer.submit(backend, spec_in(tmp_path), Outage())
+    job.look(1.0)
+    with ExitStack() as stack:
+        end = running(job, tmp_path, stack).how_it_ended(tmp_path)
+    assert end.message == "the job of the server was not submitted: it was never started and left no report"
+    assert end.is_of_job
+    assert SubmittedServer.adopt(backend, tmp_path, Outage()) is None
+
+
 def test_a_job_whose_folder_cannot_be_made_has_ended(backend: ScriptedBackend, tmp_path: Path) -> None:
     (tmp_path / "server").touch()
-    job = SubmittedServer.submit(
-        backend,
-        JobSpec(command=("server",), environment={}, folder=folder_of(tmp_path, 1), marks=frozenset()),
-        Outage(),
-    )
+    job = SubmittedServer.submit(backend, spec_in(folder_of(tmp_path, 1)), Outage())
     assert job.is_over
     assert job.reason.startswith("could not be submitted: ")
 
