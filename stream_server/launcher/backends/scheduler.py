@@ -241,7 +241,7 @@ def _require_all_answered() -> None:
     """
     for process in list(_unanswered):
         if process.poll() is None:
-            raise subprocess.SubprocessError(f"{process.args[0]} still waits for an answer")
+            raise subprocess.SubprocessError(f"{process.args!r} still waits for an answer")
         process.communicate()
         _unanswered.remove(process)
 
