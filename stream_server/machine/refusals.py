@@ -16,7 +16,8 @@ _ADVICE = {
         (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ESTALE),
         "It must be there, with nothing but folders above it: put it back, or write another study.output_dir",
     ),
-    errno.EIO: "The disk or file system fails: write another study.output_dir",
+    errno.EIO: "The disk or file system fails, of which the log of the kernel says more (dmesg). Once it works the "
+    "study goes on from its newest checkpoint; in another study.output_dir it begins anew",
     **dict.fromkeys(
         (errno.EACCES, errno.EPERM, errno.EROFS),
         "See that you may write there, or write another study.output_dir; TMPDIR names the place of sockets",

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from stream_server.errors import ConfigError
+from stream_server.machine.refusals import refusal
 from stream_server.machine.study_lock import LOCKS
 from stream_server.storage import disk
 from stream_server.storage.ownership import OTHERS, first_untrusted, is_ours, name_of, others_may_rename_in
@@ -96,9 +97,8 @@ def claim(folder: Path, group: str | None) -> str:
         # By its descriptor: in a folder that others may write, the name may lead to another one by now.
         descriptor = disk.open_folder(folder)
     except OSError as error:
-        raise ConfigError(
-            f"the folder {folder} cannot be used: {error}. Write a study.output_dir in which you may write"
-        ) from error
+        told = refusal(error) or f"{error}. Write a study.output_dir in which you may write"
+        raise ConfigError(f"the folder {folder} cannot be used: {told}") from error
     wanted = PRIVATE if number is None else SHARED
     try:
         before = os.fstat(descriptor)
@@ -108,10 +108,10 @@ def claim(folder: Path, group: str | None) -> str:
         if stat.S_IMODE(os.fstat(descriptor).st_mode) != wanted:
             os.fchmod(descriptor, wanted)
     except OSError as error:
-        raise ConfigError(
-            f"{folder} cannot be closed to others{'' if group is None else f' than group {group}'}: {error}. A study "
-            "needs a file system with owners and modes: write another study.output_dir"
-        ) from error
+        modes = "A study needs a file system with owners and modes: write another study.output_dir"
+        told = refusal(error) if error.errno == errno.EIO else f"{error}. {modes}"
+        others = "others" if group is None else f"others than group {group}"
+        raise ConfigError(f"{folder} cannot be closed to {others}: {told}") from error
     finally:
         os.close(descriptor)
     mode = stat.S_IMODE(os.stat(folder).st_mode)

@@ -1,11 +1,13 @@
 """What a study writes is its owner's alone, and what others made is not used."""
 
+import errno
 import grp
 import os
 import stat
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
@@ -117,6 +119,22 @@ def test_where_no_folder_can_be_made_another_place_is_asked_for(tmp_path: Path) 
     (tmp_path / "runs").touch()
     with pytest.raises(ConfigError, match=r"runs/heat cannot be used: .*File exists.*Write a study\.output_dir in"):
         run_folder.claim(tmp_path / "runs" / "heat", None)
+
+
+def test_a_disk_that_fails_is_told_and_not_taken_for_one_of_somebody_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*arguments: object, **options: object) -> NoReturn:
+        raise OSError(errno.EIO, os.strerror(errno.EIO), str(tmp_path))
+
+    for call, told in (("mkdir", "cannot be used"), ("fchmod", "cannot be closed to others")):
+        with monkeypatch.context() as patch:
+            patch.setattr(os, call, fails)
+            with pytest.raises(
+                ConfigError, match=f"run {told}: .*Input/output error.*disk or file system fails.*dmesg"
+            ):
+                run_folder.claim(tmp_path / "run", None)
+        (tmp_path / "run").mkdir(mode=0o755, exist_ok=True)
 
 
 def test_a_group_that_is_not_there_is_named(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ MANY = 1000
 MIB = 2**20
 MAX_SHOWN = 200
 # OAR's commands run as OAR's user, so that nobody else can end them, and wait as long as its database is away.
-_unanswered: list["subprocess.Popen[str]"] = []
+_unanswered: list[tuple[str, "subprocess.Popen[str]"]] = []
 
 
 class SubmitRefusal(StrEnum):
@@ -224,7 +224,7 @@ def call(
         try:
             process.kill()
         except PermissionError:
-            _unanswered.append(process)
+            _unanswered.append((command[0], process))
         else:
             process.communicate()
         raise
@@ -239,11 +239,11 @@ def _require_all_answered() -> None:
     Raises:
         subprocess.SubprocessError: one waits.
     """
-    for process in list(_unanswered):
+    for name, process in list(_unanswered):
         if process.poll() is None:
-            raise subprocess.SubprocessError(f"{process.args!r} still waits for an answer")
+            raise subprocess.SubprocessError(f"{name} still waits for an answer")
         process.communicate()
-        _unanswered.remove(process)
+        _unanswered.remove((name, process))
 
 
 def answered(
