@@ -13,10 +13,11 @@ The samples of held-out validation simulations are counted apart, since none of 
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 from stream_server.messages.simulation_phase import SimulationPhase
+from stream_server.storage.typed import plain
 
 UNEVEN_STOP = "uneven"
 UNKNOWN = "unknown"
@@ -66,10 +67,10 @@ class Received:
         return self.accepted if self.windows is None else self.windows.made
 
     @classmethod
-    def from_json(cls, plain: Mapping[str, Any]) -> "Received":
-        """Read back what `asdict` gave."""
-        windows = plain.get("windows")
-        return cls(**{**plain, "windows": None if windows is None else WindowCounts(**windows)})
+    def from_json(cls, values: Mapping[str, Any]) -> "Received":
+        """Read back what `plain` gave."""
+        windows = values.get("windows")
+        return cls(**{**values, "windows": None if windows is None else WindowCounts(**windows)})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -91,13 +92,14 @@ class RankAccount:
 
     def to_json(self) -> dict[str, Any]:
         """Plain values for rank 0."""
-        return asdict(self)
+        values: dict[str, Any] = plain(self)
+        return values
 
     @classmethod
-    def from_json(cls, plain: Mapping[str, Any]) -> "RankAccount":
+    def from_json(cls, values: Mapping[str, Any]) -> "RankAccount":
         """The account of another rank; JSON turns the ids of simulations into strings."""
-        intake = {int(simulation): Received.from_json(of_one) for simulation, of_one in plain["intake"].items()}
-        return cls(**{**plain, "intake": intake})
+        intake = {int(simulation): Received.from_json(of_one) for simulation, of_one in values["intake"].items()}
+        return cls(**{**values, "intake": intake})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

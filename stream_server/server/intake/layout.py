@@ -101,7 +101,7 @@ class BlockLayout:
         for block in blocks:
             self.senders |= 1 << rank
             begins, ends = _bounds(block)
-            row = np.stack((np.full_like(begins, rank), begins, ends))[np.newaxis]
+            row = np.array([[(rank,) * len(begins), begins, ends]], np.int64)
             taken = self.taken.get(block.field)
             self.taken[block.field] = row if taken is None else np.concatenate((taken, row))
             self.owners[block.field] = self.owners.get(block.field, 0) | 1 << rank
@@ -169,7 +169,7 @@ class BlockLayout:
         return None
 
 
-def _bounds(block: Block) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+def _bounds(block: Block) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """The begin and the end of a block in each dimension; a scalar counts as one dimension."""
-    begins = np.array((*block.offset, 0), np.int64)
-    return begins, begins + np.array((*block.count, 1), np.int64)
+    begins, counts = (*block.offset, 0), (*block.count, 1)
+    return begins, tuple(begin + count for begin, count in zip(begins, counts, strict=True))

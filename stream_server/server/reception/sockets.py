@@ -204,8 +204,8 @@ class Sockets:
 
     def answer_newcomers(self) -> None:
         """Answer libzmq's questions about who may connect."""
-        for frames in self._messages(self._zap):
-            self._zap.send_multipart(self.access.answer([frame.bytes for frame in frames], self.guard.is_penalized))
+        for request in self._messages(self._zap, copy=True):
+            self._zap.send_multipart(self.access.answer(request, self.guard.is_penalized))
 
     def data(self, known: Container[bytes], limit: int) -> Iterator[tuple[bytes, bytes, str | None]]:
         """At most `limit` messages of clients: peer, header, and of peers that are not `known` the key, if any."""
@@ -248,8 +248,8 @@ class Sockets:
 
     def link(self) -> Iterator[bytes]:
         """The messages of the launcher."""
-        for frames in self._messages(self._link):
-            yield frames[0].bytes
+        for frames in self._messages(self._link, copy=True):
+            yield frames[0]
 
     def send_data(self, peer: bytes, frames: Sequence[Frame]) -> None:
         """To a client; dropped if it is gone, or while MAX_CONTROL_MESSAGES answers wait to be sent: it asks again."""
@@ -335,12 +335,13 @@ class Sockets:
             secure_peer_socket(self._peers, self.access.server)
         return tcp
 
-    def _messages(self, socket: Socket) -> Iterator[list[zmq.Frame]]:
+    def _messages(self, socket: Socket, *, copy: bool = False) -> Iterator[list[Any]]:
+        """What has come on a socket; each part of a message is a `zmq.Frame`, or bytes with `copy`."""
         if socket not in self._ready:
             return
         for _ in range(MAX_CONTROL_MESSAGES):
             try:
-                frames = socket.recv_multipart(zmq.NOBLOCK, copy=False)
+                frames = socket.recv_multipart(zmq.NOBLOCK, copy=copy)
             except zmq.Again:
                 return
             yield frames
