@@ -5,7 +5,6 @@ from itertools import count
 import pytest
 
 from stream_server.messages.client import TimeSteps
-from stream_server.messages.routing import Dealing
 from stream_server.server.intake.attempts import AttemptState, StepRun
 from stream_server.server.intake.credit import CreditPool
 from stream_server.server.intake.layout import BlockLayout
@@ -44,7 +43,6 @@ class Desk:
             attempt=0,
             entry=entry,
             layout=layout,
-            dealing=Dealing(num_ranks=1),
             num_expected=None,
             total=None,
         )
