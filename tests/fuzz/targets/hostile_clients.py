@@ -162,7 +162,7 @@ class Server:
         """The first ones are of simulations of one rank each, or two of one of two ranks."""
         simulation, rank = divmod(number, num_client_ranks)
         state = self.intake.state
-        stride = state.routing.dealing(simulation, state.num_ranks).stride
+        stride = state.dealing.stride
         blocks, mesh = [u_block(0, rank, num_client_ranks)], mesh_blocks(self.mesh, rank)
         said = opening(simulation, rank, num_client_ranks, blocks, static_blocks=mesh)
         index = (state.rank - simulation) % stride
