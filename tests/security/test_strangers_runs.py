@@ -202,7 +202,8 @@ def said_of(run: Path, to: Path, capsys: pytest.CaptureFixture[str]) -> str:
     """All that is shown of a run, and what is written of it."""
     for command, *options in COMMANDS:
         main([command, str(run), *(option.format(to=to) for option in options)])
-    said = [*capsys.readouterr(), repr(_WatchedRun(RunFolder(run)).look())]
+    snapshot = _WatchedRun(RunFolder(run)).look()
+    said = [*capsys.readouterr(), repr(snapshot), repr(snapshot.status.to_json())]
     said += [log_end(log) for log in server_logs(RunFolder(run))]
     for simulation in (None, 0):
         with suppress(NotRunning, OSError):
@@ -232,7 +233,7 @@ def test_links_in_a_run_of_a_stranger_show_nothing_of_ours(
     assert "987,654,321" not in said
 
 
-ROOMS = ("analysis", "dashboard", "studies")
+ROOMS = ("analysis", "commands", "dashboard", "studies")
 READERS = {"open", "read_text", "read_bytes", "read_file", "read_state", "ordinary"}
 
 
