@@ -8,11 +8,16 @@ from typing import Any
 from pydantic import ValidationError
 
 from stream_server.config.invalid_keys import problems_of
-from stream_server.config.offline import without_training
 from stream_server.config.problems import Problem, config_error
 from stream_server.config.rules import find_problems
 from stream_server.config.study import StudyConfig
 from stream_server.config.text import override, read_json, unusable_values
+
+NO_TRAINING = "stream_server.server.user.no_training:NoTraining"
+# What is kept of a study that writes files in the place of the training it describes.
+TRAINING_KEYS = ("batch_size", "nonfinite")
+VALIDATION_KEYS = ("simulations",)
+CHECKPOINT_KEYS = ("every_batches", "every_s", "keep", "dir")
 
 
 def load(path: str | Path, overrides: Sequence[str] = ()) -> StudyConfig:
@@ -55,3 +60,20 @@ def load_plain(
 def _in_order(problems: list[Problem]) -> list[Problem]:
     sections = {name: position for position, name in enumerate(StudyConfig.model_fields)}
     return sorted(problems, key=lambda problem: sections.get(problem.path.partition(".")[0], len(sections)))
+
+
+def without_training(config: StudyConfig) -> StudyConfig:
+    """The same ensemble and samples, each recorded once as it comes; what only a training needs is left out."""
+    study = config.resolved()
+    study["server"]["class"] = NO_TRAINING
+    study["buffer"] = {"policy": "fifo", "capacity": config.buffer.capacity}
+    for section, keys in (
+        ("training", TRAINING_KEYS),
+        ("validation", VALIDATION_KEYS),
+        ("checkpoint", CHECKPOINT_KEYS),
+    ):
+        study[section] = {key: study[section][key] for key in keys}
+    study["checkpoint"]["record"] = True
+    for section in ("load", "normalization", "samples"):
+        del study[section]
+    return StudyConfig.model_validate(study)

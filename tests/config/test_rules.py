@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from stream_server.config import check_ranks
-from stream_server.config.offline import without_training
+from stream_server.config.loading import without_training
 from stream_server.config.placeholders import BUILT_IN
 from stream_server.errors import ConfigError
 from stream_server.launcher.simulations import attempts
