@@ -18,7 +18,7 @@ from stream_server.launcher.backends import batch_backend, flux, lsf, oar, pbs, 
 from stream_server.launcher.backends.backend import JobState, JobStatus, SavedJob
 from stream_server.launcher.backends.batch_backend import BatchBackend
 from stream_server.launcher.backends.registry import load_backend
-from stream_server.launcher.backends.scheduler import BatchJob, JobKind, NotSubmitted, Scheduler
+from stream_server.launcher.backends.scheduler import BatchJob, JobKind, NotSubmitted, Scheduler, SubmitRefusal
 from tests.cluster.jobs import STUBBORN, WAITING, ended, exit_code, job, output, python, state
 from tests.launcher import fake_scheduler
 from tests.support.studies import StudyFolder
@@ -139,7 +139,9 @@ def test_a_limit_of_the_site_holds_a_job_back_and_a_refusal_ends_it(
 def test_a_submission_whose_answer_is_lost_is_found_by_its_name_and_not_repeated(
     make: MakeBackend, tmp_path: Path, cluster: Path
 ) -> None:
-    (cluster / "trouble").write_text(json.dumps({"words": "Connection refused", "code": 1, "lost": True}))
+    (cluster / "trouble").write_text(
+        json.dumps({"words": "Connection refused; DB connection error", "code": 1, "lost": True})
+    )
     with make() as backend:
         spec = python(tmp_path, "0", WAITING)
         handle = backend.submit(spec)
@@ -501,6 +503,29 @@ def test_oardel_sends_term_first_and_kills_what_waits_and_what_is_still_there_th
     scheduler.cancel(["7"])
     scheduler.cancel(["8"], at_once=True)
     assert (tmp_path / "oardel.asked").read_text().splitlines() == ["-s TERM 7 9", "9", "7", "8"]
+
+
+def test_what_oar_took_before_is_not_too_large_while_its_nodes_are_dead(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    oarsub = tmp_path / "oarsub"
+    for command in ("oardel", "oarstat", "oarsub"):
+        (tmp_path / command).write_text(
+            "#!/bin/sh\necho 'There are not enough resources for your request' >&2; exit 8\n"
+        )
+        (tmp_path / command).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    site = oar.Oar(JobKind.of_simulations(StudyFolder(tmp_path).load({"launcher.backend": "oar"})))
+    with pytest.raises(NotSubmitted, match="not enough resources") as refused:
+        submitted(site, "a-0", tmp_path)
+    assert refused.value.refusal is SubmitRefusal.WRONG
+    refusing = oarsub.read_text()
+    oarsub.write_text("#!/bin/sh\necho OAR_JOB_ID=7\n")
+    assert submitted(site, "a-1", tmp_path) == "7"
+    oarsub.write_text(refusing)
+    with pytest.raises(NotSubmitted, match="not enough resources") as refused:
+        submitted(site, "a-2", tmp_path)
+    assert refused.value.refusal is SubmitRefusal.FULL
 
 
 def test_a_command_that_cannot_be_ended_is_waited_for_before_anything_else_is_asked(

@@ -39,10 +39,12 @@ NOT_ITS_FAULT = {
     "EXTERMINATE_JOB": "lost its node",
 }
 FULL = ("too many jobs", "Too many", "limit of jobs")
-AWAY = ("Cannot connect to", "Connection refused", "could not connect", "database", "Is OAR started")
+TOO_LARGE = "not enough resources"
+# Without its database oarstat says so; oarsub and oardel say nothing, and wait (`scheduler.call`).
+AWAY = ("DB connection error",)
 HINTS = (
     ("queue", "Write simulation.job.partition; `oarstat --help` and your site tell the queues"),
-    ("not enough resources", "No such nodes: lower simulation.job, or choose a queue (simulation.job.partition)"),
+    (TOO_LARGE, "No such nodes: lower simulation.job, or choose a queue (simulation.job.partition)"),
     ("Bad resource request", "The site names its resources otherwise: `oarnodes` lists their properties"),
 )
 # OAR's signals reach one process, and oardel kills at once: TERM is passed on to all processes of the job.
@@ -65,12 +67,16 @@ class Oar(CommandScheduler):
     def __init__(self, kind: JobKind) -> None:
         super().__init__(kind)
         self._asked_to_end: set[str] = set()
+        self._has_taken_one = False
 
     def submit(self, job: BatchJob) -> str:
         """Call oarsub."""
         placing = ["-n", job.name, "-d", str(job.folder), "-O", "/dev/null", "-E", "/dev/null"]
         script = shlex.join(["/bin/bash", "-c", FORWARDING.format(script=shlex.quote(job.script))])
-        told = answered(["oarsub", *placing, *resource_words(self.resources, job.ranks), script], full=FULL, away=AWAY)
+        # A job like those that it took before is too large only while nodes are away.
+        full = (*FULL, TOO_LARGE) if self._has_taken_one else FULL
+        told = answered(["oarsub", *placing, *resource_words(self.resources, job.ranks), script], full=full, away=AWAY)
+        self._has_taken_one = True
         found = NUMBER.search(told)
         return found[1] if found else ""
 
