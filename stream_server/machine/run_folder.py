@@ -97,8 +97,8 @@ def claim(folder: Path, group: str | None) -> str:
         # By its descriptor: in a folder that others may write, the name may lead to another one by now.
         descriptor = disk.open_folder(folder)
     except OSError as error:
-        advice = refusal(error) or f"{error}. Write a study.output_dir in which you may write"
-        raise ConfigError(f"the folder {folder} cannot be used: {advice}") from error
+        told = _told(error, "Write a study.output_dir in which you may write")
+        raise ConfigError(f"the folder {folder} cannot be used: {told}") from error
     wanted = PRIVATE if number is None else SHARED
     try:
         before = os.fstat(descriptor)
@@ -109,9 +109,8 @@ def claim(folder: Path, group: str | None) -> str:
             os.fchmod(descriptor, wanted)
     except OSError as error:
         modes = "A study needs a file system with owners and modes: write another study.output_dir"
-        advice = refusal(error) if error.errno == errno.EIO else f"{error}. {modes}"
         others = "others" if group is None else f"others than group {group}"
-        raise ConfigError(f"{folder} cannot be closed to {others}: {advice}") from error
+        raise ConfigError(f"{folder} cannot be closed to {others}: {_told(error, modes)}") from error
     finally:
         os.close(descriptor)
     mode = stat.S_IMODE(os.stat(folder).st_mode)
@@ -137,6 +136,11 @@ def held(folder: Path, *, resume: bool) -> Iterator[None]:
     with disk.held(folder):
         check(folder, resume=resume)
         yield
+
+
+def _told(error: OSError, advice: str) -> str:
+    """The words of an error with this advice, which helps nobody whose disk fails."""
+    return refusal(error) if error.errno == errno.EIO else f"{error}. {advice}"
 
 
 def _remove_access_lists(descriptor: int) -> None:
