@@ -97,8 +97,8 @@ def claim(folder: Path, group: str | None) -> str:
         # By its descriptor: in a folder that others may write, the name may lead to another one by now.
         descriptor = disk.open_folder(folder)
     except OSError as error:
-        told = _told(error, "Write a study.output_dir in which you may write")
-        raise ConfigError(f"the folder {folder} cannot be used: {told}") from error
+        writable = "Write a study.output_dir in which you may write"
+        raise ConfigError(f"the folder {folder} cannot be used: {_told(error, writable)}") from error
     wanted = PRIVATE if number is None else SHARED
     try:
         before = os.fstat(descriptor)
