@@ -13,6 +13,7 @@ import numpy as np
 
 from stream_server.buffers import Fifo, Slots, WindowBuffer, WindowShape, num_slots_to_load
 from stream_server.messages.client import FieldSpec, Routing
+from stream_server.messages.routing import Dealing
 from stream_server.server.checkpoint.folder import CheckpointFolder
 from stream_server.server.checkpoint.restore import restore_rank
 from stream_server.server.intake.source import ReceptionSnapshot
@@ -88,8 +89,7 @@ class WindowRank:
             incarnation=good.incarnation,
             num_saved=1,
             rank=0,
-            num_ranks=1,
-            routing=Routing.SIMULATIONS,
+            dealing=Dealing(Routing.SIMULATIONS, 1),
             num_held_out=0,
             policy=Fifo,
             seed=(0,),
