@@ -203,8 +203,8 @@ def test_a_backend_that_does_not_exist_or_cannot_be_made_is_told(tmp_path: Path)
     folder = StudyFolder(tmp_path)
     with pytest.raises(ConfigError, match=r'launcher\.backend: "moab" is not a backend\. Write "local", "slurm"'):
         load(folder.study({"launcher.backend": "moab"}))
-    with pytest.raises(ConfigError, match=r"launcher\.backend: there is no file"):
-        load(folder.study({"launcher.backend": "cluster.py:Own"}))
+    with pytest.raises(ConfigError, match=r"launcher\.backend must name a class, but there is no file"):
+        load_backend(load(folder.study({"launcher.backend": "cluster.py:Own"})))
     folder.write("partial.py", OWN.replace("submit = cancel =", "submit ="))
     with pytest.raises(ConfigError, match=r"partial\.py:Own lacks cancel"):
         load_backend(load(folder.study({"launcher.backend": "partial.py:Own"})))
