@@ -92,6 +92,13 @@ def command_line(pid: int) -> tuple[str, ...]:
     return tuple(map(os.fsdecode, words[:-1]))
 
 
+def age_s() -> float:
+    """How long ago this process was started; 0 if /proc does not tell."""
+    if (status := _status(os.getpid())) is None:
+        return 0.0
+    return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - status[1] / os.sysconf("SC_CLK_TCK"))
+
+
 def descendants(pid: int) -> set[int]:
     """What runs and was started by this process, by what it has started, and so on."""
     parents = {it: parent for it in _pids() if (parent := _parent(it))}

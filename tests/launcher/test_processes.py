@@ -2,11 +2,13 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from stream_server.machine import processes
+from stream_server.machine.interpreter import python_command
 from stream_server.machine.processes import Leader, Process, end_all, members, send
 
 # Each shell says its number, starts the next one, and waits for it.
@@ -112,3 +114,10 @@ def test_parents_are_signalled_before_those_they_started(monkeypatch: pytest.Mon
         finally:
             os.killpg(first.pid, signal.SIGKILL)
     assert told == started
+
+
+def test_a_process_knows_how_old_it_is() -> None:
+    waits = "import time; time.sleep(1.0); from stream_server.machine.processes import age_s; print(age_s())"
+    began = time.monotonic()
+    told = subprocess.run(python_command("-c", waits), capture_output=True, text=True, check=True).stdout
+    assert 1.0 <= float(told) <= time.monotonic() - began + 0.02

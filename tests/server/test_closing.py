@@ -1,17 +1,22 @@
 """How a study ends."""
 
 import math
+import time
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from stream_server.errors import EXIT_SAVED
+from stream_server.machine import processes
+from stream_server.server.commands.cli import main
 from stream_server.server.intake.account import SimulationEnd
 from stream_server.server.progress.stop import StopReason, StopRequests
 from stream_server.server.run.start import Start
+from stream_server.server.study import study
 from stream_server.server.study.closing import judged, outcome_of
 from stream_server.server.study.report import Outcome
+from tests.support.runs import NUMPY_STUDY
 
 
 def stopped(agreed: StopReason | None, text: str = "") -> StopRequests:
@@ -80,8 +85,17 @@ def test_the_exit_code_of_a_saved_study_is_the_one_that_asks_to_be_run_again() -
 def test_a_quarter_of_the_time_limit_is_left_for_the_end_and_no_more_than_two_minutes(
     time_limit_s: float, left_s: float
 ) -> None:
-    assert Start(time_limit_s=time_limit_s).leave_at(1000.0) == 1000.0 + time_limit_s - left_s
+    assert Start(time_limit_s=time_limit_s, began_s=1000.0).leave_at_s == 1000.0 + time_limit_s - left_s
+
+
+def test_a_time_limit_counts_from_the_start_of_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    starts: list[Start] = []
+    monkeypatch.setattr(processes, "age_s", lambda: 13.0)
+    monkeypatch.setattr(study, "run_study", lambda config, start: starts.append(start) or 0)
+    before = time.monotonic()
+    assert main(["--config", str(NUMPY_STUDY), "--time-limit", "0:01:00"]) == 0
+    assert before + 60.0 - 13.0 <= starts[0].leave_at_s + 15.0 <= time.monotonic() + 60.0 - 13.0
 
 
 def test_without_a_time_limit_nobody_leaves() -> None:
-    assert Start().leave_at(1000.0) == math.inf
+    assert Start().leave_at_s == math.inf

@@ -15,7 +15,7 @@ from pathlib import Path
 import stream_server
 from stream_server import config as study_config
 from stream_server.errors import EXIT_FORCED, ConfigError, RankLost, StreamServerError
-from stream_server.machine import caches, exit_watch, program
+from stream_server.machine import caches, exit_watch, processes, program
 from stream_server.machine.garbage import seldom_collecting
 from stream_server.machine.refusals import refusal, require_threads
 from stream_server.machine.screen import outliving_a_full_disk, tell, until_the_reader_leaves
@@ -247,12 +247,14 @@ def _run(arguments: argparse.Namespace, config: study_config.StudyConfig) -> int
         from stream_server.server.study.study import run_study
         from stream_server.storage.ownership import private_files
 
+    age_s = processes.age_s()
     start = Start(
         fresh=arguments.fresh,
         resume=arguments.resume,
         retry=arguments.retry,
         replay=arguments.replay,
-        time_limit_s=_time_limit_s(arguments),
+        time_limit_s=_time_limit_s(arguments, age_s),
+        began_s=time.monotonic() - age_s,
         link=arguments.link,
         alive=arguments.alive,
         is_followed=arguments.followed,
@@ -273,15 +275,18 @@ def _say_that_it_starts(config: study_config.StudyConfig) -> None:
         tell(f"{config.study.name} → {shown(config.output_dir)}: {starting}", sys.stderr)
 
 
-def _time_limit_s(arguments: argparse.Namespace) -> float | None:
-    """The time limit that is given, or that of our job of Slurm: rank 0 asks, unless the launcher beside us has."""
+def _time_limit_s(arguments: argparse.Namespace, age_s: float) -> float | None:
+    """The time limit that is given, or that of our job of Slurm: rank 0 asks, unless the launcher beside us has.
+
+    Both count from the start of this process, which is `age_s` old: imports on a busy disk take their part.
+    """
     from stream_server.launcher.backends.allocation import time_left_s
     from stream_server.server.ranks.communicator import environment_rank
 
     given: float | None = arguments.time_limit
     if environment_rank() or arguments.link is not None:
         return given
-    limit_s = min(time_left_s(), math.inf if given is None else given)
+    limit_s = min(age_s + time_left_s(), math.inf if given is None else given)
     return None if limit_s == math.inf else limit_s
 
 

@@ -2,8 +2,9 @@
 
 import math
 import socket
+import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
@@ -22,8 +23,9 @@ class Start:
 
     `fresh` starts over, `resume` insists on an earlier run. `retry` tries these simulations again that were given up,
     or all of them if it is empty. `replay` is a record to train from instead of simulations.
-    After `time_limit_s` the job ends whatever we do. `link` and `alive` are the addresses of a launcher that has
-    started us, which asks for `launcher_keys` where we come from another node: rank 0 starts one of its own otherwise.
+    After `time_limit_s`, counted from `began_s` of the monotonic clock, the job ends whatever we do. `link` and `alive`
+    are the addresses of a launcher that has started us, which asks for `launcher_keys` where we come from another node:
+    rank 0 starts one of its own otherwise.
     `is_followed`: that launcher starts another server when this one has saved and left by itself.
     """
 
@@ -32,16 +34,18 @@ class Start:
     retry: Sequence[int] | None = None
     replay: Path | None = None
     time_limit_s: float | None = None
+    began_s: float = field(default_factory=time.monotonic)
     link: str | None = None
     alive: str | None = None
     launcher_keys: "KeyPair | None" = None
     is_followed: bool = False
 
-    def leave_at(self, began_s: float) -> float:
+    @property
+    def leave_at_s(self) -> float:
         """The time to save and leave, with a margin for the last checkpoint and the end of the simulations."""
         if self.time_limit_s is None:
             return math.inf
-        return began_s + self.time_limit_s - min(LARGEST_MARGIN_S, self.time_limit_s / 4)
+        return self.began_s + self.time_limit_s - min(LARGEST_MARGIN_S, self.time_limit_s / 4)
 
     def to_launcher_at(self, place: "LauncherPlace") -> Self:
         """The same, but the launcher is reached over the network unless it has started us on its own node."""

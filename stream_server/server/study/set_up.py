@@ -116,7 +116,7 @@ class StudyRank(Composition):
         self.cores = share_cores(ranks, simulation_cores(config, start))
         wait_passively(self.cores.nodes[ranks.node])
         self.started_s = began_s - (0.0 if self.saved is None else self.saved["wall_s"])
-        self.leave_at_s = start.leave_at(began_s)
+        self.leave_at_s = start.leave_at_s
         plan, design = make_plan(config), ParameterDesign(config)
         buffer = self._make_buffer(config, ranks, plan)
         length = TrainingLength.of(config, ranks.size, draws_per_sample=buffer.policy.draws_per_sample)
