@@ -195,7 +195,9 @@ def test_a_client_that_attached_keeps_its_attempt_under_the_next_launcher(tmp_pa
             token=6, simulation=1, attempt=0, client="b"
         )
         rank_0.send(launcher_link.AttachRequest(token=7, simulation=None, client="c"))
-        assert rank_0.wait_for(launcher_link.Attached) == launcher_link.Attached(token=7, simulation=0, attempt=1)
+        assert rank_0.wait_for(launcher_link.Attached) == launcher_link.Attached(
+            token=7, simulation=0, attempt=1, client="c"
+        )
 
 
 def test_a_new_run_by_hand_ends_what_is_left_of_the_last_and_never_uses_a_number_again(tmp_path: Path) -> None:

@@ -58,20 +58,25 @@ def test_a_study_whose_updates_change_nothing_has_failed_also_when_it_goes_on(tm
     assert done.report["updates"] > 1
 
 
-def test_three_mistakes_in_study_json_are_reported_together(tmp_path: Path) -> None:
+def test_mistakes_in_keys_are_reported_together_and_then_those_between_keys(tmp_path: Path) -> None:
     study = tmp_path / "study.json"
-    study.write_text("""{
+    text = """{
         "study": {"simulations": 0, "time_steps": 10, "fields": {"u": [4]}},
         "parameters": {"bounds": {"a": [0, 1]}},
         "simulation": {"command": ["true"]},
         "server": {"class": "server.py:Server"},
-        "buffer": {"capacity": 10, "watermark": 20},
+        "buffer": {"policy": "reservior", "capacity": 10, "watermark": 20},
         "training": {"batchsize": 2, "batch_size": 2}
-    }""")
+    }"""
+    study.write_text(text)
     (tmp_path / "server.py").write_text("class Server: ...")
     done = run_here(study, tmp_path / "run")
     assert done.exit_code == 2
     assert "3 problems" in done.output
     assert "study.simulations: 0 is out of range" in done.output
-    assert "buffer.capacity: must be at least" in done.output
+    assert 'Write "reservoir"' in done.output
     assert 'training.batchsize: unknown key. Write "batch_size"' in done.output
+    study.write_text(text.replace('0, "time', '4, "time').replace("reservior", "reservoir").replace('"batchsize": 2, ', ""))
+    done = run_here(study, tmp_path / "run")
+    assert done.exit_code == 2
+    assert "buffer.capacity: must be at least" in done.output
