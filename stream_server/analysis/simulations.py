@@ -67,7 +67,8 @@ def simulations_of(run: RunFolder) -> list[SimulationSummary]:
             state = newest.state if newest and newest.state in (FAILED, ENDED) else INTERRUPTED
         reason = entry.get("reason") or history.given_up.get(simulation, "")
         if state in (FAILED, INTERRUPTED, ENDED):
-            reason = history.reasons.get(simulation, "")
+            own = newest.reason if newest and newest.state in (FAILED, ENDED) else ""
+            reason = own or history.reasons.get(simulation, "")
         if state == ENDED:
             reason = f"{reason}, but its end is in no checkpoint: when the study goes on, it is run again"
         summaries.append(

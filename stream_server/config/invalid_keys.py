@@ -9,7 +9,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
-from stream_server.built_in import POLICIES
+from stream_server.built_in import POLICIES, registered
 from stream_server.config.problems import MAX_PROBLEMS, WRONG, Problem, nearest, one_of, shown
 from stream_server.config.study import StudyConfig, models_in
 from stream_server.wording import counted
@@ -92,7 +92,7 @@ def _found_and_instead(detail: ErrorDetails, keys: Keys, raw: dict[str, Any]) ->
         if bound in context:
             return f"{shown(value)} is out of range", f"Write {allowed.format(context[bound])}"
     if kind == "literal_error":
-        choices = [*POLICIES] if keys[-1] == "policy" else QUOTED.findall(detail["msg"])
+        choices = [*POLICIES, *registered("policies")] if keys[-1] == "policy" else QUOTED.findall(detail["msg"])
         meant = nearest(value, choices) if isinstance(value, str) else None
         return f"{shown(value)} is not {one_of(choices)}", f"Write {shown(meant)}" if meant else "Write one of these"
     return f"{shown(value)}: {detail['msg']}", _example(keys)

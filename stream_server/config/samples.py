@@ -18,7 +18,6 @@ from pydantic.functional_validators import ModelWrapValidatorHandler
 from stream_server.config.problems import shown, wrong
 from stream_server.config.values import Count, Section
 
-# Of each block of samples one span of steps goes to two ranks: a quarter.
 MAX_FIELDS = 64
 MAX_DIMENSIONS = 8
 MAX_TIME_STEPS = 2**31 - 1

@@ -80,7 +80,7 @@ class StudyConfig(Section):
     @field_validator("buffer", mode="before")
     @classmethod
     def _fill_in_buffer(cls, raw: Any, info: ValidationInfo) -> Any:
-        """Windows are of whole simulations unless asked; a capacity in bytes becomes a number of samples."""
+        """Windows are made of whole simulations; a capacity in bytes becomes a number of samples."""
         study, samples = info.data.get("study"), info.data.get("samples")
         if not isinstance(raw, dict):
             return raw

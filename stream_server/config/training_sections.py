@@ -93,7 +93,7 @@ class TrainingSettings(Section):
     max_s: Positive | None = Field(default=None, description="End after so many seconds; null: no limit.")
     early_stop: EarlyStop | None = Field(default=None, description="End when a value stops improving; null: never.")
     precision: Literal["32-true", "64-true", "bf16-mixed", "bf16-true", "16-mixed", "16-true"] = Field(
-        default="32-true", description="Arithmetic of the model, in Lightning's words."
+        default="32-true", description="Number format of the weights and of the arithmetic."
     )
     accumulate: Count = Field(default=1, description="Batches per optimizer step.")
     clip_norm: Positive | None = Field(default=None, description="Largest norm of the gradient; null: no limit.")
@@ -163,7 +163,8 @@ class Checkpoint(Section):
     """`checkpoint`: the contents and the schedule of checkpoints."""
 
     every_batches: Moment | None = Field(
-        default=None, description="Batches between two checkpoints, or a fraction of the run; null: by time only."
+        default=None,
+        description="A checkpoint at each multiple of so many batches, or of a fraction of the run; null: by time.",
     )
     every_s: Positive = Field(
         default=300.0, description="Seconds between two checkpoints; at most 60 before the first."

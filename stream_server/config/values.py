@@ -115,7 +115,7 @@ class NameOrClass:
         return core_schema.no_info_after_validator_function(self._check, handler(source))
 
     def __get_pydantic_json_schema__(self, core: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
-        names = [*self.names, *registered(self.plug_point)]
+        names = list(self.names)
         return {"anyOf": [{"enum": names}, {"type": "string", "pattern": f"^{CLASS_REFERENCE.pattern}$"}]}
 
     def _check(self, value: str) -> str:

@@ -1,4 +1,4 @@
-"""Messages as frames and back: protocol version 3, as in docs/reference/protocol.md. No sockets, no clock.
+"""Messages as frames and back: protocol version 4, as in docs/reference/protocol.md. No sockets, no clock.
 
 `Data` and `Ack`, which come a hundred thousand times a second, are packed; `Data` has payload frames behind its header.
 All others are one frame of JSON. The decoder is total: any bytes give a message or `MalformedMessage`, in time and

@@ -42,7 +42,8 @@ class Study:
         folder: the folder of the study: where relative paths start, and where server class and simulation lie.
 
     Raises:
-        ConfigError: lists every problem, each with its key, what was found and what to write instead.
+        ConfigError: lists every key that is wrong, or if none is, every rule that is broken, each with its path, what
+            was found and what to write instead.
     """
 
     config: StudyConfig
@@ -59,7 +60,7 @@ class Study:
         """The study of a study.json, with changes such as `{"training.batch_size": 32}`, as `--set` makes them.
 
         Raises:
-            ConfigError: lists every problem, each with its key, what was found and what to write instead.
+            ConfigError: lists every key that is wrong, or if none is, every rule that is broken.
         """
         study = cls.__new__(cls)
         study._plain = None

@@ -292,7 +292,7 @@ from stream_server.backends import JobSpec
 from tests.launcher.test_backends import made
 values = json.load(sys.stdin)
 spec = JobSpec(**{**values, "command": tuple(values["command"]), "folder": Path(values["folder"])})
-print(made(os.environ["TESTED_BACKEND"], Path(sys.argv[1])).submit(spec), flush=True)
+print(made(os.environ.get("TESTED_BACKEND", "local"), Path(sys.argv[1])).submit(spec), flush=True)
 os._exit(0)
 """
 

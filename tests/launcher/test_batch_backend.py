@@ -132,6 +132,16 @@ class CountingScheduler:
         return ""
 
 
+class FillingScheduler(CountingScheduler):
+    """One in which nothing starts or ends before a submission has met the limit."""
+
+    def queue(self) -> list[QueueEntry]:
+        if self.num_refused:
+            return super().queue()
+        waits = JobStatus(state=JobState.QUEUED)
+        return [QueueEntry(id=number, name=name, status=waits) for number, name in self.waiting.items()]
+
+
 def test_a_study_of_ten_thousand_simulations_keeps_within_max_queued_and_the_limits_of_the_site(tmp_path: Path) -> None:
     scheduler = CountingScheduler()
     settings = {"launcher.backend": "slurm", "launcher.max_queued": MAX_QUEUED, "launcher.max_running": MAX_RUNNING}
@@ -162,7 +172,7 @@ def test_a_study_of_ten_thousand_simulations_keeps_within_max_queued_and_the_lim
 
 
 def test_a_limit_of_the_site_holds_a_submission_back_until_a_job_ends_and_no_longer(tmp_path: Path) -> None:
-    scheduler = CountingScheduler()
+    scheduler = FillingScheduler()
     settings = {"launcher.backend": "slurm", "launcher.max_running": MAX_RUNNING}
     config = StudyFolder(tmp_path).load({**settings, "buffer.capacity": 1000})
     num = 2 * SITE_LIMIT

@@ -540,13 +540,15 @@ def test_a_command_that_cannot_be_ended_is_waited_for_before_anything_else_is_as
     with pytest.raises(subprocess.TimeoutExpired):
         scheduler.call(["sh", "-c", f"until [ -e '{tmp_path}/back' ]; do sleep 0.01; done"])
     with pytest.raises(subprocess.SubprocessError, match="sh still waits for an answer"):
-        scheduler.call(["true"])
+        scheduler.call(["sh", "-c", "true"])
+    # Those of another scheduler have nothing to do with it.
+    assert scheduler.call(["true"]).returncode == 0
     (tmp_path / "back").touch()
     monkeypatch.setattr(scheduler, "LIMIT_S", 60.0)
 
     def is_answered() -> bool:
         try:
-            return scheduler.call(["echo", "4"]).stdout == "4\n"
+            return scheduler.call(["sh", "-c", "echo 4"]).stdout == "4\n"
         except subprocess.SubprocessError:
             return False
 

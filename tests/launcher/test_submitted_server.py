@@ -34,6 +34,7 @@ from stream_server.launcher.supervision.submitted_server import GONE_S, Submitte
 from tests.launcher import fake_scheduler
 from tests.launcher.study_run import StudyRun
 from tests.support.studies import StudyFolder
+from tests.support.timing import Clock
 
 # A job that is cancelled has the long grace of its site.
 PATIENT = """#!/bin/sh
@@ -52,6 +53,7 @@ class ScriptedBackend:
         self.submits: Exception | None = None
         self.finds: Exception | None = None
         self.cancelled: list[str] = []
+        self.cancels: Exception | None = None
 
     def submit(self, spec: JobSpec) -> str:
         if self.submits is not None:
@@ -60,6 +62,8 @@ class ScriptedBackend:
 
     def cancel(self, handles: Collection[str]) -> None:
         self.cancelled += handles
+        if self.cancels is not None:
+            raise self.cancels
 
     def query(self, handles: Collection[str]) -> Mapping[str, JobStatus]:
         if isinstance(self.says, Exception):
@@ -251,6 +255,28 @@ def test_a_submission_that_did_not_come_through_is_made_again_and_is_no_failure_
     assert end.message == "the job of the server was not submitted: it was never started and left no report"
     assert end.is_of_job
     assert SubmittedServer.adopt(backend, tmp_path, Outage()) is None
+
+
+def test_a_cancel_that_was_lost_is_repeated_and_leaves_no_outage_behind(
+    backend: ScriptedBackend, tmp_path: Path
+) -> None:
+    clock = Clock()
+    outage = Outage(clock)
+    job = SubmittedServer.submit(backend, spec_in(tmp_path), outage)
+    backend.cancels = OSError("no route to host")
+    job.kill(0.0)
+    job.look(1.0)
+    assert backend.cancelled == ["job-1"] * 3
+    backend.cancels = None
+    job.look(2.0)
+    job.look(3.0)
+    assert backend.cancelled == ["job-1"] * 4
+    backend.cancels = OSError("no route to host")
+    job.kill(4.0)
+    backend.says = JobStatus(state=JobState.ENDED)
+    job.look(5.0)
+    clock.now = 100.0
+    assert (job.is_over, outage.news()) == (True, "")
 
 
 def test_a_job_whose_folder_cannot_be_made_has_ended(backend: ScriptedBackend, tmp_path: Path) -> None:

@@ -76,7 +76,9 @@ def test_mistakes_in_keys_are_reported_together_and_then_those_between_keys(tmp_
     assert "study.simulations: 0 is out of range" in done.output
     assert 'Write "reservoir"' in done.output
     assert 'training.batchsize: unknown key. Write "batch_size"' in done.output
-    study.write_text(text.replace('0, "time', '4, "time').replace("reservior", "reservoir").replace('"batchsize": 2, ', ""))
+    for wrong, right in (('0, "time', '4, "time'), ("reservior", "reservoir"), ('"batchsize": 2, ', "")):
+        text = text.replace(wrong, right)
+    study.write_text(text)
     done = run_here(study, tmp_path / "run")
     assert done.exit_code == 2
     assert "buffer.capacity: must be at least" in done.output

@@ -1,5 +1,6 @@
 """The protocol of batch schedulers, its answers, and the door to their commands."""
 
+import contextlib
 import json
 import math
 import os
@@ -206,7 +207,7 @@ def call(
         OSError: it cannot be run.
         subprocess.SubprocessError: it did not end within a minute.
     """
-    _require_all_answered()
+    _require_all_answered(command[0])
     process = subprocess.Popen(
         command,
         env={**(os.environ if environment is None else environment), "LC_ALL": "C"},
@@ -231,19 +232,22 @@ def call(
     return subprocess.CompletedProcess(command, process.returncode, stdout, stderr)
 
 
-def _require_all_answered() -> None:
-    """See that no command still waits that could not be killed.
+def _require_all_answered(command: str) -> None:
+    """See that no command of the same scheduler still waits that could not be killed.
 
     A submission among them comes through in the end: until then, no answer about the queue says that it has not.
 
     Raises:
         subprocess.SubprocessError: one waits.
     """
-    for name, process in list(_unanswered):
+    # The commands of one scheduler begin with the same letter, those of two with others.
+    for name, process in [it for it in _unanswered if it[0][0] == command[0]]:
         if process.poll() is None:
             raise subprocess.SubprocessError(f"{name} still waits for an answer")
         process.communicate()
-        _unanswered.remove((name, process))
+        with contextlib.suppress(ValueError):
+            # Another thread may have seen it, too.
+            _unanswered.remove((name, process))
 
 
 def answered(

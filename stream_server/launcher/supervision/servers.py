@@ -1,14 +1,15 @@
 """The two ways to run the server: as processes beside the launcher, and as a job of a scheduler."""
 
+import logging
 import os
 from collections.abc import Collection, Sequence
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from stream_server.config import StudyConfig
 from stream_server.launcher.backends.backend import Backend, JobSpec
 from stream_server.launcher.backends.environment import mpirun_environment, scrubbed, server_environment, with_threads
-from stream_server.launcher.backends.outage import Outage
+from stream_server.launcher.backends.outage import EXPECTED, Outage, said_by
 from stream_server.launcher.backends.registry import load_server_backend
 from stream_server.launcher.journal.history import OpenServer
 from stream_server.launcher.journal.records import ServerStarting
@@ -16,6 +17,8 @@ from stream_server.launcher.supervision.server_job import LOCAL, ServerJob
 from stream_server.launcher.supervision.submitted_server import SubmittedServer, folder_of
 
 IPC_VARIABLE = "STREAM_IPC_FOLDER"
+
+log = logging.getLogger(__name__)
 
 
 class Servers:
@@ -36,8 +39,11 @@ class Servers:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        for backend in self._backends.values():
-            backend.close()
+        for name, backend in self._backends.items():
+            try:
+                backend.close()
+            except EXPECTED as away:
+                log.warning("jobs of the server may go on: %s: %s", name, said_by(away))
 
     @property
     def backends(self) -> Collection[Backend]:
@@ -88,7 +94,8 @@ class Servers:
         if name not in self._backends:
             self._backends[name] = backend = load_server_backend(self.config, name)
             # A backend of the user's is wrapped.
+            each: Any
             for each in (backend, getattr(backend, "backend", backend)):
-                if hasattr(each, "outage"):
+                if isinstance(getattr(each, "outage", None), Outage):
                     each.outage = self.outage
         return self._backends[name]

@@ -25,6 +25,8 @@ GONE_S = 60.0
 LOOK_S = 0.2
 MAX_READ_BYTES = 65536
 NOT_FOUND = "whether the job of the server was submitted is not known"
+NOT_KNOWN = "nothing is known of the job of the server"
+NOT_CANCELLED = "the job of the server cannot be cancelled yet"
 
 log = logging.getLogger(__name__)
 
@@ -49,6 +51,7 @@ class SubmittedServer:
         self.is_outside = False
         self.is_cancelled = False
         self.is_over = False
+        self._must_cancel = False
         self.killed = False
         self.wake_at = 0.0
         self._give_up_at: float | None = None
@@ -96,7 +99,7 @@ class SubmittedServer:
 
     def abandon(self) -> None:
         """Wait for its end no longer: its backend ends it for good when it is closed."""
-        self.is_over = True
+        self._is_over()
 
     def look(self, now: float) -> None:
         """See what the scheduler says of it, and show what it printed."""
@@ -108,7 +111,7 @@ class SubmittedServer:
         self._output.show()
         if is_given_up and not self.is_over:
             log.warning("the job of the server, %s, has not ended: what is left of it is fenced off", self.handle)
-            self.is_over = True
+            self._is_over()
 
     def stopped_pid(self, now: float) -> int | None:
         """A process of it that a signal holds, which nobody can see from here."""
@@ -119,9 +122,11 @@ class SubmittedServer:
             with self.outage.within(NOT_FOUND):
                 self._find()
         if self.handle:
-            with self.outage.within("nothing is known of the job of the server"):
+            with self.outage.within(NOT_KNOWN):
                 status = self.backend.query([self.handle]).get(self.handle, JobStatus(state=JobState.UNKNOWN))
                 self._take(status)
+        if self._must_cancel and not self.is_over:
+            self._cancel()
 
     def _find(self) -> None:
         try:
@@ -129,13 +134,13 @@ class SubmittedServer:
             self.handle = self.backend.reattach(SavedJob(folder=self.folder, marks=frozenset(), handle=None))
         except SubmitError as error:
             self._end(JobStatus(state=JobState.ENDED, reason=f"was not submitted: {error}", excuse=str(error)))
-        if self.handle and (self.killed or self.is_cancelled):
-            self._cancel()
 
     def _cancel(self) -> None:
+        self._must_cancel = True
         if self.handle:
-            with self.outage.within("the job of the server cannot be cancelled yet"):
+            with self.outage.within(NOT_CANCELLED):
                 self.backend.cancel([self.handle])
+                self._must_cancel = False
 
     def _take(self, status: JobStatus) -> None:
         if status.state is not self.state or status.reason not in ("", self._waits_for):
@@ -152,7 +157,12 @@ class SubmittedServer:
             self.status = exit_code_of(self.folder / EXIT_FILE) if self.status is None else self.status
         self.reason = status.reason or "has ended"
         self.is_outside = bool(status.excuse) or status.is_out_of_time
+        self._is_over()
+
+    def _is_over(self) -> None:
         self.is_over = True
+        for question in (NOT_FOUND, NOT_KNOWN, NOT_CANCELLED):
+            self.outage.answered(question)
 
 
 class Output:

@@ -81,7 +81,8 @@ typedef struct {
     const char *const *parameter_names;
     const double *parameter_values;
     double timeout_s;                    /* how long the server may say nothing while it is waited for; time in which
-                                            this process is stopped does not count */
+                                            this process is stopped, or a launcher is about to start the next server,
+                                            does not count */
 } stream_options;
 
 #define STREAM_OPTIONS_DEFAULT {0, -1, 0, 0, 0, 60.0}

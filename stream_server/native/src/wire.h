@@ -1,4 +1,4 @@
-/* Messages as bytes and back: protocol version 3, as in docs/reference/protocol.md. No sockets, no clock. */
+/* Messages as bytes and back: protocol version 4, as in docs/reference/protocol.md. No sockets, no clock. */
 #ifndef SC_WIRE_H
 #define SC_WIRE_H
 

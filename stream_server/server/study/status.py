@@ -17,6 +17,7 @@ from stream_server.server.user.callbacks import Callback
 
 INTERVAL_S = 0.25
 RATE_WINDOW_S = 30.0
+STEADY_S = 10.0
 WAIT = "wait_for_data"
 
 
@@ -66,10 +67,11 @@ class Mark(NamedTuple):
 
 
 class Rates:
-    """How fast counts have grown over the last seconds."""
+    """How fast counts have grown over the last seconds; `is_steady` once that is over enough of them to foretell."""
 
     def __init__(self) -> None:
         self._marks: deque[Mark] = deque()
+        self.is_steady = False
 
     def note(self, mark: Mark) -> Mark:
         """Take the counts of a moment into account; gives what each grows by in a second."""
@@ -78,6 +80,7 @@ class Rates:
             self._marks.popleft()
         first = self._marks[0]
         seconds = mark.now - first.now
+        self.is_steady = seconds >= STEADY_S
         return Mark(*((new - old) / seconds if seconds > 0 else 0.0 for old, new in zip(first, mark, strict=True)))
 
 
@@ -148,7 +151,7 @@ class StatusBoard(Callback):
             fraction=progress.fraction or 0.0,
             waited_s=phases_s.get(WAIT, 0.0),
         )
-        per_s = self._rates.note(mark)
+        per_s, is_steady = self._rates.note(mark), self._rates.is_steady
         if saves.committed > self._num_saves:
             self._num_saves, self._saved_at_s = saves.committed, self._wall_clock()
         # Of several passes over files, nobody counts the samples that are there before each.
@@ -166,7 +169,7 @@ class StatusBoard(Callback):
                 capacity=buffer.capacity,
                 fraction=progress.fraction,
                 elapsed_s=progress.elapsed_s,
-                left_s=(1.0 - mark.fraction) / per_s.fraction if per_s.fraction > 0 else None,
+                left_s=(1.0 - mark.fraction) / per_s.fraction if is_steady and per_s.fraction > 0 else None,
                 is_degraded=saves.degraded,
             ),
             simulations=simulations,

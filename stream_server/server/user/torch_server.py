@@ -62,7 +62,6 @@ class TorchServer(StreamServer):
     model: Any
     optimizer: Any
     lr_scheduler: Any = None
-    device: torch.device = torch.device("cpu")
     train_dataset: StreamDataset
     _manual: ManualBackward | None = None
     _last_call: LastCall | None = None
@@ -143,6 +142,12 @@ class TorchServer(StreamServer):
             )
         return num_steps
 
+    @property
+    def device(self) -> torch.device:
+        """The device of the model and of the batches."""
+        device: torch.device = vars(self).get("_device", torch.device("cpu"))
+        return device
+
     def skip_batch(self) -> SkippedBatch:
         """Leave this rank's batch out of the training: `return self.skip_batch()` in `training_step`.
 
@@ -160,7 +165,7 @@ class TorchServer(StreamServer):
         with self.phases.measure("backward"):
             if self._manual is not None:
                 self._manual.backward(loss, **options)
-            elif "device" in self._held:
+            elif "_device" in self._held:
                 raise UserCodeError(f"{type(self).__name__}.manual_backward needs automatic_optimization = False")
             else:
                 loss.backward(**options)  # type: ignore[no-untyped-call]

@@ -35,6 +35,18 @@ def test_it_is_refused_before_anything_is_opened() -> None:
         TorchStep(Scale(settings()), SoloRanks(), settings(precision="16-mixed"))
 
 
+def test_a_batch_that_can_be_moved_moves_itself() -> None:
+    packed = nn.utils.rnn.pack_sequence([torch.ones(2, 3), torch.ones(1, 3)])
+    moved = make_precision("32-true", torch.device("meta")).convert({"x": packed, "y": torch.ones(1)})
+    assert (moved["x"].data.device.type, moved["y"].device.type) == ("meta", "meta")
+    assert moved["x"].batch_sizes.device.type == "cpu"
+
+
+def test_the_device_cannot_be_assigned() -> None:
+    with pytest.raises(UserCodeError, match=r"^self\.device must not be assigned in Scale"):
+        Scale(settings()).device = torch.device("cpu")  # type: ignore[misc]
+
+
 def in_half(init_scale: float) -> LossScaling:
     """16-mixed, as on a GPU."""
     return LossScaling(torch.device("cpu"), torch.amp.GradScaler("cpu", init_scale=init_scale, growth_interval=10**6))

@@ -358,6 +358,13 @@ def test_a_backbone_that_was_written_to_is_saved() -> None:
         assert "backbone.0.bias" not in state
 
 
+def test_a_backbone_that_got_other_memory_is_saved() -> None:
+    with step_of(Frozen, "backbone.*") as step:
+        weight = server_of(step).model["backbone"][0].weight
+        weight.data = weight.data * 0.5
+        assert "backbone.0.weight" in restored(saved(step)["model"])
+
+
 @pytest.mark.parametrize("options", [{}, {"fused": True, "momentum": 0.9}], ids=["plain", "fused"])
 def test_a_backbone_that_is_unfrozen_later_is_saved_from_then_on(
     monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]

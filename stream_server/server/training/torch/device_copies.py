@@ -102,18 +102,23 @@ class DeviceCopies:
         return self._device.pin(it) if it.layout is torch.strided else it
 
 
-def mapped(function: Callable[[Any], Any], data: Any) -> Any:
-    """`data` with everything in it replaced by what `function` gives, through tuples, lists, dicts and dataclasses."""
+def mapped(function: Callable[[Any], Any], data: Any, is_whole: Callable[[Any], bool] = lambda _: False) -> Any:
+    """`data` with everything in it replaced by what `function` gives, through tuples, lists, dicts and dataclasses.
+
+    What `is_whole` is not opened, although it may be one of these.
+    """
+    if is_whole(data):
+        return function(data)
     if isinstance(data, Mapping):
-        items = {key: mapped(function, value) for key, value in data.items()}
+        items = {key: mapped(function, value, is_whole) for key, value in data.items()}
         make: Any = type(data) if not isinstance(data, defaultdict) else partial(defaultdict, data.default_factory)
         return make(items)
     if isinstance(data, tuple | list):
-        values = [mapped(function, value) for value in data]
+        values = [mapped(function, value, is_whole) for value in data]
         return type(data)(*values) if hasattr(data, "_fields") else type(data)(values)
     if is_dataclass(data) and not isinstance(data, type):
         made = copy(data)
         for field in fields(data):
-            object.__setattr__(made, field.name, mapped(function, getattr(data, field.name)))
+            object.__setattr__(made, field.name, mapped(function, getattr(data, field.name), is_whole))
         return made
     return function(data)

@@ -58,7 +58,8 @@ class Precision:
         """Bring the data of a batch to the device, in this format; where the source is pinned, without waiting."""
         if self._device.type == "cpu" and self._dtype is None:
             return data
-        return mapped(self._convert, data)
+        # Such as a PackedSequence, a tuple that knows what of it stays on the CPU.
+        return mapped(self._convert, data, lambda it: callable(getattr(it, "to", None)))
 
     def forward_context(self) -> AbstractContextManager[Any]:
         """Within, forward passes are computed in this format."""

@@ -113,7 +113,7 @@ class TorchStep:
             stack.enter_context(numerics(self._settings))
             if self._device.type == "cuda":
                 torch.cuda.set_device(self._device)
-            self._server.hold_attributes(device=self._device)
+            self._server.hold_attributes(_device=self._device)
             torch.manual_seed(self._seed)
             set_up(self._server, self._precision, compiled=self._settings.compile, seed=self._seed)
             self._made = settings_of(self._server)

@@ -34,7 +34,7 @@ class Weights:
     def __init__(self, server: TorchServer, *, exclude: Sequence[str] = ()) -> None:
         self._server = server
         self._patterns = tuple(exclude)
-        self._excluded: dict[str, int] = {}
+        self._excluded: dict[str, tuple[int, int]] = {}
         """The number of changes in place to each parameter that is left out, as the user's code has loaded it."""
         self._pending: dict[str, Any] = {}
 
@@ -64,7 +64,7 @@ class Weights:
                     "that are trained: a restart would lose their training. Freeze them by requires_grad_(False) in "
                     "prepare_training_attributes, or leave them in"
                 )
-            self._excluded |= {name: parameters[name]._version for name in matching if not is_lazy(parameters[name])}
+            self._excluded |= {name: _mark(parameters[name]) for name in matching if not is_lazy(parameters[name])}
 
     def trainable(self) -> dict[str, Tensor]:
         """The parameters that require a gradient by name, each once, also those that no module has registered."""
@@ -110,7 +110,7 @@ class Weights:
             {
                 name
                 for name, it in (self._parameters() if self._excluded else ())
-                if self._excluded.get(name) == it._version and not it.requires_grad and id(it) not in stepped
+                if self._excluded.get(name) == _mark(it) and not it.requires_grad and id(it) not in stepped
             }
         )
 
@@ -292,3 +292,8 @@ def _is_computed(module: nn.Module, key: str, value: Any) -> bool:
     if isinstance(value, Tensor) and value.grad_fn is not None:
         return True
     return any(hasattr(module, f"{key}{end}") for end in ("_orig", "_g"))
+
+
+def _mark(it: Tensor) -> tuple[int, int]:
+    """What changes when a parameter gets other values, in place or by other memory."""
+    return it.data_ptr(), it._version
