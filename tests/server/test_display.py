@@ -22,7 +22,7 @@ from stream_server.server.study.display import (
     panel,
     shares,
 )
-from stream_server.server.study.status import INTERVAL_S, RATE_WINDOW_S, Mark, Rates, Snapshot
+from stream_server.server.study.status import INTERVAL_S, RATE_WINDOW_S, STEADY_S, Mark, Rates, Snapshot
 from tests.support.emulator import lines_shown
 from tests.support.snapshots import NOTHING, board_of, changed
 from tests.support.timing import Clock
@@ -79,6 +79,14 @@ def test_a_board_shows_all_the_same_snapshot_now_and_then() -> None:
     shown = first[-1]
     assert (shown.simulations, shown.received, shown.expected) == ({"running": 2, "waiting": 1}, 12, 30)
     assert (shown.watermark, shown.restarts, shown.warnings) == (7, 1, ["old", "new"])
+
+
+def test_what_was_trained_was_received_though_other_ranks_tell_it_later() -> None:
+    shown: list[Snapshot] = []
+    board, study = board_of(shown.append, received=[0])
+    study.progress.samples = 8
+    board.on_round(None)
+    assert shown[0].received == 8
 
 
 def test_a_loss_that_is_not_finite_is_shown_on_the_screen_and_no_operator_is_sent_one() -> None:
@@ -389,3 +397,13 @@ def test_between_two_simulations_of_a_worker_the_others_in_its_list_do_not_wait_
     between = {"waiting": 300, "queued": 130, "running": 0, "finished": 1570}
     told = bottleneck(changed(STATUS, simulations=between, waiting=0.5, trained_per_s=200.0, received_per_s=200.0))
     assert told == "training waits for data: simulations bring 200 new samples/s, training could take 400"
+
+
+def test_the_time_left_is_told_once_some_seconds_have_been_seen() -> None:
+    clock = Clock()
+    shown: list[Snapshot] = []
+    board, study = board_of(shown.append, clock=clock)
+    for now, fraction in ((0.0, 0.0), (STEADY_S - 1.0, 0.1), (STEADY_S, 0.2)):
+        clock.now, study.progress.fraction = now, fraction
+        board.on_round(None)
+    assert [it.training.left_s for it in shown] == [None, None, 40.0]
