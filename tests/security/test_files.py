@@ -28,6 +28,7 @@ SECRETS = {"connection.json", "operator.json", "run.lock", "server.lock", "journ
 # The stranger may not be allowed to read the version of the package, and all else is imported before.
 IMPORT = """
 sys.path.insert(0, sys.argv[1])
+from stream_server.analysis import live
 from stream_server.commands import cli
 cli.version = lambda package: "of ours"
 cli.parser()
