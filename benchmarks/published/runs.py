@@ -87,7 +87,7 @@ def from_files(course: Sequence[Row], *, num_samples: int, epochs: int, seed: in
 
 
 def output_of(program: Sequence[str], settings: Mapping[str, Any]) -> str:
-    """What a program printed for a study with these settings, which must have ended well."""
+    """The output of a program for a study with these settings, which must have succeeded."""
     argv = [*program, *(f"--set={it}" for it in overrides(settings))]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
     if done.returncode:

@@ -16,7 +16,7 @@ from stream_server.storage.lines import whole_lines
 
 
 def history_of(run: RunFolder) -> History:
-    """What the journal of a run adds up to; an empty history if it cannot be read."""
+    """The history in the journal of a run; an empty one if it cannot be read."""
     try:
         content = read_file(run.path / JOURNAL_FILE, max_bytes=MAX_FOLLOWED_BYTES, opener=by_own_links)
         return History.of(records.decode(whole_lines(content)))

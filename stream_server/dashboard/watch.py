@@ -31,7 +31,7 @@ ROWS_PER_S = 200
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunSnapshot:
-    """What is known of a run at `at_s` seconds since the epoch.
+    """The state of a run at `at_s` seconds since the epoch.
 
     `ranks` has the newest log point of each rank, and `validation` is the record of the newest one. `problems` tell
     which files are damaged, and `said` what a study answered to the order to stop.

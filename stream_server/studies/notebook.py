@@ -1,4 +1,4 @@
-"""What a notebook shows: tables, pictures, and output that changes while a cell runs.
+"""The output of notebooks: tables, pictures, and text that changes while a cell runs.
 
 The only door to IPython and pandas.
 """

@@ -139,7 +139,7 @@ class Trial:
                 yield f"simulation {simulation.name} lost its place: it was started again"
 
     def told_once(self) -> Iterator[str]:
-        """What is wrong if the one outage was not told once."""
+        """The violations, if the one outage was not told exactly once."""
         lines = [line for line in self.log.splitlines() if TOLD in line]
         if len(lines) != 1:
             yield f"the outage was told {len(lines)} times: {lines}"

@@ -1,4 +1,4 @@
-"""What the launcher tells its jobs while the next server is on its way."""
+"""The word of the launcher to its jobs while the next server is on its way."""
 
 from stream_server.launcher.schedule.retry_policy import ScheduleLimits
 from stream_server.launcher.schedule.schedule import SimulationSchedule

@@ -83,7 +83,7 @@ def study_of(
     results: Mapping[str, Any] = MappingProxyType({}),
     **of_simulations: Any,
 ) -> StudyRank:
-    """What a report reads of a study of two ranks that has ended."""
+    """The parts of a finished study of two ranks that a report reads."""
     progress = Progress(2, Clock(training_s))
     counts = {"batches": 5, "batches_per_rank": [5, 4], "updates": updates, "draws": 40, "_start": 0.0}
     vars(progress).update({**counts, **learned})

@@ -1,8 +1,8 @@
 """The records of a journal, and their lines. Pure.
 
 Records that are written together make one line: what a power failure tears can then only be the last line. What the
-launcher tells the server (`Attached`, `Failed`, `GaveUp`) and hears of it (`Committed`, `FinishSimulations`) is
-recorded as it is.
+launcher sends to the server (`Attached`, `Failed`, `GaveUp`) or receives from it (`Committed`, `FinishSimulations`)
+is recorded as it is.
 """
 
 import zlib
