@@ -37,6 +37,7 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     fake_scheduler.install(folder)
     # On a busy machine the commands take long: they are asked again at once.
     monkeypatch.setattr(batch_backend, "SHARE_OF_TIME", 1.0)
+    monkeypatch.setattr(batch_backend, "CANCEL_AGAIN_S", 10.0)
     monkeypatch.setenv("PATH", f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}")
     return folder
 
@@ -503,6 +504,15 @@ def test_oardel_sends_term_first_and_kills_what_waits_and_what_is_still_there_th
     scheduler.cancel(["7"])
     scheduler.cancel(["8"], at_once=True)
     assert (tmp_path / "oardel.asked").read_text().splitlines() == ["-s TERM 7 9", "9", "7", "8"]
+
+
+def test_a_job_of_oar_that_has_ended_before_it_is_waited_for_has_its_exit_code(tmp_path: Path) -> None:
+    slowly = tmp_path / "slowly"
+    # The shell rests before each of its commands.
+    slowly.write_text("trap 'sleep 0.2' DEBUG\n")
+    script = oar.FORWARDING.format(script="'trap - DEBUG; exit 7'")
+    command = ["/bin/bash", "-c", script]
+    assert subprocess.run(command, env=os.environ | {"BASH_ENV": str(slowly)}, check=False).returncode == 7
 
 
 def test_what_oar_took_before_is_not_too_large_while_its_nodes_are_dead(
