@@ -47,8 +47,8 @@ HINTS = (
     (TOO_LARGE, "No such nodes: lower simulation.job, or choose a queue (simulation.job.partition)"),
     ("Bad resource request", "The site names its resources otherwise: `oarnodes` lists their properties"),
 )
-# OAR's signals reach one process, and oardel kills at once: TERM is passed on to all processes of the job. The last wait
-# tells how the command ended, even if that was before the first.
+# OAR's signals reach one process, and oardel kills at once: TERM is passed on to all processes of the job. The last
+# wait tells how the command ended, even if that was before the first.
 FORWARDING = """\
 set -m
 /bin/bash -c {script} &
