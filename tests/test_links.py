@@ -46,5 +46,6 @@ def test_each_path_that_is_named_is_there(page: Path) -> None:
 
 
 def test_the_index_of_the_documentation_names_every_page() -> None:
-    linked = {(ROOT / target).resolve() for target, _ in LINK.findall((ROOT / "README.md").read_text())}
+    index = ROOT / "docs" / "pages.md"
+    linked = {(index.parent / target).resolve() for target, _ in LINK.findall(index.read_text())} | {index}
     assert {named(page) for page in (ROOT / "docs").rglob("*.md") if page.resolve() not in linked} == set()
