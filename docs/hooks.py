@@ -3,6 +3,8 @@
 mkdocs knows the pages of one folder. The READMEs of the repository and of the examples, DESIGN.md and so on are
 added here under the paths that they have in the repository. Links are written as they hold in the repository, so that
 they work wherever its files are shown; here they are turned into those of the site, where docs/ is the root.
+
+Why: docs/decisions/0089-documentation-as-a-site.md
 """
 
 import posixpath

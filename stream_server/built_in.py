@@ -1,6 +1,8 @@
 """The classes of the plug points that have a name in study.json: those built in, and those that packages register.
 
 The built-in ones are registered here alone: `config` offers the names, and each room loads its own.
+
+Why: docs/decisions/0091-plug-points.md
 """
 
 import importlib

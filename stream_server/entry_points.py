@@ -1,4 +1,7 @@
-"""The commands as they are installed: each goes on in a process with the import path of ours."""
+"""The commands as they are installed: each goes on in a process with the import path of ours.
+
+Why: docs/decisions/0071-import-path.md
+"""
 
 import os
 import sys

@@ -1,6 +1,8 @@
 """Arrays that differ in their first axis, such as the particles of several time steps; padded or packed into one.
 
 Several are kept as one array of dtype object, whose elements they are. It is indexed and gone through as a list is.
+
+Why: docs/decisions/0025-ragged-slots.md
 """
 
 from collections.abc import Iterable, Sequence

@@ -1,4 +1,7 @@
-"""User code: loaded by the name that study.json gives it, and called so that its errors name it."""
+"""User code: loaded by the name that study.json gives it, and called so that its errors name it.
+
+Why: docs/decisions/0091-plug-points.md
+"""
 
 import hashlib
 import importlib

@@ -1,4 +1,7 @@
-"""Copies of rows of an array, by several threads where there is much to copy."""
+"""Copies of rows of an array, by several threads where there is much to copy.
+
+Why: docs/decisions/0029-gathering-and-copies.md
+"""
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor

@@ -1,4 +1,7 @@
-"""The samples themselves: one array per field, one row per slot, and the free rows among them."""
+"""The samples themselves: one array per field, one row per slot, and the free rows among them.
+
+Why: docs/decisions/0025-ragged-slots.md
+"""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass

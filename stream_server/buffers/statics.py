@@ -1,4 +1,7 @@
-"""The fields that are sent once per simulation, kept once for all samples of it."""
+"""The fields that are sent once per simulation, kept once for all samples of it.
+
+Why: docs/decisions/0020-fields-once-per-simulation.md
+"""
 
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping

@@ -1,4 +1,7 @@
-"""A Reservoir that keeps as many samples of the beginning of the study as of its end."""
+"""A Reservoir that keeps as many samples of the beginning of the study as of its end.
+
+Why: docs/decisions/0024-reservoir-eviction.md
+"""
 
 from collections.abc import Sequence
 

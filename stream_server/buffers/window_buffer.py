@@ -1,4 +1,7 @@
-"""The buffer of a study whose samples are windows of several time steps."""
+"""The buffer of a study whose samples are windows of several time steps.
+
+Why: docs/decisions/0026-windows-by-first-step.md
+"""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice

@@ -1,4 +1,7 @@
-"""Windows: samples that are several time steps of one simulation, and how they share the slots of these steps."""
+"""Windows: samples that are several time steps of one simulation, and how they share the slots of these steps.
+
+Why: docs/decisions/0026-windows-by-first-step.md
+"""
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence

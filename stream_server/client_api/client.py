@@ -1,4 +1,7 @@
-"""The entry of a simulation into a study."""
+"""The entry of a simulation into a study.
+
+Why: docs/decisions/0056-workers.md
+"""
 
 import json
 import os

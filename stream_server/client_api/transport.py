@@ -1,4 +1,8 @@
-"""The client's only door to ZeroMQ: sockets that speak the messages of the protocol."""
+"""The client's only door to ZeroMQ: sockets that speak the messages of the protocol.
+
+Why: docs/decisions/0070-refused-keys.md
+Why: docs/decisions/0087-client-alone.md
+"""
 
 import errno
 import os

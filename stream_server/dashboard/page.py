@@ -1,4 +1,7 @@
-"""The page as one browser shows it: its choices, and what is brought up to date every second."""
+"""The page as one browser shows it: its choices, and what is brought up to date every second.
+
+Why: docs/decisions/0083-page-by-bokeh.md
+"""
 
 from collections.abc import Callable, Mapping
 from datetime import datetime

@@ -1,4 +1,7 @@
-"""The server of the page: on the loopback interface, with all that a browser needs, behind a token."""
+"""The server of the page: on the loopback interface, with all that a browser needs, behind a token.
+
+Why: docs/decisions/0084-who-may-look.md
+"""
 
 import asyncio
 import errno

@@ -1,4 +1,7 @@
-"""The texts of the page in HTML, from one place that escapes: of what they are filled with nothing becomes HTML."""
+"""The texts of the page in HTML, from one place that escapes: of what they are filled with nothing becomes HTML.
+
+Why: docs/decisions/0084-who-may-look.md
+"""
 
 from collections.abc import Iterable, Mapping
 from html import escape

@@ -1,4 +1,7 @@
-"""The watch over the runs below a folder: one thread reads for all pages, what changed and what somebody looks at."""
+"""The watch over the runs below a folder: one thread reads for all pages, what changed and what somebody looks at.
+
+Why: docs/decisions/0083-page-by-bokeh.md
+"""
 
 import threading
 import time

@@ -1,4 +1,7 @@
-"""Programs that are tried in processes of their own: whatever they do, hang or crash, is output to be read."""
+"""Programs that are tried in processes of their own: whatever they do, hang or crash, is output to be read.
+
+Why: docs/decisions/0086-doctor-in-processes.md
+"""
 
 import json
 import os

@@ -1,6 +1,8 @@
 """The folder for the compiled code that libraries keep from one run to the next, and load as it is.
 
 torch keeps it in /tmp/torchinductor_USER, which another user may have made beforehand, with code of his own in it.
+
+Why: docs/decisions/0072-caches.md
 """
 
 import os

@@ -1,4 +1,7 @@
-"""A parent that sees how a command ends, also where code that is not ours ends its process."""
+"""A parent that sees how a command ends, also where code that is not ours ends its process.
+
+Why: docs/decisions/0007-parent-of-a-rank.md
+"""
 
 import ctypes
 import mmap

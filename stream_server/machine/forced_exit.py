@@ -1,4 +1,7 @@
-"""The thread that ends a process for which two signals were not enough."""
+"""The thread that ends a process for which two signals were not enough.
+
+Why: docs/decisions/0008-signals.md
+"""
 
 import math
 import os

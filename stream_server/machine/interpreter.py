@@ -3,6 +3,9 @@
 `python -m` and `python -c` take modules from there before those of the standard library: a file `copy.py` of a
 stranger, in a folder that he may write to, or one of the user's that means something else. Names of files and texts are
 UTF-8 in any locale, which cannot be switched on later.
+
+Why: docs/decisions/0071-import-path.md
+Why: docs/decisions/0088-environment-of-the-demo.md
 """
 
 import os

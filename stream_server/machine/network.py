@@ -1,4 +1,7 @@
-"""The network interfaces of this node, and the one that `network.interface` chooses."""
+"""The network interfaces of this node, and the one that `network.interface` chooses.
+
+Why: docs/decisions/0078-torchs-ranks.md
+"""
 
 import array
 import fcntl

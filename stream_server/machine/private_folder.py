@@ -1,4 +1,7 @@
-"""The private folder in which the sockets of a study are."""
+"""The private folder in which the sockets of a study are.
+
+Why: docs/decisions/0079-trust-in-the-journal.md
+"""
 
 import os
 import secrets

@@ -1,4 +1,7 @@
-"""The processes of a job: those of its session, and those that left it but carry its mark in their environment."""
+"""The processes of a job: those of its session, and those that left it but carry its mark in their environment.
+
+Why: docs/decisions/0049-walk-through-proc.md
+"""
 
 import contextlib
 import os

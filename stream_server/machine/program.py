@@ -2,6 +2,8 @@
 
 Libraries read settings from the working folder (UCX `ucx.conf`, matplotlib `matplotlibrc`, numba `.numba_config.yaml`),
 and that in which somebody types a command may be a folder into which others write.
+
+Why: docs/decisions/0047-beginnings.md
 """
 
 import io

@@ -3,6 +3,8 @@
 MPICH makes one segment of some 2 MB per job and node, and Open MPI one per rank, which all of the job's ranks there
 have mapped when MPI_Init returns. Both take what is there already under the name, whoever made it, and their names can
 be guessed beforehand.
+
+Why: docs/decisions/0076-memory-of-mpi.md
 """
 
 import os

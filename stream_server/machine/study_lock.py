@@ -1,4 +1,7 @@
-"""The locks of an output folder: one process runs the study in it, and one server writes into it."""
+"""The locks of an output folder: one process runs the study in it, and one server writes into it.
+
+Why: docs/decisions/0046-locks.md
+"""
 
 import json
 import logging

@@ -1,4 +1,7 @@
-"""The terminal at which a person sits, also behind the pipes of mpirun."""
+"""The terminal at which a person sits, also behind the pipes of mpirun.
+
+Why: docs/decisions/0080-console.md
+"""
 
 import contextlib
 import os

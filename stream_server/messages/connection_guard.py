@@ -1,4 +1,7 @@
-"""The guard of sockets: a thread that cuts connections of strangers over TCP before they take what others need."""
+"""The guard of sockets: a thread that cuts connections of strangers over TCP before they take what others need.
+
+Why: docs/decisions/0075-floods.md
+"""
 
 import fcntl
 import logging

@@ -1,4 +1,7 @@
-"""The connections of some sockets, and which of them must be cut. Pure: events in, decisions out."""
+"""The connections of some sockets, and which of them must be cut. Pure: events in, decisions out.
+
+Why: docs/decisions/0075-floods.md
+"""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator

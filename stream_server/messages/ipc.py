@@ -1,4 +1,7 @@
-"""Addresses of sockets in the file system: whose folder they are in, and a way there that nobody else can lay anew."""
+"""Addresses of sockets in the file system: whose folder they are in, and a way there that nobody else can lay anew.
+
+Why: docs/decisions/0074-who-is-the-server.md
+"""
 
 import errno
 import os

@@ -2,6 +2,8 @@
 
 A holder of the key in the run's operator.json is an operator. That key speaks no other language, and no other key
 speaks this one. Numbers that are not finite become None before they get here.
+
+Why: docs/decisions/0081-operators-ask-rank-0.md
 """
 
 from collections.abc import Mapping

@@ -1,4 +1,7 @@
-"""The routing of the time steps of simulations to server ranks."""
+"""The routing of the time steps of simulations to server ranks.
+
+Why: docs/decisions/0027-windows-on-several-ranks.md
+"""
 
 from dataclasses import dataclass
 

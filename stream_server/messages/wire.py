@@ -3,6 +3,8 @@
 `Data` and `Ack`, which come a hundred thousand times a second, are packed; `Data` has payload frames behind its header.
 All others are one frame of JSON. The decoder is total: any bytes give a message or `MalformedMessage`, in time and
 memory linear in their number.
+
+Why: docs/decisions/0010-json-and-packed-messages.md
 """
 
 import math

@@ -1,4 +1,7 @@
-"""The unit cube that stands for the ranges of the parameters: samplers draw in it, whatever the scales are."""
+"""The unit cube that stands for the ranges of the parameters: samplers draw in it, whatever the scales are.
+
+Why: docs/decisions/0066-parameters-are-numbers.md
+"""
 
 from collections.abc import Sequence
 

@@ -5,6 +5,8 @@ Reading goes past it. Syncing a file puts its content on disk; its name is there
 
 In a folder that others may write they can rename ours, and put a link to another one of ours in its place. Paths below
 a folder that is `held` therefore lead into the folder that was opened, whatever its name leads to by then.
+
+Why: docs/decisions/0069-held-folders-and-links.md
 """
 
 import errno

@@ -2,6 +2,8 @@
 
 Each folder on the way is opened in the one before it, and the owner and the text of a link are read by one descriptor:
 what was looked at is what is gone through, whatever takes its name meanwhile.
+
+Why: docs/decisions/0069-held-folders-and-links.md
 """
 
 import errno

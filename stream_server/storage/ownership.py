@@ -1,4 +1,7 @@
-"""The owner of files: what others made, or could have changed, is not trusted; and who may read what we write."""
+"""The owner of files: what others made, or could have changed, is not trusted; and who may read what we write.
+
+Why: docs/decisions/0068-umask.md
+"""
 
 import errno
 import grp

@@ -1,6 +1,8 @@
 """The output of notebooks: tables, pictures, and text that changes while a cell runs.
 
 The only door to IPython and pandas.
+
+Why: docs/decisions/0082-status-in-a-notebook.md
 """
 
 import sys

@@ -2,6 +2,8 @@
 
 The examples are the studies in `configs` of the repository. A link leads from here to them, which packaging follows, so
 that they are files of this folder once installed.
+
+Why: docs/decisions/0085-examples-in-the-wheel.md
 """
 
 import json

@@ -1,4 +1,7 @@
-"""Backends: what the launcher asks of whatever runs its jobs, such as this machine or a batch scheduler."""
+"""Backends: what the launcher asks of whatever runs its jobs, such as this machine or a batch scheduler.
+
+Why: docs/decisions/0048-submission-without-an-answer.md
+"""
 
 import contextlib
 import signal

@@ -2,6 +2,9 @@
 
 A job is known by its name, which no other has and which is written down before it is submitted: whether a submission
 that was interrupted has come through is seen in the queue, and none is submitted twice.
+
+Why: docs/decisions/0050-slurm-commands.md
+Why: docs/decisions/0051-job-is-its-name.md
 """
 
 import logging

@@ -1,4 +1,7 @@
-"""The environment of a simulation: ours, without what would make it believe that it is an MPI rank of ours."""
+"""The environment of a simulation: ours, without what would make it believe that it is an MPI rank of ours.
+
+Why: docs/decisions/0001-launcher-is-no-mpi-process.md
+"""
 
 import os
 import sys

@@ -1,6 +1,8 @@
 """The backend `local`: jobs are processes of this machine, each job in a session of its own.
 
 Whether a job runs is read from /proc, since a daemonised process leaves the session and outlives the first one.
+
+Why: docs/decisions/0049-walk-through-proc.md
 """
 
 import os

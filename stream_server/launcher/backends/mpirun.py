@@ -1,4 +1,7 @@
-"""Command lines of mpirun, which starts servers, simulations of several ranks and several simulations in one job."""
+"""Command lines of mpirun, which starts servers, simulations of several ranks and several simulations in one job.
+
+Why: docs/decisions/0055-several-in-one-job.md
+"""
 
 import os
 import re

@@ -1,4 +1,7 @@
-"""The backend `oar`: each job is a job of OAR, version 2.5 or later."""
+"""The backend `oar`: each job is a job of OAR, version 2.5 or later.
+
+Why: docs/decisions/0053-other-schedulers.md
+"""
 
 import re
 import shlex

@@ -1,4 +1,7 @@
-"""Outages: what a backend does not answer, or a file does not show, for a while, and when that is told."""
+"""Outages: what a backend does not answer, or a file does not show, for a while, and when that is told.
+
+Why: docs/decisions/0048-submission-without-an-answer.md
+"""
 
 import contextlib
 import logging

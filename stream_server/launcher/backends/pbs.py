@@ -1,4 +1,7 @@
-"""The backend `pbs`: each job is a job of PBS Professional or OpenPBS."""
+"""The backend `pbs`: each job is a job of PBS Professional or OpenPBS.
+
+Why: docs/decisions/0053-other-schedulers.md
+"""
 
 import os
 import pwd

@@ -5,6 +5,8 @@
 Hydra, which is MPICH's mpirun, listens on all interfaces, also for ranks on its own node, and whoever sends it twelve
 bytes ends it with all of its ranks. Here each rank inherits a socket, by which it finds the others. They speak PMI 1.1,
 the protocol of MPICH's starters: lines of `name=value`, of which the first one is the command.
+
+Why: docs/decisions/0077-starter-of-ranks.md
 """
 
 import ctypes

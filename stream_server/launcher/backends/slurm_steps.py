@@ -2,6 +2,8 @@
 
 A step is started by `srun`, a process of this node: a local job, as far as it can be seen from here. What it started on
 other nodes is asked of Slurm. An srun that could not begin its step, since Slurm did not answer, is started again.
+
+Why: docs/decisions/0052-slurm-steps.md
 """
 
 import math

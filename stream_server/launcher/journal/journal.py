@@ -1,4 +1,7 @@
-"""The journal of a study's launchers: what one that was killed leaves to the next."""
+"""The journal of a study's launchers: what one that was killed leaves to the next.
+
+Why: docs/decisions/0060-journal-lines.md
+"""
 
 import contextlib
 import logging

@@ -1,4 +1,7 @@
-"""The clock of simulations that hang: since when each has been quiet, and when that is too long. Pure."""
+"""The clock of simulations that hang: since when each has been quiet, and when that is too long. Pure.
+
+Why: docs/decisions/0067-progress-clock.md
+"""
 
 import math
 from collections.abc import Iterable

@@ -1,4 +1,7 @@
-"""The queues of the schedule: simulations that wait to be started, and clients that ask for one. Pure."""
+"""The queues of the schedule: simulations that wait to be started, and clients that ask for one. Pure.
+
+Why: docs/decisions/0056-workers.md
+"""
 
 from collections import deque
 from collections.abc import Callable, Container, Mapping, Sequence

@@ -1,4 +1,7 @@
-"""Jobs that several simulations share: who is in them, when they are over, and whose fault a failure is. Pure."""
+"""Jobs that several simulations share: who is in them, when they are over, and whose fault a failure is. Pure.
+
+Why: docs/decisions/0055-several-in-one-job.md
+"""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence

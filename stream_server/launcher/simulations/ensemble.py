@@ -1,4 +1,7 @@
-"""The simulations of a study as they run: the schedule decides, jobs and link carry out."""
+"""The simulations of a study as they run: the schedule decides, jobs and link carry out.
+
+Why: docs/decisions/0059-wait-for-the-next-server.md
+"""
 
 import logging
 import math

@@ -3,6 +3,8 @@
 Each rank keeps one connection open, over ipc or, from another node, over TCP. What the launcher asks there is echoed by
 libzmq in the rank, whatever Python does, so neither a full buffer nor user code that holds the interpreter for minutes
 looks like death; a rank that is stopped, or whose node is gone, does.
+
+Why: docs/decisions/0057-echoes.md
 """
 
 import errno

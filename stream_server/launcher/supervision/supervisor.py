@@ -1,4 +1,7 @@
-"""The launcher of a whole study: it runs the server beside the simulations, and starts it again when it is lost."""
+"""The launcher of a whole study: it runs the server beside the simulations, and starts it again when it is lost.
+
+Why: docs/decisions/0058-server-in-a-job.md
+"""
 
 import logging
 import math

@@ -1,4 +1,6 @@
-/* The code behind Melissa's functions: fields by name, time steps counted here, errors printed once. */
+/* The code behind Melissa's functions: fields by name, time steps counted here, errors printed once.
+ *
+ * Why: docs/decisions/0023-melissa-interface.md */
 #ifndef SC_RELAY_H
 #define SC_RELAY_H
 

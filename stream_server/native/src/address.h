@@ -1,4 +1,6 @@
-/* Which of a server's addresses means something on this node. */
+/* Which of a server's addresses means something on this node.
+ *
+ * Why: docs/decisions/0074-who-is-the-server.md */
 #ifndef SC_ADDRESS_H
 #define SC_ADDRESS_H
 

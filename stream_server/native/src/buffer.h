@@ -1,6 +1,8 @@
 /* Memory for messages: ZeroMQ sends from it while the retention keeps it, and what both have let go of is used again.
  *
- * Pages that the system has just handed out cost ten times as much to write to as those that were used before. */
+ * Pages that the system has just handed out cost ten times as much to write to as those that were used before.
+ *
+ * Why: docs/decisions/0022-native-client.md */
 #ifndef SC_BUFFER_H
 #define SC_BUFFER_H
 

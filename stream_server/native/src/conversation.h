@@ -1,4 +1,6 @@
-/* The conversation of one client rank with the study, over all starts of the server. */
+/* The conversation of one client rank with the study, over all starts of the server.
+ *
+ * Why: docs/decisions/0022-native-client.md */
 #ifndef SC_CONVERSATION_H
 #define SC_CONVERSATION_H
 

@@ -1,4 +1,7 @@
-"""The agreement of all ranks on checkpoints: when one is taken, and when it is complete."""
+"""The agreement of all ranks on checkpoints: when one is taken, and when it is complete.
+
+Why: docs/decisions/0040-first-checkpoint.md
+"""
 
 import math
 import time

@@ -1,4 +1,7 @@
-"""The incarnations: all starts of the server on one output folder, of which only the newest may commit."""
+"""The incarnations: all starts of the server on one output folder, of which only the newest may commit.
+
+Why: docs/decisions/0045-retry-given-up.md
+"""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress

@@ -1,4 +1,7 @@
-"""Restore: the state that a rank takes back from a checkpoint, on as many ranks as saved it or on others."""
+"""Restore: the state that a rank takes back from a checkpoint, on as many ranks as saved it or on others.
+
+Why: docs/decisions/0042-restore.md
+"""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass

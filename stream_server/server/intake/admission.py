@@ -1,4 +1,8 @@
-"""Admission: which client ranks may send, checked against the study and held back while there is no credit. Pure."""
+"""Admission: which client ranks may send, checked against the study and held back while there is no credit. Pure.
+
+Why: docs/decisions/0021-static-fields-of-any-size.md
+Why: docs/decisions/0092-types-of-undeclared-fields.md
+"""
 
 from collections.abc import Mapping
 from dataclasses import replace

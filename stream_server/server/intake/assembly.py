@@ -1,6 +1,8 @@
 """Assembly: checks `Data` messages, says where their steps belong, and when steps are all there.
 
 Pure, but for the rows of ragged fields that several client ranks send, which are put together here. Receiver thread.
+
+Why: docs/decisions/0019-ragged-rows-of-client-ranks.md
 """
 
 from collections.abc import Iterable, Sequence

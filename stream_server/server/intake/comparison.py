@@ -1,4 +1,8 @@
-"""Compares what the attempts of a simulation send, and watches what all simulations send. Receiver thread."""
+"""Compares what the attempts of a simulation send, and watches what all simulations send. Receiver thread.
+
+Why: docs/decisions/0016-equal-simulations.md
+Why: docs/decisions/0017-attempts-that-differ.md
+"""
 
 import zlib
 from collections.abc import Iterable

@@ -1,4 +1,8 @@
-"""Credit: how many steps a simulation may have under way, and the slots beside a full buffer that it is given from."""
+"""Credit: how many steps a simulation may have under way, and the slots beside a full buffer that it is given from.
+
+Why: docs/decisions/0003-credit.md
+Why: docs/decisions/0013-credit-of-many-clients.md
+"""
 
 from stream_server.server.intake.attempts import AttemptState, CreditPhase, StepRun
 

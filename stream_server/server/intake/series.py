@@ -1,4 +1,7 @@
-"""Receives messages that go on with a series: of whole steps, neither decoded nor checked again. Receiver thread."""
+"""Receives messages that go on with a series: of whole steps, neither decoded nor checked again. Receiver thread.
+
+Why: docs/decisions/0004-receiver-naps.md
+"""
 
 from stream_server.messages.client import Refusal
 from stream_server.server.intake.assembly import Assembly

@@ -1,4 +1,7 @@
-"""The source of a study's samples: simulations that run now, or a record; and snapshots of what was received."""
+"""The source of a study's samples: simulations that run now, or a record; and snapshots of what was received.
+
+Why: docs/decisions/0015-leaving-server-takes-nothing-in.md
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack

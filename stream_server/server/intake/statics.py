@@ -1,6 +1,8 @@
 """Receives the fields that are sent once per simulation, and keeps them as long as there are samples of it.
 
 Receiver thread.
+
+Why: docs/decisions/0020-fields-once-per-simulation.md
 """
 
 from collections import Counter

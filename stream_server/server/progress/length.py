@@ -1,4 +1,7 @@
-"""The length of a training, as far as it is known from study.json."""
+"""The length of a training, as far as it is known from study.json.
+
+Why: docs/decisions/0039-one-clock.md
+"""
 
 import math
 from collections.abc import Sequence

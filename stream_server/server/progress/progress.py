@@ -1,4 +1,7 @@
-"""The progress of a training: the one clock that all ranks agree on."""
+"""The progress of a training: the one clock that all ranks agree on.
+
+Why: docs/decisions/0039-one-clock.md
+"""
 
 import time
 from collections.abc import Callable

@@ -1,4 +1,7 @@
-"""How often a rank has met the others."""
+"""How often a rank has met the others.
+
+Why: docs/decisions/0006-failing-rank.md
+"""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,4 +1,7 @@
-"""The ranks of the server: the only door to MPI."""
+"""The ranks of the server: the only door to MPI.
+
+Why: docs/decisions/0002-mpi-in-the-main-thread.md
+"""
 
 import contextlib
 import json

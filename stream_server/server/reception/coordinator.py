@@ -1,4 +1,8 @@
-"""Rank 0's part: carries out what the roster decides, and tells the other ranks. It acts through its doors alone."""
+"""Rank 0's part: carries out what the roster decides, and tells the other ranks. It acts through its doors alone.
+
+Why: docs/decisions/0002-mpi-in-the-main-thread.md
+Why: docs/decisions/0014-reports-of-progress.md
+"""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace

@@ -1,4 +1,7 @@
-"""The conversations of one server rank: with client ranks on its data socket, and with rank 0. Receiver thread."""
+"""The conversations of one server rank: with client ranks on its data socket, and with rank 0. Receiver thread.
+
+Why: docs/decisions/0012-sparse-acknowledgements.md
+"""
 
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping

@@ -1,4 +1,7 @@
-"""The connection by which a launcher sees that a rank lives."""
+"""The connection by which a launcher sees that a rank lives.
+
+Why: docs/decisions/0057-echoes.md
+"""
 
 import json
 import os

@@ -1,4 +1,7 @@
-"""The answers that rank 0 gives to an operator: how the study is doing, and the orders to stop it."""
+"""The answers that rank 0 gives to an operator: how the study is doing, and the orders to stop it.
+
+Why: docs/decisions/0081-operators-ask-rank-0.md
+"""
 
 import time
 from collections.abc import Callable, Iterable

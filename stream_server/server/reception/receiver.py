@@ -1,4 +1,7 @@
-"""The receiver thread of one server rank."""
+"""The receiver thread of one server rank.
+
+Why: docs/decisions/0004-receiver-naps.md
+"""
 
 import logging
 import math

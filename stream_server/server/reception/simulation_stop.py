@@ -11,6 +11,8 @@ However the training ended (all was trained, early stopping, a limit, a signal),
 
 The simulations are told nothing if this server leaves after a checkpoint and another one follows
 (`StopRequests.hands_over`), as when the time of its job is over: they wait for that one, as they do after a crash.
+
+Why: docs/decisions/0065-early-stop-of-a-simulation.md
 """
 
 import logging

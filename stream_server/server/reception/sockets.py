@@ -1,4 +1,7 @@
-"""The server's only door to ZeroMQ: the sockets of one rank's receiver, as frames in and frames out."""
+"""The server's only door to ZeroMQ: the sockets of one rank's receiver, as frames in and frames out.
+
+Why: docs/decisions/0009-dealer-and-router.md
+"""
 
 import os
 from collections.abc import Container, Iterator, Mapping, Sequence

@@ -1,4 +1,7 @@
-"""Writes the samples of a record to files, one for each simulation: the last act of a study without training."""
+"""Writes the samples of a record to files, one for each simulation: the last act of a study without training.
+
+Why: docs/decisions/0043-offline-files.md
+"""
 
 import logging
 from collections.abc import Callable, Collection, Iterator, Sequence

@@ -1,4 +1,7 @@
-"""A folder of files, one for each simulation, read as if it were the record of one rank."""
+"""A folder of files, one for each simulation, read as if it were the record of one rank.
+
+Why: docs/decisions/0043-offline-files.md
+"""
 
 import math
 from collections import OrderedDict

@@ -1,4 +1,7 @@
-"""Writes the record of one rank: its samples, in the order in which they enter the training stream."""
+"""Writes the record of one rank: its samples, in the order in which they enter the training stream.
+
+Why: docs/decisions/0044-record-entries.md
+"""
 
 import logging
 import os

@@ -1,4 +1,7 @@
-"""The shares of the simulations and of the server's ranks in the cores of each node."""
+"""The shares of the simulations and of the server's ranks in the cores of each node.
+
+Why: docs/decisions/0054-cores.md
+"""
 
 import os
 from collections import Counter

@@ -1,4 +1,7 @@
-"""The sizes of a study, derived from study.json: slots, credit and connections of a rank, and the memory of a node."""
+"""The sizes of a study, derived from study.json: slots, credit and connections of a rank, and the memory of a node.
+
+Why: docs/decisions/0003-credit.md
+"""
 
 from collections.abc import Iterator
 from dataclasses import dataclass

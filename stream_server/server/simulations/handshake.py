@@ -1,6 +1,8 @@
 """The handshake: clients wait between `Hello` and `Welcome` until their simulation may begin.
 
 Rank 0 only; pure: events in, actions out.
+
+Why: docs/decisions/0018-contradicting-client-ranks.md
 """
 
 from collections import defaultdict

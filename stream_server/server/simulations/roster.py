@@ -1,6 +1,8 @@
 """The roster: which simulations the study has, and how far each has come.
 
 Rank 0 only; pure: events in, actions out.
+
+Why: docs/decisions/0011-finished-stays-finished.md
 """
 
 from collections.abc import Callable, Container, Mapping, Sequence

@@ -1,6 +1,8 @@
 """The simulations of a study: the state of each, counts that follow each change, and the columns that are saved.
 
 Rank 0; pure.
+
+Why: docs/decisions/0041-state-as-columns.md
 """
 
 import math

@@ -1,4 +1,7 @@
-"""The losses and scores of each simulation, over all ranks, from which a class that suggests parameters learns."""
+"""The losses and scores of each simulation, over all ranks, from which a class that suggests parameters learns.
+
+Why: docs/decisions/0064-feedback-by-simulation.md
+"""
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence

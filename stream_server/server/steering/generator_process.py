@@ -1,4 +1,7 @@
-"""Rank 0's child in which a user's class suggests parameters: asked, waited for within bounds, and killed."""
+"""Rank 0's child in which a user's class suggests parameters: asked, waited for within bounds, and killed.
+
+Why: docs/decisions/0063-generator-process.md
+"""
 
 import json
 import math

@@ -1,4 +1,7 @@
-"""Suggestions for the simulations that come next, made ahead of their start. Rank 0."""
+"""Suggestions for the simulations that come next, made ahead of their start. Rank 0.
+
+Why: docs/decisions/0061-steering-queue.md
+"""
 
 import logging
 import time

@@ -1,4 +1,7 @@
-"""The parameters that were suggested for each simulation, on disk before anybody else hears of them."""
+"""The parameters that were suggested for each simulation, on disk before anybody else hears of them.
+
+Why: docs/decisions/0062-suggestion-log.md
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

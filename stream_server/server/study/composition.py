@@ -1,4 +1,7 @@
-"""The training of one rank, put together from its pieces: for a study and for commands that try or measure one."""
+"""The training of one rank, put together from its pieces: for a study and for commands that try or measure one.
+
+Why: docs/decisions/0038-order-of-callbacks.md
+"""
 
 import logging
 import math

@@ -1,4 +1,7 @@
-"""The display on the terminal while a study runs. Rank 0 only."""
+"""The display on the terminal while a study runs. Rank 0 only.
+
+Why: docs/decisions/0080-console.md
+"""
 
 import math
 from collections.abc import Callable, Mapping

@@ -1,4 +1,7 @@
-"""The failure of a rank, which ends all ranks."""
+"""The failure of a rank, which ends all ranks.
+
+Why: docs/decisions/0006-failing-rank.md
+"""
 
 import json
 import logging

@@ -1,4 +1,7 @@
-"""The thread that ends a rank which the others have left alone, or whose mpirun is gone."""
+"""The thread that ends a rank which the others have left alone, or whose mpirun is gone.
+
+Why: docs/decisions/0005-watchdog.md
+"""
 
 import faulthandler
 import json

@@ -3,6 +3,8 @@
 A rank has a batch, is idle (it waits for data) or is drained (its stream has ended). While a rank is idle the others
 hold their batches, and step without it after `LONELY_S`. A drained rank takes part in every step without a batch:
 it runs no user code and adds zeros to the gradient. The training ends when all ranks are drained.
+
+Why: docs/decisions/0031-control-round.md
 """
 
 import math

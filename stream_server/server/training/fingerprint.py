@@ -4,6 +4,8 @@ The fingerprint of an array is taken of its bits, as integers, so equal NaNs are
 sum of 32-bit words times pseudo-random odd multipliers, modulo 2⁶⁴, a multiply-add hash in the manner of Carter and
 Wegman (1979). Two arrays that differ in whatever way have the same one with a probability of about 2⁻³². A sum of
 integers does not depend on its order, so that a device may add as it likes.
+
+Why: docs/decisions/0037-fingerprints.md
 """
 
 import hashlib

@@ -1,4 +1,7 @@
-"""The samples that a loader of the user's is given, and what becomes of them."""
+"""The samples that a loader of the user's is given, and what becomes of them.
+
+Why: docs/decisions/0030-loader-of-the-users.md
+"""
 
 import sys
 from collections import deque

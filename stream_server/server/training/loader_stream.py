@@ -1,4 +1,7 @@
-"""The batches that a loader of the user's makes of this rank's samples."""
+"""The batches that a loader of the user's makes of this rank's samples.
+
+Why: docs/decisions/0030-loader-of-the-users.md
+"""
 
 import logging
 import time

@@ -1,4 +1,7 @@
-"""The training step of a plain `StreamServer`, which updates its model itself."""
+"""The training step of a plain `StreamServer`, which updates its model itself.
+
+Why: docs/decisions/0034-manual-optimisation.md
+"""
 
 import logging
 import sys

@@ -1,4 +1,7 @@
-"""A thread that makes the next batches beside the training step."""
+"""A thread that makes the next batches beside the training step.
+
+Why: docs/decisions/0028-batches-ahead.md
+"""
 
 import time
 from collections import deque

@@ -1,4 +1,7 @@
-"""The batches of one rank: drawn, formed and released."""
+"""The batches of one rank: drawn, formed and released.
+
+Why: docs/decisions/0028-batches-ahead.md
+"""
 
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -1,4 +1,7 @@
-"""Arrays and numbers that a training changes, and that no checkpoint has."""
+"""Arrays and numbers that a training changes, and that no checkpoint has.
+
+Why: docs/decisions/0037-fingerprints.md
+"""
 
 import logging
 from pathlib import Path

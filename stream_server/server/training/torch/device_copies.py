@@ -1,4 +1,7 @@
-"""Copies of batches to a GPU beside the step: through pinned memory, on a stream of their own."""
+"""Copies of batches to a GPU beside the step: through pinned memory, on a stream of their own.
+
+Why: docs/decisions/0029-gathering-and-copies.md
+"""
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping

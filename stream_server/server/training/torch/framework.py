@@ -1,4 +1,7 @@
-"""Torch as the framework of a study."""
+"""Torch as the framework of a study.
+
+Why: docs/decisions/0090-torchs-compiler.md
+"""
 
 from collections.abc import Mapping
 from typing import Any

@@ -1,4 +1,7 @@
-"""The process group of torch, opened by the server's ranks."""
+"""The process group of torch, opened by the server's ranks.
+
+Why: docs/decisions/0078-torchs-ranks.md
+"""
 
 import os
 import tempfile

@@ -1,4 +1,7 @@
-"""Manual optimisation on all ranks: `manual_backward`, the steps of the optimizers, and ranks that had no batch."""
+"""Manual optimisation on all ranks: `manual_backward`, the steps of the optimizers, and ranks that had no batch.
+
+Why: docs/decisions/0034-manual-optimisation.md
+"""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext

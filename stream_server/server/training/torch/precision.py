@@ -1,4 +1,7 @@
-"""The arithmetic of a model: number formats, loss scaling, and torch's trade-offs of precision for speed."""
+"""The arithmetic of a model: number formats, loss scaling, and torch's trade-offs of precision for speed.
+
+Why: docs/decisions/0033-no-fabric.md
+"""
 
 import logging
 import os

@@ -1,4 +1,7 @@
-"""The gradient of the union batch: those of all ranks added up, whichever parameters have one on whichever rank."""
+"""The gradient of the union batch: those of all ranks added up, whichever parameters have one on whichever rank.
+
+Why: docs/decisions/0032-own-reduction.md
+"""
 
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set

@@ -1,4 +1,7 @@
-"""Rollouts: the model applied to its own forecasts, along whole held-out trajectories."""
+"""Rollouts: the model applied to its own forecasts, along whole held-out trajectories.
+
+Why: docs/decisions/0036-rollouts.md
+"""
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -1,4 +1,7 @@
-"""The record of each validation: a few predictions beside the truth, and the error of every held-out sample."""
+"""The record of each validation: a few predictions beside the truth, and the error of every held-out sample.
+
+Why: docs/decisions/0035-record-of-a-validation.md
+"""
 
 import io
 import json
