@@ -25,7 +25,6 @@ REPOSITORY = Path(__file__).parents[2]
 CONFIGS = REPOSITORY / "configs"
 TEMPLATES = Path("stream_server/templates")
 DEADLINE_S = 120
-IMPORTED_S = 0.2
 CLIENT_BYTES = 30_000_000
 
 SMALL = {
@@ -153,23 +152,14 @@ def test_a_study_is_made_and_run_from_the_wheel(environment: dict[str, str], tmp
 
 
 IMPORT = """
-import json, sys, time
-began = time.thread_time()
+import json, sys
 import stream_server.client_api
-took = time.thread_time() - began
-print(json.dumps([took, sorted({name.partition(".")[0] for name in sys.modules} - set(sys.stdlib_module_names))]))
+print(json.dumps(sorted({name.partition(".")[0] for name in sys.modules} - set(sys.stdlib_module_names))))
 """
 
 
-@pytest.mark.quiet
-def test_the_client_is_imported_in_a_fifth_of_a_second_where_nothing_but_numpy_and_pyzmq_is_there(
-    client_python: Path, tmp_path: Path
-) -> None:
-    for _ in range(10):
-        took, packages = json.loads(run([str(client_python), "-c", IMPORT], tmp_path))
-        if took <= IMPORTED_S:
-            break
-    assert took <= IMPORTED_S
+def test_the_client_is_imported_where_nothing_but_numpy_and_pyzmq_is_there(client_python: Path, tmp_path: Path) -> None:
+    packages = json.loads(run([str(client_python), "-c", IMPORT], tmp_path))
     # Debian's Python has one.
     others = {name for name in packages if not name.startswith(("_", "cython"))} - {"sitecustomize"}
     assert others == {"numpy", "stream_server", "zmq"}
