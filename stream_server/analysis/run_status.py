@@ -4,11 +4,13 @@ import json
 import re
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
+
+from msgspec import Meta, to_builtins
 
 from stream_server.analysis.reading import RunFolder, named
 from stream_server.analysis.summary import Summary
@@ -19,7 +21,7 @@ from stream_server.messages.operator import StudyStatus
 from stream_server.messages.simulation_phase import SimulationPhase
 from stream_server.storage.checksums import parse_checksummed_json
 from stream_server.storage.disk import MAX_TEXT_BYTES, by_own_links, read_file, read_text
-from stream_server.storage.typed import Length, Range, typed
+from stream_server.storage.typed import typed
 from stream_server.wording import counted
 
 STARTING = "starting"
@@ -38,9 +40,7 @@ LAUNCHER = "stream-launcher"
 BUSY_S = 20.0
 MAX_CHARACTERS = 2000
 MAX_MANIFESTS = 100
-Count = Annotated[int, Range(0, 1 << 62)]
-
-T = TypeVar("T")
+Count = Annotated[int, Meta(ge=0, le=1 << 62)]
 
 _CHECKPOINT = re.compile(r"\d{6,}")
 
@@ -66,8 +66,8 @@ class _Report:
     ranks: Count = 0
     restarts: Count = 0
     batches: Count = 0
-    wall_s: Annotated[float, Range(0, 1e12)] | None = None
-    simulations: Annotated[dict[str, Count], Length(0, 100)] = field(default_factory=dict)
+    wall_s: Annotated[float, Meta(ge=0, le=1e12)] | None = None
+    simulations: Annotated[dict[str, Count], Meta(max_length=100)] = field(default_factory=dict)
     samples: dict[str, Count | dict[str, Count] | None] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=dict)
 
@@ -148,7 +148,7 @@ class RunStatus:
             "state": self.state,
             "detail": self.detail,
             "checkpoint": saved and {"number": saved.number, "batches": saved.batches, "age_s": round(saved.age_s, 1)},
-            **({"server": asdict(self.server)} if self.server else {}),
+            **({"server": _facts_of(self.server)} if self.server else {}),
             **({"silence": self.silence} if self.silence else {}),
             **({"report": self.report} if self.report else {}),
         }
@@ -259,7 +259,7 @@ def newest_checkpoint(run: RunFolder) -> SavedCheckpoint | None:
         manifest = folder / name / "manifest.json"
         try:
             plain = parse_checksummed_json(read_file(manifest, max_bytes=MAX_TEXT_BYTES, opener=by_own_links))
-            saved = _known(_Manifest, plain)
+            saved = typed(_Manifest, plain)
             return SavedCheckpoint(
                 number=saved.checkpoint,
                 batches=saved.batches,
@@ -377,20 +377,14 @@ def _report(path: Path) -> dict[str, Any]:
     """A report whose values have the types that a study writes; empty if it is damaged or not there."""
     plain = _read(path)
     try:
-        _known(_Report, plain)
-    except TypeError:
+        typed(_Report, plain)
+    except ValueError:
         return {}
     return plain
 
 
-def _known(cls: type[T], plain: Any) -> T:
-    """Read a JSON object as a `cls`, which need not know all of its keys.
-
-    Raises:
-        TypeError: it is none, or something is missing or of another type.
-    """
-    names = {it.name for it in fields(cls)}  # type: ignore[arg-type]
-    return typed(cls, {name: it for name, it in plain.items() if name in names} if isinstance(plain, dict) else plain)
+def _facts_of(server: StudyStatus) -> dict[str, Any]:
+    return {name: it for name, it in to_builtins(server).items() if name != "message"}
 
 
 def _read(path: Path) -> dict[str, Any]:

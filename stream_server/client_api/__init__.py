@@ -1,4 +1,4 @@
-"""The client API, which a simulation imports. It needs NumPy and ZeroMQ alone.
+"""The client API, which a simulation imports. It needs NumPy, ZeroMQ and msgspec alone.
 
 Offers: none.
 May import: messages.

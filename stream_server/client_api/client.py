@@ -8,8 +8,9 @@ import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from typing import Any
+
+from msgspec.structs import replace
 
 from stream_server.client_api.handshake import ask
 from stream_server.client_api.session import Session

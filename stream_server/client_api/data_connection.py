@@ -270,7 +270,7 @@ class DataConnection:
         self._incarnation = opened.incarnation
         self.credit = opened.credit
         self._flow = FlowControl(opened.credit)
-        self.known = Bits(opened.known)
+        self.known = Bits(bytes.fromhex(opened.known))
         blocks = self._opening.blocks
         steps_per_message = min(self._message_bytes // max(1, sum(map(wire.block_bytes, blocks))), opened.credit // 2)
         if steps_per_message > 1 and not self._one_by_one:

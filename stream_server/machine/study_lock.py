@@ -3,23 +3,23 @@
 Why: docs/decisions/0046-locks.md
 """
 
-import json
 import logging
 import os
 import socket
 import time
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+import msgspec
+
 from stream_server.errors import ConfigError
 from stream_server.machine import processes
 from stream_server.machine.processes import Leader
 from stream_server.storage import disk
-from stream_server.storage.typed import typed
 
 RUN_LOCK = "run.lock"
 SERVER_LOCK = "server.lock"
@@ -63,8 +63,9 @@ class Holder:
     def read(cls, path: Path) -> "Holder | None":
         """The last one that wrote itself down; None if nothing sound is there."""
         try:
-            return typed(cls, json.loads(disk.read_text(path, max_bytes=MAX_BYTES, opener=disk.by_own_links)))
-        except (OSError, ValueError, TypeError, RecursionError):
+            content = disk.read_file(path, max_bytes=MAX_BYTES, opener=disk.by_own_links)
+            return msgspec.json.decode(content, type=cls)
+        except (OSError, ValueError, RecursionError):
             return None
 
     @property
@@ -82,7 +83,7 @@ class Holder:
     def write(self, descriptor: int) -> None:
         """Write it into the file, in the place of another one."""
         disk.truncate(descriptor, 0)
-        disk.write_all(descriptor, memoryview(json.dumps(asdict(self)).encode() + b"\n"))
+        disk.write_all(descriptor, memoryview(msgspec.json.encode(self) + b"\n"))
 
     def __str__(self) -> str:
         return f"{self.program}, process {self.pid} on {self.host}, since {self.since}"

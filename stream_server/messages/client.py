@@ -6,19 +6,21 @@
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
-from enum import IntEnum
-from typing import Annotated
+from enum import StrEnum, auto
+from typing import Annotated, Literal
 
-from stream_server.storage.typed import Length, OneOf, Range
+from msgspec import Meta, Struct
 
-PROTOCOL_VERSION = 4
+from stream_server.messages.codec import JsonMessage, JsonObject
+
+PROTOCOL_VERSION: Literal[4] = 4
 MAX_PART_BYTES = 4 * 1024 * 1024
 MAX_FIELDS = 64
 MAX_CLIENT_RANKS = 2**16
 MAX_DIMENSIONS = 8
 ALL_FIELDS = 0xFFFF
-PER_STEP, PER_SIMULATION = "step", "simulation"
+PER_STEP: Literal["step"] = "step"
+PER_SIMULATION: Literal["simulation"] = "simulation"
 ATTACHING = 0xFFFFFFFF
 MAX_UNKNOWN_STEPS = 1_000_000
 LARGEST = 2**63 - 1
@@ -26,59 +28,60 @@ LARGEST_FIELD = 2**59
 # NumPy's names of the types that every client and server knows.
 DTYPES = ("", "|b1", "|i1", "<i2", "<i4", "<i8", "|u1", "<u2", "<u4", "<u8", "<f2", "<f4", "<f8", "<c8", "<c16")
 
-U32 = Annotated[int, Range(0, 2**32 - 1)]
-Count = Annotated[int, Range(0, LARGEST)]
-Positive = Annotated[int, Range(1, LARGEST)]
-Label = Annotated[int, Range(-LARGEST - 1, LARGEST)]
+U32 = Annotated[int, Meta(ge=0, le=2**32 - 1)]
+Count = Annotated[int, Meta(ge=0, le=LARGEST)]
+Positive = Annotated[int, Meta(ge=1, le=LARGEST)]
+Label = Annotated[int, Meta(ge=-LARGEST - 1, le=LARGEST)]
 # The server keeps a bit for each client rank.
-NumRanks = Annotated[int, Range(1, MAX_CLIENT_RANKS)]
-Credit = Annotated[int, Range(1, 2**32 - 1)]
-NotNegative = Annotated[float, Range(0.0, math.inf)]
-Text = Annotated[str, Length(0, 2**16 - 1)]
-Name = Annotated[str, Length(1, 2**16 - 1)]
-Parameters = Annotated[dict[Text, float], Length(0, 2**16 - 1)]
-Addresses = Annotated[tuple[Text, ...], Length(1, 16)]
-Shape = Annotated[tuple[Positive, ...], Length(0, MAX_DIMENSIONS)]
-Offset = Annotated[tuple[Count, ...], Length(0, MAX_DIMENSIONS)]
+NumRanks = Annotated[int, Meta(ge=1, le=MAX_CLIENT_RANKS)]
+Credit = Annotated[int, Meta(ge=1, le=2**32 - 1)]
+NotNegative = Annotated[float, Meta(ge=0)]
+# A text of C ends at a zero character.
+Text = Annotated[str, Meta(max_length=2**16 - 1, pattern=r"\A[^\0]*\Z")]
+Name = Annotated[str, Meta(min_length=1, max_length=2**16 - 1, pattern=r"\A[^\0]*\Z")]
+Digits = Annotated[str, Meta(pattern=r"\A(?:[0-9a-f]{2})*\Z")]
+Parameters = Annotated[dict[Text, float], Meta(max_length=2**16 - 1)]
+Addresses = Annotated[tuple[Text, ...], Meta(min_length=1, max_length=16)]
+Shape = Annotated[tuple[Positive, ...], Meta(max_length=MAX_DIMENSIONS)]
+Offset = Annotated[tuple[Count, ...], Meta(max_length=MAX_DIMENSIONS)]
 
 
-class Routing(IntEnum):
+class Routing(StrEnum):
     """The server rank that gets a step: `(simulation + index) % R`, or `simulation % R`."""
 
-    STEPS = 0
-    SIMULATIONS = 1
+    STEPS = auto()
+    SIMULATIONS = auto()
 
 
-class Away(IntEnum):
+class Away(StrEnum):
     """The reaction of a simulation to a server that does not answer: wait for it, go on without it, or end."""
 
-    WAIT = 0
-    CONTINUE = 1
-    STOP = 2
+    WAIT = auto()
+    CONTINUE = auto()
+    STOP = auto()
 
 
-class Reason(IntEnum):
+class Reason(StrEnum):
     """The reason of a refusal; the accompanying text is for people."""
 
-    MALFORMED = 1
-    WRONG_PROTOCOL = 2
-    WRONG_STUDY = 3
-    UNKNOWN_SIMULATION = 4
-    STALE_ATTEMPT = 5
-    STALE_INCARNATION = 6
-    WRONG_FIELDS = 7
-    WRONG_BLOCKS = 8
-    WRONG_STEP = 9
-    BEYOND_CREDIT = 10
-    NOT_OPEN = 11
-    BUSY = 12
-    NO_SIMULATION_LEFT = 13
-    WRONG_KEY = 14
-    CHECKSUM = 15
+    MALFORMED = auto()
+    WRONG_PROTOCOL = auto()
+    WRONG_STUDY = auto()
+    UNKNOWN_SIMULATION = auto()
+    STALE_ATTEMPT = auto()
+    STALE_INCARNATION = auto()
+    WRONG_FIELDS = auto()
+    WRONG_BLOCKS = auto()
+    WRONG_STEP = auto()
+    BEYOND_CREDIT = auto()
+    NOT_OPEN = auto()
+    BUSY = auto()
+    NO_SIMULATION_LEFT = auto()
+    WRONG_KEY = auto()
+    CHECKSUM = auto()
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class FieldSpec:
+class FieldSpec(JsonObject, frozen=True, kw_only=True):
     """One field of a sample: its global shape in C order; `dtype` "" keeps what is sent.
 
     `per`: it is sent with each time step, or once per simulation. The first extent of a `ragged` field differs, from
@@ -87,9 +90,9 @@ class FieldSpec:
 
     name: Name
     shape: Shape
-    dtype: Annotated[str, OneOf(DTYPES)] = ""
+    dtype: str = ""
     optional: bool = False
-    per: Annotated[str, OneOf((PER_STEP, PER_SIMULATION))] = PER_STEP
+    per: Literal["step", "simulation"] = PER_STEP
     ragged: bool = False
 
     @property
@@ -97,49 +100,53 @@ class FieldSpec:
         """Whether it is sent once per simulation."""
         return self.per == PER_SIMULATION
 
-    def problem(self) -> str | None:
-        """The problem of the attributes together; None if there is none."""
+    def __post_init__(self) -> None:
+        if self.dtype not in DTYPES:
+            raise ValueError(f"field {self.name!r} has the unknown dtype {self.dtype!r}")
         if self.ragged and not self.shape:
-            return f"field {self.name!r} has no extent that could differ"
-        return _size_problem(self.name, self.shape)
+            raise ValueError(f"field {self.name!r} has no extent that could differ")
+        _check_size(self.name, self.shape)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TimeSteps:
+class TimeSteps(JsonObject, frozen=True, kw_only=True):
     """The labels of the time steps: first, first + every, …; `num` None when it is not known ahead."""
 
     num: Positive | None
     first: Label = 0
     every: Positive = 1
 
-    def problem(self) -> str | None:
-        """The problem of the attributes together; None if there is none."""
-        last = self.first + ((self.num or 1) - 1) * self.every
-        return None if last <= LARGEST else "the last time step is above 2^63 - 1"
+    def __post_init__(self) -> None:
+        if self.first + ((self.num or 1) - 1) * self.every > LARGEST:
+            raise ValueError("the last time step is above 2^63 - 1")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Block:
+class Block(JsonObject, frozen=True, kw_only=True):
     """The part of one field that one client rank sends; `dtype` is the wire's, such as "<f8"."""
 
     field: Name
-    dtype: Annotated[str, OneOf(DTYPES[1:])]
+    dtype: str
     shape: Shape
     offset: Offset
     count: Shape
 
-    def problem(self) -> str | None:
-        """The problem of the attributes together; None if there is none."""
+    def __post_init__(self) -> None:
+        if self.dtype not in DTYPES[1:]:
+            raise ValueError(f"the block of field {self.field!r} has the unknown dtype {self.dtype!r}")
         if not len(self.shape) == len(self.offset) == len(self.count):
-            return f"shape, offset and count of field {self.field!r} differ in their number of dimensions"
+            raise ValueError(f"shape, offset and count of field {self.field!r} differ in their number of dimensions")
         extents = zip(self.shape, self.offset, self.count, strict=True)
         if any(offset + count > size for size, offset, count in extents):
-            return f"the block of field {self.field!r} reaches out of the field"
-        return _size_problem(self.field, self.shape)
+            raise ValueError(f"the block of field {self.field!r} reaches out of the field")
+        _check_size(self.field, self.shape)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Hello:
+class ControlMessage(JsonMessage, frozen=True, kw_only=True):
+    """A message that is not packed."""
+
+    protocol: Literal[4] = PROTOCOL_VERSION
+
+
+class Hello(ControlMessage, frozen=True, kw_only=True):
     """Client rank to rank 0's control socket: the identity of the client.
 
     `simulation` None asks for one. A client that nobody launched says `attempt` = ATTACHING: the
@@ -153,13 +160,11 @@ class Hello:
     num_ranks: NumRanks
     parameters: Parameters | None = None
 
-    def problem(self) -> str | None:
-        """The problem of the attributes together; None if there is none."""
-        return _rank_problem(self.rank, self.num_ranks)
+    def __post_init__(self) -> None:
+        _check_rank(self.rank, self.num_ranks)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Welcome:
+class Welcome(ControlMessage, frozen=True, kw_only=True):
     """Rank 0's answer to `Hello`: all that the client needs to know of the study.
 
     `endpoints[r]` lists the addresses of server rank r, the preferred one first. A client rank keeps at most
@@ -170,22 +175,20 @@ class Welcome:
     simulation: Count
     attempt: U32
     incarnation: U32
-    endpoints: Annotated[tuple[Addresses, ...], Length(1, 2**16 - 1)]
+    endpoints: Annotated[tuple[Addresses, ...], Meta(min_length=1, max_length=2**16 - 1)]
     parameters: Parameters
     time_steps: TimeSteps
-    fields: Annotated[tuple[FieldSpec, ...], Length(0, MAX_FIELDS)]
+    fields: Annotated[tuple[FieldSpec, ...], Meta(max_length=MAX_FIELDS)]
     routing: Routing
     window_bytes: Count
     if_server_away: Away
     wait_s: NotNegative
 
-    def problem(self) -> str | None:
-        """The problem of the attributes together; None if there is none."""
-        return _repetition(field.name for field in self.fields)
+    def __post_init__(self) -> None:
+        _check_names(field.name for field in self.fields)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Open:
+class Open(ControlMessage, frozen=True, kw_only=True):
     """First message on a data connection: the blocks that this client rank will send, in this order.
 
     `static_blocks` are those of the fields that are sent once per simulation; of a ragged one a block is the rows of
@@ -198,29 +201,27 @@ class Open:
     incarnation: U32
     rank: U32
     num_ranks: NumRanks
-    blocks: Annotated[tuple[Block, ...], Length(0, MAX_FIELDS)]
-    static_blocks: Annotated[tuple[Block, ...], Length(0, MAX_FIELDS)] = ()
+    blocks: Annotated[tuple[Block, ...], Meta(max_length=MAX_FIELDS)]
+    static_blocks: Annotated[tuple[Block, ...], Meta(max_length=MAX_FIELDS)] = ()
 
-    def problem(self) -> str | None:
-        """The problem of the attributes together; None if there is none."""
-        blocks = (*self.blocks, *self.static_blocks)
-        return _rank_problem(self.rank, self.num_ranks) or _repetition(block.field for block in blocks)
+    def __post_init__(self) -> None:
+        _check_rank(self.rank, self.num_ranks)
+        _check_names(block.field for block in (*self.blocks, *self.static_blocks))
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Opened:
+class Opened(ControlMessage, frozen=True, kw_only=True):
     """Answer to `Open`: how many steps may be unacknowledged, and which indices need not be sent again.
 
-    `known` is the server rank's ledger of the simulation: bit i (little-endian bit order) is index i.
+    `known` is the server rank's ledger of the simulation: bit i (little-endian bit order) of
+    these bytes, each two hexadecimal digits, is index i.
     """
 
     incarnation: U32
     credit: Credit
-    known: bytes
+    known: Digits
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Data:
+class Data(Struct, frozen=True, kw_only=True):
     """`num_steps` steps of this client rank for one server rank, or one part of one field of one step.
 
     The indices are `index, index + stride, …` with the stride of `routing.Dealing`.
@@ -248,8 +249,7 @@ class Data:
     checksum: int | None = None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class End:
+class End(ControlMessage, frozen=True, kw_only=True):
     """A client rank has sent all: `share` distinct steps to this server rank, `total` to all of them."""
 
     simulation: Count
@@ -259,13 +259,11 @@ class End:
     total: Count
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Ping:
+class Ping(ControlMessage, frozen=True, kw_only=True):
     """Asks for an `Ack`: acknowledgements to a slow peer may have been dropped."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Ack:
+class Ack(Struct, frozen=True, kw_only=True):
     """Cumulative marks: Data messages with a smaller sequence are received, and durable.
 
     `ended`: the End of this connection is settled: every step of its share is accepted or rejected.
@@ -278,8 +276,7 @@ class Ack:
     stop: bool = False
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Invalidate:
+class Invalidate(ControlMessage, frozen=True, kw_only=True):
     """Client rank to the control socket: withdraw what this simulation sent; do not try again."""
 
     study: Text
@@ -288,22 +285,19 @@ class Invalidate:
     reason: Text
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Invalidated:
+class Invalidated(ControlMessage, frozen=True, kw_only=True):
     """Rank 0 has recorded an `Invalidate`."""
 
     simulation: Count
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Stop:
+class Stop(ControlMessage, frozen=True, kw_only=True):
     """The study has ended: answer to a `Hello` that comes too late."""
 
     text: Text = ""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Refusal:
+class Refusal(ControlMessage, frozen=True, kw_only=True):
     """The server ignored a message. `sequence` is that of the Data it concerns, or None."""
 
     reason: Reason
@@ -311,17 +305,20 @@ class Refusal:
     sequence: Count | None = None
 
 
-def _rank_problem(rank: int, num_ranks: int) -> str | None:
-    return None if rank < num_ranks else f"rank {rank} of {num_ranks} ranks"
+def _check_rank(rank: int, num_ranks: int) -> None:
+    if rank >= num_ranks:
+        raise ValueError(f"rank {rank} of {num_ranks} ranks")
 
 
-def _size_problem(name: str, shape: tuple[int, ...]) -> str | None:
-    return None if math.prod(shape) <= LARGEST_FIELD else f"field {name!r} has more than 2^59 values"
+def _check_size(name: str, shape: tuple[int, ...]) -> None:
+    if math.prod(shape) > LARGEST_FIELD:
+        raise ValueError(f"field {name!r} has more than 2^59 values")
 
 
-def _repetition(names: Iterable[str]) -> str | None:
+def _check_names(names: Iterable[str]) -> None:
     names = list(names)
-    return None if len(set(names)) == len(names) else "a field occurs twice"
+    if len(set(names)) < len(names):
+        raise ValueError("a field occurs twice")
 
 
 Control = Hello | Welcome | Open | Opened | End | Ping | Invalidate | Invalidated | Stop | Refusal

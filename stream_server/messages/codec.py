@@ -1,97 +1,58 @@
-"""Messages as frames of JSON and back: `{"message": "Progress", "simulation": 3, …}`.
+"""Messages as frames of JSON: `{"message": "Progress", "simulation": 3, …}`.
 
-The attributes of a dataclass are the keys of the object; `storage.typed` says what their values may be. An envelope
-adds keys that belong to no message, such as a number.
+The attributes of a class are the keys of its object, and their types say what the values may be. A key that occurs
+twice counts once: the last one.
 """
 
-import json
-import math
-import operator
-from collections.abc import Iterable, Mapping
-from typing import Any, NoReturn, TypeVar
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
 
 from stream_server.errors import MalformedMessage
-from stream_server.storage.typed import plain, quoted, typed
-
-T = TypeVar("T")
-SHOWN_BYTES = 200
+from stream_server.storage.typed import shortened
 
 
-def by_name(kinds: Iterable[type[T]]) -> dict[str, type[T]]:
-    """Messages that one end may get, by the names under which they come."""
-    return {kind.__name__: kind for kind in kinds}
+class JsonObject(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """An object of JSON that has these keys and no others; one with a default may be left out.
+
+    `__post_init__` raises a ValueError where its attributes do not go together.
+    """
 
 
-def encode(message: Any | None, **envelope: Any) -> bytes:
-    """The frame of a message, or of an envelope without one.
+class JsonMessage(JsonObject, frozen=True, kw_only=True, tag_field="message", tag=True):
+    """An object that names its class, so that a reader may expect several."""
+
+
+def encode(message: JsonObject) -> bytes:
+    """The frame of a message. A number that is infinite or not a number becomes null.
 
     Raises:
-        ValueError: a number is infinite or not a number.
+        ValueError: a text has half of a surrogate pair.
     """
-    values = envelope if message is None else {"message": type(message).__name__, **envelope, **plain(message)}
-    return _ENCODER.encode(values).encode()
+    return _ENCODER.encode(message)
 
 
-def parse(frame: bytes | memoryview) -> dict[str, Any]:
-    """The object of a frame: strict JSON, in which no key occurs twice.
+def decoder(kinds: Any) -> Callable[[bytes | memoryview], Any]:
+    """A function that gives the message of a frame: one of this class, or union of classes.
 
-    Raises:
-        MalformedMessage: it is none.
+    It raises MalformedMessage where the frame is none of them, or breaks a bound.
     """
-    try:
-        values = _DECODER.decode(str(frame, "utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise MalformedMessage(f"{shown(frame)} is no JSON: {error}") from error
-    if not isinstance(values, dict):
-        raise MalformedMessage(f"{shown(frame)} is no object")
-    return values
+    decode = msgspec.json.Decoder(kinds).decode
+
+    def decoded(frame: bytes | memoryview) -> Any:
+        try:
+            return decode(frame)
+        except (ValueError, RecursionError) as error:
+            # It names keys and values that come from outside.
+            raise MalformedMessage(shortened(repr(str(error))[1:-1])) from error
+
+    return decoded
 
 
-def message(values: dict[str, Any], kinds: Mapping[str, type[T]]) -> T:
-    """The message of a parsed frame, of which the envelope has been taken away.
-
-    Raises:
-        MalformedMessage: it is none of these kinds, or breaks a bound.
-    """
-    name = values.pop("message", None)
-    if not isinstance(name, str) or name not in kinds:
-        raise MalformedMessage(f"{quoted(name)} is no message that is expected here")
-    try:
-        return typed(kinds[name], values)
-    except TypeError as error:
-        raise MalformedMessage(f"{name}: {error}") from error
+def _plain(number: Any) -> Any:
+    """A number of NumPy as one of Python."""
+    return number.item()
 
 
-def shown(frame: bytes | memoryview) -> str:
-    """The beginning of a frame, for messages to people."""
-    return repr(bytes(frame[:SHOWN_BYTES]))
-
-
-def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not a number of JSON")
-
-
-def _integer(text: str) -> int | float:
-    # A float keeps its sign, and the client in C writes all floats with a point; a whole number has none to lose.
-    return -0.0 if text == "-0" else int(text)
-
-
-def _float(text: str) -> float:
-    value = float(text)
-    if math.isinf(value):
-        raise ValueError(f"{text} is beyond the numbers of 64 bits")
-    return value
-
-
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    values = dict(pairs)
-    if len(values) != len(pairs):
-        raise ValueError("a key occurs twice in an object")
-    return values
-
-
-# Made once: json.dumps and json.loads with options make others for each message.
-_ENCODER = json.JSONEncoder(separators=(",", ":"), allow_nan=False, default=operator.index)
-_DECODER = json.JSONDecoder(
-    parse_constant=_refuse_constant, parse_int=_integer, parse_float=_float, object_pairs_hook=_object
-)
+_ENCODER = msgspec.json.Encoder(enc_hook=_plain)

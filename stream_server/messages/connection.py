@@ -1,38 +1,67 @@
 """The connection file: the addresses of a study, and the keys with which a simulation connects."""
 
-import json
 import os
 import stat
-from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Self
+
+import msgspec
+from msgspec import Meta
 
 from stream_server.errors import ConfigError, MalformedMessage
 from stream_server.messages import codec
 from stream_server.messages.client import U32, Addresses, Count, Parameters, Text
+from stream_server.messages.codec import JsonObject
 from stream_server.storage import disk
 from stream_server.storage.ownership import OTHERS, OTHERS_WRITE, is_ours
-from stream_server.storage.typed import Length, typed
 
 ENVIRONMENT_VARIABLE = "STREAM_CONNECTION"
 ALONE = "none"
 MAX_BYTES = 1 << 20
 # Names a file with the paths of further connection files, one a line: of what a worker computes after its first one.
 NEXT_VARIABLE = "STREAM_NEXT"
-Key = Annotated[str, Length(40, 40)]
+Key = Annotated[str, Meta(min_length=40, max_length=40)]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Security:
+class Security(JsonObject, frozen=True, kw_only=True):
     """CURVE keys as Z85 text: the server's public key, and a key pair that the server lets in."""
 
     server_public_key: Key
     client_public_key: Key
-    client_secret_key: Key = field(repr=False)
+    client_secret_key: Key
+
+    def __repr__(self) -> str:
+        return f"Security(server_public_key={self.server_public_key!r}, client_public_key={self.client_public_key!r})"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ConnectionFile:
+class KeyFile(JsonObject, frozen=True, kw_only=True):
+    """What is in a file that may hold a secret key."""
+
+    @property
+    def holds_key(self) -> bool:
+        return True
+
+    def write(self, path: str | os.PathLike[str]) -> None:
+        """Write the file atomically; only its owner may read it."""
+        disk.swap_private_file(Path(path), msgspec.json.format(codec.encode(self), indent=1))
+
+    @classmethod
+    def read_trusted(cls, path: str | os.PathLike[str], *, opener: disk.Opener = disk.ordinary) -> Self:
+        """Read back what `write` wrote.
+
+        Raises:
+            OSError: it cannot be read.
+            MalformedMessage: it is another file.
+            ConfigError: others can have written it or read its key.
+        """
+        with open(path, "rb", opener=opener) as opened:
+            status, text = os.fstat(opened.fileno()), disk.read_open(opened, os.fspath(path), max_bytes=MAX_BYTES)
+        file: Self = codec.decoder(cls)(text)
+        _require_trusted(status, path, holds_key=file.holds_key)
+        return file
+
+
+class ConnectionFile(KeyFile, frozen=True, kw_only=True):
     """The information that a client needs to send its first message.
 
     `control` lists the addresses of rank 0, ipc first; `host` is the node on which the ipc ones mean
@@ -48,32 +77,26 @@ class ConnectionFile:
     parameters: Parameters | None = None
     security: Security | None = None
 
-    def write(self, path: str | os.PathLike[str]) -> None:
-        """Write the file atomically; only its owner may read it, since it holds a secret key."""
-        disk.swap_private_file(Path(path), json.dumps(asdict(self), indent=1).encode())
+    @property
+    def holds_key(self) -> bool:
+        return self.security is not None
 
     @classmethod
-    def read(cls, path: str | os.PathLike[str], *, opener: disk.Opener = disk.ordinary) -> "ConnectionFile":
+    def read(cls, path: str | os.PathLike[str], *, opener: disk.Opener = disk.ordinary) -> Self:
         """Read back what `write` wrote.
 
         Raises:
             ConfigError: there is no such file, it is none of a study, or others can have written it or read its key.
         """
         try:
-            with open(path, "rb", opener=opener) as opened:
-                status, text = os.fstat(opened.fileno()), disk.read_open(opened, os.fspath(path), max_bytes=MAX_BYTES)
-            file = typed(cls, codec.parse(text))
+            return cls.read_trusted(path, opener=opener)
         except OSError as error:
             raise ConfigError(f"cannot read the connection file {path}: {error.strerror}") from error
         except MalformedMessage as error:
-            raise ConfigError(f"{path} is not a connection file: {error}") from error
-        except TypeError as error:
             raise ConfigError(f"{path} is not a connection file of this version: {error}") from error
-        require_trusted(status, path, holds_key=file.security is not None)
-        return file
 
 
-def require_trusted(status: os.stat_result, path: str | os.PathLike[str], *, holds_key: bool) -> None:
+def _require_trusted(status: os.stat_result, path: str | os.PathLike[str], *, holds_key: bool) -> None:
     """See that nobody else can have written where we are sent to, or read the key.
 
     Raises:

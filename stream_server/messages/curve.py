@@ -1,12 +1,12 @@
 """CURVE on sockets: key pairs, and the answers to libzmq, which asks who may connect."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Self
 
 import zmq
 from zmq.utils import z85
 
+from stream_server.messages.codec import JsonObject
 from stream_server.messages.connection import Security
 
 DOMAIN = "stream"
@@ -16,12 +16,14 @@ ZAP_VERSION = b"1.0"
 ZAP_FRAMES = 7
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class KeyPair:
+class KeyPair(JsonObject, frozen=True, kw_only=True):
     """A CURVE key pair as z85 text."""
 
     public: str
-    secret: str = field(repr=False)
+    secret: str
+
+    def __repr__(self) -> str:
+        return f"KeyPair(public={self.public!r})"
 
     @classmethod
     def make(cls) -> Self:

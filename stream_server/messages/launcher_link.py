@@ -9,17 +9,17 @@ answers by its `Status`, so that rank 0 notices when no launcher is there.
 Every rank has a connection of its own, under its `rank_name`, where it echoes what the launcher asks while it lives.
 """
 
-from dataclasses import dataclass
-from typing import Any, get_args
+from collections.abc import Callable
 
 from stream_server.messages import codec
+from stream_server.messages.codec import JsonMessage, JsonObject
+from stream_server.messages.connection import ConnectionFile
 
 RANK = b"rank-"
 MOST_DIGITS = 6
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Planned:
+class Planned(JsonObject, frozen=True, kw_only=True):
     """One simulation that the study wants; `attempt` is the highest that the server knows of, -1 for none."""
 
     simulation: int
@@ -27,15 +27,13 @@ class Planned:
     attempt: int = -1
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Here:
+class Here(JsonMessage, frozen=True, kw_only=True):
     """To launcher, first and then once a second: rank 0 of this incarnation is there."""
 
     incarnation: int
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Plan:
+class Plan(JsonMessage, frozen=True, kw_only=True):
     """To launcher, when it asks: the run, the simulations without a terminal state, in the order of starting.
 
     `connection` is what the connection file of every attempt says; the launcher adds simulation, attempt,
@@ -45,20 +43,18 @@ class Plan:
     study: str
     incarnation: int
     output_dir: str
-    connection: dict[str, Any]
+    connection: ConnectionFile
     simulations: tuple[Planned, ...]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class AddSimulation:
+class AddSimulation(JsonMessage, frozen=True, kw_only=True):
     """To launcher: one more simulation, in place of one that was given up."""
 
     simulation: int
     parameters: dict[str, float]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ProgressReport:
+class ProgressReport(JsonMessage, frozen=True, kw_only=True):
     """To launcher: `received` steps have come in this attempt; `blocked` while the server holds the simulation back."""
 
     simulation: int
@@ -67,23 +63,20 @@ class ProgressReport:
     blocked: bool
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Finished:
+class Finished(JsonMessage, frozen=True, kw_only=True):
     """To launcher: the ledger has all of this simulation."""
 
     simulation: int
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Invalid:
+class Invalid(JsonMessage, frozen=True, kw_only=True):
     """To launcher: the simulation withdrew itself; it is not to be tried again."""
 
     simulation: int
     reason: str
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class AttachRequest:
+class AttachRequest(JsonMessage, frozen=True, kw_only=True):
     """To launcher: a client that attaches by itself asks for this simulation, or for any (None).
 
     `client` is its name, the same over all connections and servers on which it asks; "" if it has none.
@@ -94,60 +87,51 @@ class AttachRequest:
     client: str = ""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class StopSimulations:
+class StopSimulations(JsonMessage, frozen=True, kw_only=True):
     """To launcher: the study has ended; start nothing more, cancel what still runs after `grace_s`, and leave."""
 
     reason: str
     grace_s: float
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class FinishSimulations:
+class FinishSimulations(JsonMessage, frozen=True, kw_only=True):
     """To launcher, also before the plan: start nothing more, not even again; what runs may end."""
 
     reason: str
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Stopping:
+class Stopping(JsonMessage, frozen=True, kw_only=True):
     """To launcher: an operator told the study to save and leave. A server that dies now is not started again."""
 
     reason: str
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Committed:
+class Committed(JsonMessage, frozen=True, kw_only=True):
     """To launcher: a checkpoint was committed after `batches` batches; a later restart begins there."""
 
     checkpoint: int
     batches: int
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Leaving:
+class Leaving(JsonMessage, frozen=True, kw_only=True):
     """To launcher: the simulations are released, and rank 0 is about to leave in an orderly way."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class AskPlan:
+class AskPlan(JsonMessage, frozen=True, kw_only=True):
     """To server: the launcher has no plan of this incarnation."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Leave:
+class Leave(JsonMessage, frozen=True, kw_only=True):
     """To server: save a checkpoint and leave with exit code 75."""
 
     reason: str
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Ready:
+class Ready(JsonMessage, frozen=True, kw_only=True):
     """To server: the launcher has the plan."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Attempt:
+class Attempt(JsonMessage, frozen=True, kw_only=True):
     """To server, before the job is submitted: `public_key` (None without CURVE) will speak for this attempt.
 
     Said again after each plan for every attempt that `goes_on`; `attached` ones are run by clients that attached.
@@ -162,16 +146,14 @@ class Attempt:
     waits_for: str | None = None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Queued:
+class Queued(JsonMessage, frozen=True, kw_only=True):
     """To server: what the newest attempts of these wait for, as the scheduler says it; None once they run."""
 
     simulations: tuple[int, ...]
     waits_for: str | None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Failed:
+class Failed(JsonMessage, frozen=True, kw_only=True):
     """To server: an attempt failed; another or `GaveUp` follows.
 
     An `excuse` says why that does not count against the simulation. `log` is the path of its output, "" without one.
@@ -188,8 +170,7 @@ class Failed:
         return f"{self.reason} (not counted against it, for {self.excuse})" if self.excuse else self.reason
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class FailedLater:
+class FailedLater(JsonMessage, frozen=True, kw_only=True):
     """To server: an attempt failed whose every time step the server has; nothing is repeated."""
 
     simulation: int
@@ -198,8 +179,7 @@ class FailedLater:
     log: str = ""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class GaveUp:
+class GaveUp(JsonMessage, frozen=True, kw_only=True):
     """To server: no attempt is left; with `redraw` the launcher waits for an `AddSimulation` in its place."""
 
     simulation: int
@@ -209,16 +189,14 @@ class GaveUp:
     log: str = ""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Dropped:
+class Dropped(JsonMessage, frozen=True, kw_only=True):
     """To server, after `FinishSimulations`: nothing runs of these simulations, and nothing will."""
 
     simulations: tuple[int, ...]
     reason: str
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Attached:
+class Attached(JsonMessage, frozen=True, kw_only=True):
     """To server: the client of this `AttachRequest`, and of its name, gets this attempt of this simulation."""
 
     token: int
@@ -227,8 +205,7 @@ class Attached:
     client: str = ""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class NoneLeft:
+class NoneLeft(JsonMessage, frozen=True, kw_only=True):
     """To server: nothing for the client of this `AttachRequest`; `busy` when it may ask again later."""
 
     token: int
@@ -236,8 +213,7 @@ class NoneLeft:
     busy: bool
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TooMany:
+class TooMany(JsonMessage, frozen=True, kw_only=True):
     """To server: the study must stop, for the simulations cannot be made to run.
 
     `simulation` and `attempt` are those of the last failure; `text` ends with the end of its log.
@@ -248,8 +224,7 @@ class TooMany:
     attempt: int
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Status:
+class Status(JsonMessage, frozen=True, kw_only=True):
     """To server: how many simulations wait, run, have finished, and were given up or withdrawn."""
 
     waiting: int
@@ -258,15 +233,13 @@ class Status:
     failed: int
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class HeldBack:
+class HeldBack(JsonMessage, frozen=True, kw_only=True):
     """To server: why no simulation is started, or nothing is known of them, for now; and that this is over."""
 
     text: str
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Bye:
+class Bye(JsonMessage, frozen=True, kw_only=True):
     """To server: every job has ended and so does the launcher."""
 
 
@@ -314,30 +287,6 @@ def rank_of(name: bytes) -> int | None:
     return int(digits) if name.startswith(RANK) and digits.isdigit() and len(digits) <= MOST_DIGITS else None
 
 
-_TO_LAUNCHER = codec.by_name(get_args(ToLauncher))
-_TO_SERVER = codec.by_name(get_args(ToServer))
-
-
-def encode(message: ToLauncher | ToServer) -> bytes:
-    """The frame of a message."""
-    return codec.encode(message)
-
-
-def to_launcher(frame: bytes) -> ToLauncher:
-    """The message that rank 0 sent.
-
-    Raises:
-        MalformedMessage: the frame is none of `ToLauncher`.
-    """
-    message: ToLauncher = codec.message(codec.parse(frame), _TO_LAUNCHER)
-    return message
-
-
-def to_server(frame: bytes) -> ToServer:
-    """The message that the launcher sent.
-
-    Raises:
-        MalformedMessage: the frame is none of `ToServer`.
-    """
-    message: ToServer = codec.message(codec.parse(frame), _TO_SERVER)
-    return message
+encode = codec.encode
+to_launcher: Callable[[bytes], ToLauncher] = codec.decoder(ToLauncher)
+to_server: Callable[[bytes], ToServer] = codec.decoder(ToServer)

@@ -5,23 +5,20 @@ travels as one frame of JSON; it never passes through MPI, which belongs to the 
 """
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import get_args
 
-from stream_server.errors import MalformedMessage
 from stream_server.messages import codec
+from stream_server.messages.codec import JsonMessage, JsonObject
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Present:
+class Present(JsonMessage, frozen=True, kw_only=True):
     """Rank r to rank 0, its first notice: the rank is there."""
 
     rank: int
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class AttemptNotice:
+class AttemptNotice(JsonMessage, frozen=True, kw_only=True):
     """Rank 0 to all: this attempt is current, older ones are over; `key` is the public key that speaks for it.
 
     `goes_on`: it ran before this server did, so that what is known of it does not come twice.
@@ -34,16 +31,14 @@ class AttemptNotice:
     goes_on: bool = False
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Over:
+class Over(JsonMessage, frozen=True, kw_only=True):
     """Rank 0 to all: this attempt has ended; what it left half-done goes, what was accepted stays."""
 
     simulation: int
     attempt: int
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Terminal:
+class Terminal(JsonMessage, frozen=True, kw_only=True):
     """Rank 0 to all: nothing more comes of this simulation; `state` says how it ended."""
 
     simulation: int
@@ -51,22 +46,19 @@ class Terminal:
     reason: str = ""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Final:
+class Final(JsonMessage, frozen=True, kw_only=True):
     """Rank 0 to all: every simulation of the study has its terminal state and no other will come."""
 
     states: Mapping[int, str]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class StopNotice:
+class StopNotice(JsonMessage, frozen=True, kw_only=True):
     """Rank 0 to all: the study ends now."""
 
     reason: str
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Share:
+class Share(JsonMessage, frozen=True, kw_only=True):
     """Rank r to rank 0: how far its share of a simulation has come.
 
     `received` counts the steps that came in this attempt, the `repeated` ones too; `accepted` and `rejected` those of
@@ -86,8 +78,7 @@ class Share:
     differs: str = ""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class EndEarly:
+class EndEarly(JsonMessage, frozen=True, kw_only=True):
     """Rank r to rank 0, also its own: the server class wants nothing more of this simulation."""
 
     simulation: int
@@ -96,11 +87,8 @@ class EndEarly:
 
 Notice = Present | AttemptNotice | Over | Terminal | Final | StopNotice | Share | EndEarly
 
-_NOTICES = codec.by_name(get_args(Notice))
 
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class NumberedNotice:
+class NumberedNotice(JsonObject, frozen=True, kw_only=True):
     """The contents of one frame: a numbered notice or none, and the number of notices received from the other side."""
 
     number: int
@@ -108,23 +96,8 @@ class NumberedNotice:
     notice: Notice | None
 
 
-def encode(numbered: NumberedNotice) -> bytes:
-    """The frame of a numbered notice."""
-    return codec.encode(numbered.notice, number=numbered.number, delivered=numbered.received)
-
-
-def decode(frame: bytes) -> NumberedNotice:
-    """The numbered notice of a frame.
-
-    Raises:
-        MalformedMessage: the frame is none; the ranks are of different versions, or a stranger speaks.
-    """
-    values = codec.parse(frame)
-    number, received = values.pop("number", None), values.pop("delivered", None)
-    if type(number) is not int or type(received) is not int:
-        raise MalformedMessage(f"{codec.shown(frame)} is not a numbered notice of a server rank")
-    notice: Notice | None = codec.message(values, _NOTICES) if values else None
-    return NumberedNotice(number=number, received=received, notice=notice)
+encode = codec.encode
+decode: Callable[[bytes], NumberedNotice] = codec.decoder(NumberedNotice)
 
 
 @dataclass(kw_only=True, slots=True)

@@ -1,44 +1,41 @@
 """The questions of an operator (`stream-study`) and the answers of rank 0, as frames of JSON.
 
 A holder of the key in the run's operator.json is an operator. That key speaks no other language, and no other key
-speaks this one. Numbers that are not finite become None before they get here.
+speaks this one. A number that is not finite becomes None.
 
 Why: docs/decisions/0081-operators-ask-rank-0.md
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Annotated, get_args
+from collections.abc import Callable, Mapping
+from typing import Annotated
+
+from msgspec import Meta, field
 
 from stream_server.messages import codec
 from stream_server.messages.client import Count, Parameters, Text
-from stream_server.storage.typed import Range
+from stream_server.messages.codec import JsonMessage, JsonObject
 
 MAX_ROWS = 1000
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class AskStatus:
+class AskStatus(JsonMessage, frozen=True, kw_only=True):
     """To rank 0: how far has the study come?"""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class AskSimulations:
+class AskSimulations(JsonMessage, frozen=True, kw_only=True):
     """To rank 0: `num` rows of the table of simulations, from the `first` on in the order of their ids."""
 
     first: Count
-    num: Annotated[int, Range(1, MAX_ROWS)]
+    num: Annotated[int, Meta(ge=1, le=MAX_ROWS)]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class AskStop:
+class AskStop(JsonMessage, frozen=True, kw_only=True):
     """To rank 0: save a checkpoint and leave; or, to `finish`, start no simulation and train what still comes."""
 
     finish: bool
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TrainingStatus:
+class TrainingStatus(JsonObject, frozen=True, kw_only=True):
     """The training of rank 0 as its main thread last saw it, at `at_s` of the monotonic clock.
 
     `fraction` of the run is done after `elapsed_s` seconds of training, and `left_s` are to come; None when its length
@@ -60,8 +57,7 @@ class TrainingStatus:
     is_degraded: bool
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class StudyStatus:
+class StudyStatus(JsonMessage, frozen=True, kw_only=True):
     """Answer to `AskStatus`; `training` is None until the training begins, and was seen `age_s` seconds ago.
 
     `simulations` counts by state, `queue` those that are queued by what they wait for; `received` are the time steps
@@ -80,8 +76,7 @@ class StudyStatus:
     training: TrainingStatus | None = None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SimulationRow:
+class SimulationRow(JsonObject, frozen=True, kw_only=True):
     """One simulation: its newest attempt, -1 for none, and how many time steps of it were accepted or rejected."""
 
     simulation: int
@@ -92,23 +87,20 @@ class SimulationRow:
     reason: str = ""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SimulationPage:
+class SimulationPage(JsonMessage, frozen=True, kw_only=True):
     """Answer to `AskSimulations`; the study has `num_all` simulations."""
 
     num_all: int
-    rows: tuple[SimulationRow, ...] = field(default=())
+    rows: tuple[SimulationRow, ...] = ()
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class StopAccepted:
+class StopAccepted(JsonMessage, frozen=True, kw_only=True):
     """Answer to `AskStop`: it will be done, or is under way already."""
 
     text: str
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class NotUnderstood:
+class NotUnderstood(JsonMessage, frozen=True, kw_only=True):
     """Answer to what is no question: the versions of the two differ."""
 
     text: str
@@ -117,30 +109,6 @@ class NotUnderstood:
 Question = AskStatus | AskSimulations | AskStop
 Answer = StudyStatus | SimulationPage | StopAccepted | NotUnderstood
 
-_QUESTIONS = codec.by_name(get_args(Question))
-_ANSWERS = codec.by_name(get_args(Answer))
-
-
-def encode(message: Question | Answer) -> bytes:
-    """The frame of a message."""
-    return codec.encode(message)
-
-
-def question(frame: bytes) -> Question:
-    """The question that an operator asked.
-
-    Raises:
-        MalformedMessage: the frame is none.
-    """
-    asked: Question = codec.message(codec.parse(frame), _QUESTIONS)
-    return asked
-
-
-def answer(frame: bytes) -> Answer:
-    """The answer that rank 0 gave.
-
-    Raises:
-        MalformedMessage: the frame is none.
-    """
-    answered: Answer = codec.message(codec.parse(frame), _ANSWERS)
-    return answered
+encode = codec.encode
+question: Callable[[bytes], Question] = codec.decoder(Question)
+answer: Callable[[bytes], Answer] = codec.decoder(Answer)

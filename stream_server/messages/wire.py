@@ -10,11 +10,12 @@ Why: docs/decisions/0010-json-and-packed-messages.md
 import math
 import struct
 import zlib
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
-from typing import Any, get_args
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 
 from stream_server.errors import MalformedMessage, WrongProtocol
 from stream_server.messages import codec
@@ -46,7 +47,15 @@ ENDED, STOP = 1, 2
 MAX_CONTROL_BYTES = 4 * 1024 * 1024
 MAX_PROSE_BYTES = 4096
 
-_CONTROL = codec.by_name(get_args(Control))
+
+class _Envelope(Struct):
+    """The part of a message that tells its version."""
+
+    protocol: Any
+
+
+_envelope: Callable[[Frame], _Envelope] = codec.decoder(_Envelope)
+_control: Callable[[Frame], Control] = codec.decoder(Control)
 # Texts for people, which are cut.
 _PROSE: dict[type[Any], str] = {Invalidate: "reason", Stop: "text", Refusal: "text"}
 
@@ -105,7 +114,7 @@ def _encode_control(message: Control) -> bytes:
     if name := _PROSE.get(type(message)):
         prose: Any = {name: _cut(getattr(message, name))}
         message = replace(message, **prose)
-    frame = codec.encode(message, protocol=PROTOCOL_VERSION)
+    frame = codec.encode(message)
     try:
         _decode_control(frame)
     except MalformedMessage as error:
@@ -116,12 +125,8 @@ def _encode_control(message: Control) -> bytes:
 def _decode_control(frame: bytes | memoryview) -> Control:
     if len(frame) > MAX_CONTROL_BYTES:
         raise MalformedMessage(f"{len(frame)} bytes in one message, more than {MAX_CONTROL_BYTES}")
-    values = codec.parse(frame)
-    if "protocol" not in values:
-        raise MalformedMessage(f"{codec.shown(frame)} does not name its protocol version")
-    _check_version(values.pop("protocol"))
-    message: Control = codec.message(values, _CONTROL)
-    return message
+    _check_version(_envelope(frame).protocol)
+    return _control(frame)
 
 
 def _cut(prose: str) -> str:

@@ -208,7 +208,7 @@ class Study:
             known[mine] = True
             peer.known = set(mine)
             packed = np.packbits(known, bitorder="little").tobytes()
-            peer.answers.append(Opened(incarnation=self.incarnation, credit=self.credit, known=packed))
+            peer.answers.append(Opened(incarnation=self.incarnation, credit=self.credit, known=packed.hex()))
         elif not peer.is_open:
             peer.answers.append(Refusal(reason=Reason.NOT_OPEN, text="nothing was opened on this connection"))
         elif isinstance(message, Data):

@@ -148,7 +148,7 @@ messages: st.SearchStrategy[Message] = st.one_of(
     hellos(),
     welcomes,
     opens(),
-    st.builds(Opened, incarnation=u32, credit=st.integers(1, 2**32 - 1), known=st.binary(max_size=40)),
+    st.builds(Opened, incarnation=u32, credit=st.integers(1, 2**32 - 1), known=st.binary(max_size=40).map(bytes.hex)),
     whole_data(),
     partial_data(),
     st.builds(End, simulation=counts, attempt=u32, incarnation=u32, share=counts, total=counts),

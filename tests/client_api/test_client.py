@@ -1,6 +1,5 @@
 """A simulation and a server, end to end over sockets."""
 
-import dataclasses
 import subprocess
 import sys
 from collections.abc import Callable
@@ -8,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -302,7 +302,7 @@ def test_a_client_that_waits_learns_that_the_study_has_ended() -> None:
 def test_a_simulation_that_comes_too_late_runs_on_without_a_study() -> None:
     with FakeServer(SMALL) as server:
         server.answers_to_hello = [Stop(text="over")]
-        late = dataclasses.replace(server.connection, simulation=3, attempt=1, parameters={"viscosity": 2.0})
+        late = msgspec.structs.replace(server.connection, simulation=3, attempt=1, parameters={"viscosity": 2.0})
         with connect(late) as simulation:
             assert simulation.parameters == {"viscosity": 2.0}
             assert simulation.send(0, u=TINY) is False
@@ -430,14 +430,14 @@ def test_an_attaching_client_says_so_and_takes_what_the_server_gives() -> None:
 
 
 def test_a_launched_client_says_who_it_is() -> None:
-    with FakeServer(SMALL) as server, connect(dataclasses.replace(server.connection, simulation=4, attempt=2)):
+    with FakeServer(SMALL) as server, connect(msgspec.structs.replace(server.connection, simulation=4, attempt=2)):
         pass
     assert (server.hellos[0].simulation, server.hellos[0].attempt) == (4, 2)
 
 
 def test_a_launched_client_cannot_be_another_simulation() -> None:
     with FakeServer(SMALL) as server, pytest.raises(ValueError, match="started as simulation 4, not 5"):
-        connect(dataclasses.replace(server.connection, simulation=4), simulation_id=5)
+        connect(msgspec.structs.replace(server.connection, simulation=4), simulation_id=5)
 
 
 def test_a_parallel_client_that_attaches_must_say_which_simulation_it_is() -> None:
@@ -466,7 +466,7 @@ def test_a_worker_gets_simulations_until_none_is_left() -> None:
 
 def test_a_worker_that_was_launched_for_one_simulation_gets_that_one() -> None:
     with FakeServer(SMALL) as server:
-        launched = dataclasses.replace(server.connection, simulation=4)
+        launched = msgspec.structs.replace(server.connection, simulation=4)
         assert [simulation.id for simulation in simulations(launched)] == [4]
 
 
@@ -525,7 +525,7 @@ def test_checksums_are_sent_over_tcp_in_the_clear_only() -> None:
 
 def test_a_key_of_another_run_does_not_get_in() -> None:
     with FakeServer(SMALL, transport="curve") as server, FakeServer(SMALL, transport="curve") as other:
-        stale = dataclasses.replace(server.connection, security=other.connection.security)
+        stale = msgspec.structs.replace(server.connection, security=other.connection.security)
         with pytest.raises(Unreachable, match="is the connection file its newest"):
             connect(stale, timeout_s=0.2)
     assert server.hellos == []
@@ -533,7 +533,7 @@ def test_a_key_of_another_run_does_not_get_in() -> None:
 
 def test_ipc_is_used_only_on_the_servers_own_node() -> None:
     with FakeServer(SMALL) as server:
-        elsewhere = dataclasses.replace(server.connection, host="another-node")
+        elsewhere = msgspec.structs.replace(server.connection, host="another-node")
         with pytest.raises(Unreachable, match="none of the server's addresses can be used"):
             connect(elsewhere)
 

@@ -1,11 +1,11 @@
 """A server that is started again, and simulations that go on."""
 
-import dataclasses
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -83,7 +83,7 @@ def test_just_what_a_new_server_does_not_know_is_sent_again(routing: Routing, be
 
 def test_the_same_attempt_says_hello_to_the_new_server() -> None:
     with FakeServer(SMALL) as server:
-        launched = dataclasses.replace(server.connection, simulation=4, attempt=2)
+        launched = msgspec.structs.replace(server.connection, simulation=4, attempt=2)
         launched.write(server.path)
         simulation = connect(server.path)
         send(simulation, 0)
@@ -103,7 +103,7 @@ def test_an_attached_client_takes_the_attempt_that_the_new_server_gives() -> Non
     assert_has(server, 2)
     first, second = server.hellos
     assert (first.simulation, first.attempt) == (None, ATTACHING)
-    assert second == dataclasses.replace(first, simulation=7)
+    assert second == msgspec.structs.replace(first, simulation=7)
     assert {it.attempt for it in server.messages[0] if not isinstance(it, Ping)} == {1}
 
 
@@ -255,7 +255,7 @@ def test_a_new_server_at_the_old_address_is_waited_for_until_the_file_tells_of_i
         finishing = pool.submit(simulation.finish)
         server.wait_until(lambda: len(messages(server, Open)) > 2)
         assert not finishing.done()
-        dataclasses.replace(server.connection, incarnation=4).write(server.path)
+        msgspec.structs.replace(server.connection, incarnation=4).write(server.path)
         finishing.result(100)
         assert_has(server, 3)
 
@@ -278,7 +278,7 @@ def test_an_open_that_a_new_server_refuses_is_repeated_after_another_hello() -> 
         server.do_now(lambda: server.restart_in_place(incarnation=4))
         sending = pool.submit(send, simulation, 0)
         server.wait_until(lambda: len(messages(server, Open)) > 1)
-        dataclasses.replace(server.connection, incarnation=4).write(server.path)
+        msgspec.structs.replace(server.connection, incarnation=4).write(server.path)
         assert sending.result(100) == [True]
         simulation.finish()
         assert_has(server, 1)

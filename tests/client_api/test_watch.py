@@ -1,9 +1,9 @@
 """The connection file, looked at again."""
 
-import dataclasses
 import os
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from stream_server.client_api import watch
@@ -14,7 +14,7 @@ FILE = ConnectionFile(study="heat/1", incarnation=2, host="node7", control=("tcp
 
 
 def newer(incarnation: int = 3) -> ConnectionFile:
-    return dataclasses.replace(FILE, incarnation=incarnation, control=("tcp://node8:5555",))
+    return msgspec.structs.replace(FILE, incarnation=incarnation, control=("tcp://node8:5555",))
 
 
 @pytest.fixture

@@ -106,13 +106,13 @@ def environment(wheel: Path) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def client_python(wheel: Path) -> Path:
-    """The Python of an environment that `pip install --no-deps WHEEL numpy pyzmq` would make."""
+    """The Python of an environment that `pip install --no-deps WHEEL numpy pyzmq msgspec` would make."""
     place = wheel.parent / "client"
     run([sys.executable, "-m", "venv", "--without-pip", str(place)], wheel.parent)
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--python", str(place)]
     run([*pip, "install", "--no-deps", "--no-index", str(wheel)], wheel.parent)
     own = Path(sysconfig.get_path("purelib", vars={"base": str(place), "platbase": str(place)}))
-    for name in ("numpy", "numpy.libs", "zmq", "pyzmq.libs"):
+    for name in ("numpy", "numpy.libs", "zmq", "pyzmq.libs", "msgspec"):
         shared = Path(sysconfig.get_path("platlib"), name)
         if shared.exists():
             (own / name).symlink_to(shared)
@@ -158,11 +158,11 @@ print(json.dumps(sorted({name.partition(".")[0] for name in sys.modules} - set(s
 """
 
 
-def test_the_client_is_imported_where_nothing_but_numpy_and_pyzmq_is_there(client_python: Path, tmp_path: Path) -> None:
+def test_the_client_is_imported_where_nothing_but_its_three_packages_is_there(client_python: Path, tmp_path: Path) -> None:
     packages = json.loads(run([str(client_python), "-c", IMPORT], tmp_path))
     # Debian's Python has one.
     others = {name for name in packages if not name.startswith(("_", "cython"))} - {"sitecustomize"}
-    assert others == {"numpy", "stream_server", "zmq"}
+    assert others == {"msgspec", "numpy", "stream_server", "zmq"}
 
 
 def test_the_client_alone_takes_little_room_beside_numpy(client_python: Path) -> None:

@@ -13,6 +13,7 @@ from stream_server.server.reception.coordinator import Coordinator
 from stream_server.server.run.curve import CurveAccess
 from stream_server.server.simulations.handshake import StudyFacts
 from stream_server.server.simulations.roster import Roster
+from tests.support.connections import NOWHERE
 
 NUM_STEPS = 3
 
@@ -78,7 +79,7 @@ class OneRank:
         )
         self.say_here()
         plan = launcher_link.Plan(
-            study="s", incarnation=self.incarnation, output_dir="/study", connection={}, simulations=()
+            study="s", incarnation=self.incarnation, output_dir="/study", connection=NOWHERE, simulations=()
         )
         self.coordinator.begin(plan)
 

@@ -14,6 +14,7 @@ import zmq
 from stream_server.launcher.supervision.cli import main
 from stream_server.machine import private_folder, processes
 from stream_server.messages import launcher_link
+from stream_server.messages.connection import Security
 from tests.launcher.plans import SERVER, STUDY, plan
 from tests.support.forked_program import ForkedProgram
 from tests.support.timing import Deadline, until
@@ -76,9 +77,7 @@ class Rank0:
         self._context.term()
         self.private.cleanup()
 
-    def plan(
-        self, num: int, security: dict[str, str] | None = None, attempt: int = -1, *, incarnation: int = 1
-    ) -> None:
+    def plan(self, num: int, security: Security | None = None, attempt: int = -1, *, incarnation: int = 1) -> None:
         """Rank 0 is there, and has a plan of `num` simulations for the launcher that asks."""
         self.send(launcher_link.Here(incarnation=incarnation))
         self.wait_for(launcher_link.AskPlan)

@@ -9,11 +9,11 @@ import signal
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
 import zmq
+from msgspec.structs import replace
 
 from stream_server.messages import launcher_link
 from stream_server.server.reception.heartbeat import Heartbeat

@@ -19,6 +19,7 @@ from stream_server.launcher.simulations.attempt_jobs import (
 )
 from stream_server.launcher.simulations.attempts import Attempts
 from stream_server.launcher.simulations.last_words import last_exception, last_line, missing_package, python_of
+from tests.support.connections import NOWHERE
 
 RUNNING = JobStatus(state=JobState.RUNNING)
 UNKNOWN = JobStatus(state=JobState.UNKNOWN)
@@ -74,7 +75,7 @@ def jobs(backend: SpokenBackend, tmp_path: Path) -> AttemptJobs:
 
 def start(jobs: AttemptJobs, simulation: int = 3) -> None:
     """Submit attempt 0 of a simulation."""
-    jobs.submit({(simulation, 0): jobs.attempts.prepare(simulation, 0, {}, {}, None)}, 0.0)
+    jobs.submit({(simulation, 0): jobs.attempts.prepare(simulation, 0, {}, NOWHERE, None)}, 0.0)
 
 
 def left(jobs: AttemptJobs, *, cancelled: bool = False) -> History:

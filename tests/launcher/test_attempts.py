@@ -4,12 +4,14 @@ import stat
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from stream_server.launcher.simulations.attempts import Attempts
+from stream_server.messages.connection import ConnectionFile, Security
 from stream_server.messages.curve import KeyPair
 from stream_server.storage.ownership import private_files
 
-CONNECTION = {"study": "heat-1", "incarnation": 0, "host": "node", "control": ["ipc:///tmp/x"], "security": None}
+CONNECTION = ConnectionFile(study="heat-1", incarnation=0, host="node", control=("ipc:///tmp/x",))
 
 
 @pytest.fixture
@@ -43,17 +45,17 @@ def test_the_connection_file_names_the_attempt_and_only_its_owner_can_read_it(at
     spec = attempts.prepare(17, 2, {"initial": 300.0}, CONNECTION, None)
     file = spec.folder / "connection.json"
     attempt = {"simulation": 17, "attempt": 2, "parameters": {"initial": 300.0}}
-    assert json.loads(file.read_text()) == {**CONNECTION, **attempt}
+    assert ConnectionFile.read(file) == replace(CONNECTION, **attempt)
     assert mode(file) == 0o600
 
 
 def test_with_curve_the_connection_file_holds_the_key_pair_of_the_attempt(attempts: Attempts) -> None:
-    study = {"server_public_key": "S", "client_public_key": "not", "client_secret_key": "passed on"}
+    study = Security(server_public_key="S" * 40, client_public_key="not", client_secret_key="passed on")
     spec = attempts.prepare(
-        17, 0, {"initial": 300.0}, {**CONNECTION, "security": study}, KeyPair(public="P", secret="K")
+        17, 0, {"initial": 300.0}, replace(CONNECTION, security=study), KeyPair(public="P", secret="K")
     )
     assert json.loads((spec.folder / "connection.json").read_text())["security"] == {
-        "server_public_key": "S",
+        "server_public_key": "S" * 40,
         "client_public_key": "P",
         "client_secret_key": "K",
     }
@@ -101,14 +103,15 @@ def test_a_connection_file_that_is_touched_stays_what_it_is(attempts: Attempts) 
 
 
 def test_a_running_attempt_is_told_where_the_new_server_is_and_keeps_its_own(attempts: Attempts) -> None:
-    old = {**CONNECTION, "security": {"server_public_key": "S"}}
-    folder = attempts.prepare(17, 2, {"initial": 300.0}, old, KeyPair(public="P", secret="K")).folder
-    new = {
-        **CONNECTION,
-        "incarnation": 1,
-        "control": ["ipc:///tmp/y"],
-        "security": {"server_public_key": "T", "x": "y"},
-    }
+    security = Security(server_public_key="S" * 40, client_public_key="A" * 40, client_secret_key="a" * 40)
+    old = replace(CONNECTION, security=security)
+    folder = attempts.prepare(17, 2, {"initial": 300.0}, old, KeyPair(public="P" * 40, secret="K" * 40)).folder
+    new = replace(
+        CONNECTION,
+        incarnation=1,
+        control=("ipc:///tmp/y",),
+        security=replace(security, server_public_key="T" * 40),
+    )
     attempts.reconnect(17, 2, new)
     file = folder / "connection.json"
     assert json.loads(file.read_text()) == {
@@ -119,7 +122,7 @@ def test_a_running_attempt_is_told_where_the_new_server_is_and_keeps_its_own(att
         "simulation": 17,
         "attempt": 2,
         "parameters": {"initial": 300.0},
-        "security": {"server_public_key": "T", "client_public_key": "P", "client_secret_key": "K"},
+        "security": {"server_public_key": "T" * 40, "client_public_key": "P" * 40, "client_secret_key": "K" * 40},
     }
     assert mode(file) == 0o600
     assert [path.name for path in folder.iterdir() if "connection" in path.name] == ["connection.json"]

@@ -217,7 +217,7 @@ def test_a_journal_of_another_format_is_refused_and_says_so(tmp_path: Path) -> N
     line = b'{"message": "LauncherStarted", "pid": 1, "boot": "b", "link": "", "supervises": true, "resumed": false'
     (tmp_path / "journal.jsonl").write_bytes(records.with_checksum(line) + b"\n")
     with (
-        pytest.raises(ConfigError, match="another version: it is of format 1, this version knows 5 only"),
+        pytest.raises(ConfigError, match="another version: it is of format 1, this version knows 6 only"),
         Journal(tmp_path),
     ):
         pass
@@ -241,9 +241,11 @@ def test_nothing_is_written_where_there_is_nothing_to_note(tmp_path: Path) -> No
         assert journal.file.read_bytes() == b""
 
 
-@pytest.mark.parametrize("several", [b"[]", b"7", b"[7]", b'[{"message":"Junk"}]', b'[],"message":"FirstStep"'])
+@pytest.mark.parametrize("several", [b"[]", b"7", b"[7]", b'[{"message":"Junk"}]', b'[],"more":1'])
 def test_a_line_of_other_things_than_records_is_damage(tmp_path: Path, several: bytes) -> None:
-    (tmp_path / "journal.jsonl").write_bytes(records.with_checksum(b'{"records":' + several) + b"\n")
+    (tmp_path / "journal.jsonl").write_bytes(
+        records.with_checksum(b'{"message":"Together","records":' + several) + b"\n"
+    )
     with pytest.raises(ConfigError, match="line 1 is no record of a launcher"), Journal(tmp_path):
         pass
 

@@ -17,6 +17,7 @@ from stream_server.launcher.backends.local import LocalBackend
 from stream_server.launcher.backends.mpirun import Mpirun, missing_program, shown
 from stream_server.launcher.simulations.attempts import Attempts
 from stream_server.machine import processes
+from tests.support.connections import NOWHERE
 from tests.support.launch import IMPLEMENTATIONS, MPICH_PREFIX, OPENMPI_PREFIX
 from tests.support.studies import StudyFolder
 from tests.support.timing import until
@@ -210,7 +211,7 @@ class World:
             study_dir=folder,
             output_dir=folder / "a run",
         )
-        self.specs = [self.attempts.prepare(it, 0, {}, {"security": None}, None) for it in range(num)]
+        self.specs = [self.attempts.prepare(it, 0, {}, NOWHERE, None) for it in range(num)]
         self.job: JobSpec = self.mpirun.job(self.specs)
 
     def ranks(self, simulation: int) -> list[Path]:

@@ -13,12 +13,13 @@ from stream_server.launcher.simulations.remote_access import RemoteAccess
 from stream_server.launcher.simulations.server_connection import ServerConnection
 from stream_server.messages import launcher_link
 from stream_server.messages.curve import KeyPair, secure_peer_socket
+from tests.support.connections import NOWHERE
 
 PLAN = launcher_link.Plan(
     study="heat-1",
     incarnation=0,
     output_dir="/runs/heat",
-    connection={"control": ["ipc:///tmp/x"], "security": None},
+    connection=NOWHERE,
     simulations=(
         launcher_link.Planned(simulation=0, parameters={"left": 1.5}),
         launcher_link.Planned(simulation=1, parameters={}),

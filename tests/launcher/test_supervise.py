@@ -11,6 +11,7 @@ import pytest
 
 from stream_server.messages import launcher_link
 from tests.launcher.rank_0 import Rank0
+from tests.support.connections import SECURITY
 
 pytestmark = pytest.mark.slow
 
@@ -146,7 +147,7 @@ def test_a_second_signal_ends_the_launcher_within_5_s_however_stubborn_its_simul
 
 def test_with_curve_each_attempt_has_a_key_pair_that_rank_0_is_told(tmp_path: Path) -> None:
     with Rank0(tmp_path, SLEEPING) as rank_0:
-        rank_0.plan(1, security={"server_public_key": "S"})
+        rank_0.plan(1, security=SECURITY)
         attempt = rank_0.wait_for(launcher_link.Attempt)
         rank_0.wait_for_output(0)
         security = json.loads((rank_0.folder_of(0) / "connection.json").read_text())["security"]

@@ -6,6 +6,7 @@ import subprocess
 import threading
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -287,7 +288,7 @@ def test_a_client_that_waits_learns_that_the_study_has_ended(client: NativeClien
 def test_a_simulation_that_comes_too_late_runs_on_without_a_study(client: NativeClient) -> None:
     with FakeServer(SMALL) as server:
         server.answers_to_hello = [Stop(text="over")]
-        dataclasses.replace(server.connection, simulation=3, attempt=1, parameters={"viscosity": 2.0}).write(
+        msgspec.structs.replace(server.connection, simulation=3, attempt=1, parameters={"viscosity": 2.0}).write(
             server.path
         )
         assert client.connect(server) == "stop"
@@ -543,7 +544,7 @@ def test_a_worker_that_finds_no_simulation_at_all_is_told_to_stop(client: Native
 
 def test_a_worker_that_was_launched_for_one_simulation_gets_that_one(client: NativeClient) -> None:
     with FakeServer(SMALL) as server:
-        dataclasses.replace(server.connection, simulation=4, attempt=2).write(server.path)
+        msgspec.structs.replace(server.connection, simulation=4, attempt=2).write(server.path)
         assert client.connect(server) == "ok"
         assert client.ask("next") == "stop"
         assert client.ask("finish") == "ok"
@@ -578,14 +579,14 @@ def test_parameters_that_are_none_are_refused(program: Path, variable: str) -> N
 
 def test_a_key_of_another_run_does_not_get_in(client: NativeClient) -> None:
     with FakeServer(SMALL, transport="curve") as server, FakeServer(SMALL, transport="curve") as other:
-        dataclasses.replace(server.connection, security=other.connection.security).write(server.path)
+        msgspec.structs.replace(server.connection, security=other.connection.security).write(server.path)
         assert "is the connection file its newest" in client.connect(server, "timeout=0.2")
     assert server.hellos == []
 
 
 def test_ipc_is_used_only_on_the_servers_own_node(client: NativeClient) -> None:
     with FakeServer(SMALL) as server:
-        dataclasses.replace(server.connection, host="another-node").write(server.path)
+        msgspec.structs.replace(server.connection, host="another-node").write(server.path)
         answer = client.connect(server)
     assert answer.startswith("error UNREACHABLE: none of the server's addresses can be used from ")
     assert server.connection.control[0] in answer
@@ -594,7 +595,7 @@ def test_ipc_is_used_only_on_the_servers_own_node(client: NativeClient) -> None:
 def test_a_server_on_this_node_whose_socket_file_is_gone_is_waited_for(client: NativeClient) -> None:
     with FakeServer(SMALL, num_ranks=1) as server:
         gone = f"ipc://{server.path.parent}/gone"
-        dataclasses.replace(server.connection, control=(gone,)).write(server.path)
+        msgspec.structs.replace(server.connection, control=(gone,)).write(server.path)
         assert f"waits for study heat/1 at {gone}: no word for 0.1 s" in client.connect(server, "timeout=0.1")
 
 
@@ -602,7 +603,7 @@ def test_the_first_address_that_means_something_here_is_taken(client: NativeClie
     with FakeServer(SMALL, num_ranks=1, transport="tcp") as server:
         (address,) = server.connection.control
         gone = f"ipc://{server.path.parent}/gone"
-        dataclasses.replace(server.connection, control=(gone, address)).write(server.path)
+        msgspec.structs.replace(server.connection, control=(gone, address)).write(server.path)
         server.endpoints = tuple((gone, *addresses) for addresses in server.endpoints)
         assert client.connect(server) == "ok"
         assert client.send(0) == ["ok"]

@@ -2,13 +2,13 @@
 
 import subprocess
 from collections.abc import Callable
-from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from stream_server.messages.client import End, FieldSpec, TimeSteps
 from tests.native.building import MPIS, NATIVE, STRICT, Installation, tool_environment

@@ -8,6 +8,8 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from threading import Lock
 
+import msgspec
+
 from stream_server.messages.client import Away
 from stream_server.messages.connection import ConnectionFile
 from stream_server.messages.curve import KeyPair
@@ -39,7 +41,7 @@ class Crossing:
         key = KeyPair.make() if self.study.shape.secure else None
         with self.launching:
             file = self.study.launch(simulation, attempt, key)
-        return dataclasses.replace(file, host=ELSEWHERE, control=(self.control.address,))
+        return msgspec.structs.replace(file, host=ELSEWHERE, control=(self.control.address,))
 
 
 @contextmanager

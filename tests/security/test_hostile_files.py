@@ -29,6 +29,7 @@ from stream_server.config.text import read_json
 from stream_server.errors import ConfigError, DamagedCheckpoint, DamagedRecord, MalformedMessage, StreamServerError
 from stream_server.machine.processes import PROC
 from stream_server.messages import codec
+from stream_server.messages.client import Hello
 from stream_server.messages.connection import ConnectionFile
 from stream_server.server.checkpoint.folder import MANIFEST_FILE, CheckpointFolder, Manifest, read_manifest
 from stream_server.server.model.warm_start import warm_start
@@ -100,7 +101,7 @@ def test_json_is_refused_wherever_it_is_read(tmp_path: Path, bomb: bytes) -> Non
     with pytest.raises(DamagedCheckpoint) as of_manifest:
         Manifest.from_bytes(bomb)
     with pytest.raises(MalformedMessage) as of_message:
-        codec.message(codec.parse(bomb), {})
+        codec.decoder(Hello)(bomb)
     assert refused, "a connection file at least"
     for error in (*refused, of_manifest.value, of_message.value):
         assert_is_short(error)

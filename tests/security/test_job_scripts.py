@@ -22,6 +22,7 @@ from stream_server.launcher.backends.oar import OarBackend
 from stream_server.launcher.backends.pbs import PbsBackend
 from stream_server.launcher.backends.slurm import SlurmBackend
 from stream_server.launcher.simulations.attempts import Attempts
+from tests.support.connections import NOWHERE
 from tests.support.timing import until
 
 EVIL = (
@@ -135,6 +136,6 @@ def test_placeholders_and_templates_are_filled_in_and_not_read(tmp_path: Path) -
         study_dir=study,
         output_dir=tmp_path / "run",
     )
-    spec = attempts.prepare(3, 0, {"x": 0.5}, {"security": None}, None)
+    spec = attempts.prepare(3, 0, {"x": 0.5}, NOWHERE, None)
     assert spec.command[:4] == ("python3", "{missing}", "$(touch planted)", "3")
     assert Path(spec.command[4]).read_text() == "{name} $(touch planted)"

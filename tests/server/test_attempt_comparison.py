@@ -44,7 +44,7 @@ def begin(intake: Intake, attempt: int, *openings: Open) -> list[Connection]:
 
 
 def known(intake: Intake, client: Connection) -> list[int]:
-    bits = np.unpackbits(np.frombuffer(intake.opened(client).known, np.uint8), bitorder="little")
+    bits = np.unpackbits(np.frombuffer(bytes.fromhex(intake.opened(client).known), np.uint8), bitorder="little")
     return np.flatnonzero(bits).tolist()
 
 

@@ -1,10 +1,10 @@
 """The connection file that the launcher writes is the one that the client reads; neither knows the other."""
 
 import json
-from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from stream_server.launcher.simulations.attempts import Attempts
 from stream_server.messages.connection import ConnectionFile, Security
@@ -26,7 +26,7 @@ def test_the_launcher_writes_what_the_client_would_write(tmp_path: Path, securit
         command=("solver",), templates=(), environment={}, seed=0, study_dir=tmp_path, output_dir=tmp_path
     )
     keys = None if security is None else KeyPair(public="P" * 40, secret="p" * 40)
-    written = attempts.prepare(17, 2, {"x": 0.1}, asdict(study), keys).folder / "connection.json"
+    written = attempts.prepare(17, 2, {"x": 0.1}, study, keys).folder / "connection.json"
 
     own = None if security is None else replace(CURVE, client_public_key="P" * 40, client_secret_key="p" * 40)
     wanted = replace(study, simulation=17, attempt=2, parameters={"x": 0.1}, security=own)

@@ -12,6 +12,7 @@ from stream_server.server.reception.operator_desk import STOP_TEXT
 from stream_server.server.run.curve import CurveAccess
 from stream_server.server.simulations.handshake import StudyFacts
 from stream_server.server.simulations.roster import Roster
+from tests.support.connections import NOWHERE
 
 
 def ignore(*_: Any) -> None:
@@ -51,7 +52,7 @@ def test_a_launcher_that_asks_before_there_is_a_plan_is_told_once_there_is_one()
     rank_0 = coordinator(told)
     rank_0.launcher(launcher_link.AskPlan())
     assert told == []
-    rank_0.begin(launcher_link.Plan(study="study-1", incarnation=1, output_dir="", connection={}, simulations=()))
+    rank_0.begin(launcher_link.Plan(study="study-1", incarnation=1, output_dir="", connection=NOWHERE, simulations=()))
     (plan,) = told
     assert isinstance(plan, launcher_link.Plan)
     assert [planned.simulation for planned in plan.simulations] == [0]
@@ -60,7 +61,7 @@ def test_a_launcher_that_asks_before_there_is_a_plan_is_told_once_there_is_one()
 def test_a_launcher_that_asks_for_the_plan_hears_again_that_an_operator_has_stopped_the_study() -> None:
     told: list[launcher_link.ToLauncher] = []
     rank_0 = coordinator(told)
-    rank_0.begin(launcher_link.Plan(study="study-1", incarnation=1, output_dir="", connection={}, simulations=()))
+    rank_0.begin(launcher_link.Plan(study="study-1", incarnation=1, output_dir="", connection=NOWHERE, simulations=()))
     rank_0.desk.hear(operator.encode(operator.AskStop(finish=False)))
     stopping = launcher_link.Stopping(reason=STOP_TEXT)
     assert told[1:] == [stopping]

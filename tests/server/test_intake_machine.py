@@ -368,7 +368,7 @@ class IntakeMachine(RuleBasedStateMachine):
                 match answers.popleft():
                     case Opened(known=known, credit=credit):
                         assert credit == self.shape.credit
-                        line.is_open, line.known, line.earlier = True, Bits(known), set(self.settled)
+                        line.is_open, line.known, line.earlier = True, Bits(bytes.fromhex(known)), set(self.settled)
                     case Ack() as ack:
                         self.check(client, line, ack)
                     case Refusal(reason=Reason.BUSY):

@@ -1,10 +1,10 @@
 """Receivers, real clients and real sockets in one process."""
 
 from contextlib import ExitStack
-from dataclasses import replace
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from stream_server.client_api import connect
 from stream_server.errors import NonFiniteData, ProducerFailed, Refused, Unreachable

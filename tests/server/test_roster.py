@@ -1,9 +1,9 @@
 """Which simulations the study has: the decisions of rank 0."""
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from stream_server.messages import launcher_link, notices
 from stream_server.messages.client import (
@@ -112,7 +112,7 @@ def test_a_hello_said_twice_is_answered_once(roster: Roster) -> None:
 def test_a_second_process_for_one_rank_is_refused_and_the_simulation_withdrawn(roster: Roster) -> None:
     roster.launched(begun(1))
     roster.hello(b"p", hello(1))
-    roster.hello(b"q", hello(1, rank=1))
+    roster.hello(b"q", hello(1, rank=1, num_ranks=2))
     roster.ready(1, 0)
     actions = roster.hello(b"r", hello(1))
     [refusal] = replies(actions)
@@ -360,9 +360,9 @@ def test_a_second_process_that_attaches_for_one_rank_is_refused_and_the_first_go
     assert refusal.reason is Reason.STALE_ATTEMPT
     assert "another process has attached for simulation 1 as rank 0 of 1" in refusal.text
     assert actions == [Reply(peer=b"q", message=refusal)]
-    roster.hello(b"r", attaching(1, rank=1))
+    roster.hello(b"r", attaching(1, rank=1, num_ranks=2))
     given(roster, 1)
-    assert [type(message) for message in replies(roster.hello(b"s", attaching(1, rank=1)))] == [Refusal]
+    assert [type(message) for message in replies(roster.hello(b"s", attaching(1, rank=1, num_ranks=2)))] == [Refusal]
     assert [type(message) for message in replies(roster.hello(b"p", attaching(1)))] == [Welcome]
     assert roster.table.counts()["running"] == 1
 

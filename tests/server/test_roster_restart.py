@@ -2,12 +2,12 @@
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from stream_server.messages import launcher_link, notices
 from stream_server.messages.client import ATTACHING, Away, FieldSpec, Hello, Invalidate, Routing, TimeSteps, Welcome

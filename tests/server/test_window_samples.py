@@ -1,9 +1,9 @@
 """Windows as users meet them: in batches, in statistics, held out, in the account, in a trial."""
 
-import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -160,7 +160,7 @@ def closed(*, drawn: int, late: int = 0, num_steps: int | None = NUM_STEPS) -> A
         windows=WindowCounts(of_accepted=2, of_settled=3, late=late),
     )
     rank = RankAccount(intake={0: received}, drawn=drawn)
-    rank = RankAccount.from_json(json.loads(json.dumps(rank.to_json())))
+    rank = msgspec.json.decode(msgspec.json.encode(rank), type=RankAccount)
     ends = {
         0: SimulationEnd(state="finished", num_steps=num_steps, num_sent=7),
         1: SimulationEnd(state="given_up", num_steps=num_steps),

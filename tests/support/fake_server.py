@@ -326,7 +326,9 @@ class FakeServer:
                 if answer is None:
                     self._blocks[key] = message.blocks
                     self._static_blocks[key] = message.static_blocks
-                    answer = Opened(incarnation=self.incarnation, credit=self.credit, known=self.known.get(rank, b""))
+                    answer = Opened(
+                        incarnation=self.incarnation, credit=self.credit, known=self.known.get(rank, b"").hex()
+                    )
                 self._reply(self._data[rank], peer, answer)
             case Data():
                 assert message.sequence == self._received[key]

@@ -36,6 +36,7 @@ from stream_server.server.run.curve import CurveAccess
 from stream_server.server.simulations.handshake import StudyFacts
 from stream_server.server.simulations.roster import Roster
 from stream_server.storage.plain_state import read_state
+from tests.support.connections import NOWHERE
 from tests.support.saved_ranks import write_rank
 from tests.support.timing import Deadline
 
@@ -326,7 +327,9 @@ def reception(
         before_start(study)
         for rank in ranks:
             stack.enter_context(rank.receiver)
-        plan = launcher_link.Plan(study=STUDY, incarnation=incarnation, output_dir="", connection={}, simulations=())
+        plan = launcher_link.Plan(
+            study=STUDY, incarnation=incarnation, output_dir="", connection=NOWHERE, simulations=()
+        )
         ranks[0].receiver.post(BeginStudy(plan=plan))
         study.from_server(launcher_link.Plan)
         yield study

@@ -1,16 +1,18 @@
 """Snapshots of a study, and the board that takes them."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
+
+import msgspec
 
 from stream_server.messages.operator import TrainingStatus
 from stream_server.server.checkpoint.agreement import SaveCounts
 from stream_server.server.study.status import Snapshot, StatusBoard
 from tests.support.timing import Clock
 
-TOLD = {it.name for it in fields(TrainingStatus)}
+TOLD = set(TrainingStatus.__struct_fields__)
 NOTHING = TrainingStatus(
     at_s=0.0,
     batches=0,
@@ -31,7 +33,7 @@ NOTHING = TrainingStatus(
 def changed(snapshot: Snapshot, **values: Any) -> Snapshot:
     """The snapshot with other values, of its training as well."""
     of_training = {name: values.pop(name) for name in TOLD & set(values) - {"loss", "validation_loss"}}
-    return replace(snapshot, training=replace(snapshot.training, **of_training), **values)
+    return replace(snapshot, training=msgspec.structs.replace(snapshot.training, **of_training), **values)
 
 
 def board_of(

@@ -6,16 +6,18 @@ is recorded as it is.
 """
 
 import zlib
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any, get_args
+from collections.abc import Callable, Iterator
+from typing import Annotated, Any
+
+from msgspec import Meta, Struct
 
 from stream_server.errors import MalformedMessage, StreamServerError
 from stream_server.messages import codec
+from stream_server.messages.codec import JsonMessage
 from stream_server.messages.launcher_link import Attached, Committed, Failed, FinishSimulations, GaveUp
 from stream_server.storage.typed import quoted
 
-FORMAT = 5
+FORMAT = 6
 
 
 class DamagedJournal(StreamServerError):
@@ -28,8 +30,7 @@ class OtherJournalFormat(DamagedJournal):
     """A launcher of another version began the journal."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LauncherStarted:
+class LauncherStarted(JsonMessage, frozen=True, kw_only=True):
     """A launcher has begun: a new run, or, when `resumed`, in the place of one that was killed, with the jobs of that.
 
     `boot` tells which start of which machine its process numbers belong to. At `link` rank 0 speaks to it. One that
@@ -44,22 +45,19 @@ class LauncherStarted:
     format: int = FORMAT
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LauncherLeft:
+class LauncherLeft(JsonMessage, frozen=True, kw_only=True):
     """A launcher has ended in order: nothing that it started runs any more."""
 
     exit_code: int
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PlanTaken:
+class PlanTaken(JsonMessage, frozen=True, kw_only=True):
     """The launcher has the plan of this incarnation."""
 
     incarnation: int
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ServerStarting:
+class ServerStarting(JsonMessage, frozen=True, kw_only=True):
     """The server is about to be started for the `number`-th time.
 
     Its sockets are in `folder`, whose name is in the environment of all its processes. At `alive` they show that they
@@ -74,8 +72,7 @@ class ServerStarting:
     backend: str = "local"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ServerStarted:
+class ServerStarted(JsonMessage, frozen=True, kw_only=True):
     """The server runs; its first process leads a session."""
 
     number: int
@@ -83,8 +80,7 @@ class ServerStarted:
     started: int
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ServerEnded:
+class ServerEnded(JsonMessage, frozen=True, kw_only=True):
     """No process of it is left. `num_in_a_row` restarts without progress count from now on."""
 
     number: int
@@ -93,8 +89,7 @@ class ServerEnded:
     failed_batch: int | None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class AttemptStarting:
+class AttemptStarting(JsonMessage, frozen=True, kw_only=True):
     """The job of an attempt of `ranks` ranks is about to be submitted.
 
     `job` is the folder of one that it shares with others.
@@ -108,8 +103,7 @@ class AttemptStarting:
     ranks: int = 1
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class AttemptStarted:
+class AttemptStarted(JsonMessage, frozen=True, kw_only=True):
     """Its job was submitted; `handle` is what the backend calls that."""
 
     simulation: int
@@ -117,8 +111,7 @@ class AttemptStarted:
     handle: str
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class AttemptCancelled:
+class AttemptCancelled(JsonMessage, frozen=True, kw_only=True):
     """Its job is about to be ended; `reason` is what is reported then, whatever its processes do."""
 
     simulation: int
@@ -127,8 +120,7 @@ class AttemptCancelled:
     excuse: str
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class AttemptEnded:
+class AttemptEnded(JsonMessage, frozen=True, kw_only=True):
     """An attempt is over; of one that has failed by itself `Failed` is recorded.
 
     `exit_code` is None when it is not known or not its own. An `excuse` says why a failure would not count against the
@@ -143,8 +135,7 @@ class AttemptEnded:
     log: str = ""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class FirstStep:
+class FirstStep(JsonMessage, frozen=True, kw_only=True):
     """A time step of a simulation has come to the server: the simulations can be made to run."""
 
 
@@ -167,15 +158,29 @@ JournalRecord = (
     | FinishSimulations
 )
 
+
+class Together(JsonMessage, frozen=True, kw_only=True):
+    """Records that are written together."""
+
+    records: Annotated[tuple[JournalRecord, ...], Meta(min_length=1)]
+
+
+class _Begin(Struct):
+    """The part of a record that tells the format of a journal, which only the first kind has."""
+
+    message: Any = None
+    format: Any = 1
+
+
 _CHECKSUM = b',"crc32":'
-_KINDS: dict[str, type[JournalRecord]] = codec.by_name(get_args(JournalRecord))
+_line: Callable[[bytes], JournalRecord | Together] = codec.decoder(JournalRecord | Together)
+_begin: Callable[[bytes], _Begin] = codec.decoder(_Begin)
 
 
 def encode(*records: JournalRecord) -> bytes:
     """The line of one record, or of several, which ends with the checksum of what is before."""
-    encoded = [codec.encode(record) for record in records]
-    text = encoded[0][:-1] if len(encoded) == 1 else b'{"records":[%b]' % b",".join(encoded)
-    return with_checksum(text) + b"\n"
+    line = records[0] if len(records) == 1 else Together(records=records)
+    return with_checksum(codec.encode(line)[:-1]) + b"\n"
 
 
 def decode(journal: bytes) -> Iterator[JournalRecord]:
@@ -200,20 +205,9 @@ def with_checksum(text: bytes) -> bytes:
     return text + _CHECKSUM + b"%d}" % zlib.crc32(text)
 
 
-def _records(frame: bytes) -> list[JournalRecord]:
-    values = codec.parse(frame)
-    if "records" not in values:
-        return [_record(values)]
-    several = values["records"]
-    if len(values) > 1 or not isinstance(several, list) or not several:
-        raise MalformedMessage("it has no list of records")
-    if not all(isinstance(each, dict) for each in several):
-        raise MalformedMessage("what it lists are no records")
-    return [_record(each) for each in several]
-
-
-def _record(values: dict[str, Any]) -> JournalRecord:
-    if values.get("message") == LauncherStarted.__name__ and values.get("format") != FORMAT:
-        raise OtherJournalFormat(f"it is of format {quoted(values.get('format', 1))}, this version knows {FORMAT} only")
-    record: JournalRecord = codec.message(values, _KINDS)
-    return record
+def _records(frame: bytes) -> tuple[JournalRecord, ...]:
+    begin = _begin(frame)
+    if begin.message == LauncherStarted.__name__ and begin.format != FORMAT:
+        raise OtherJournalFormat(f"it is of format {quoted(begin.format)}, this version knows {FORMAT} only")
+    line = _line(frame)
+    return line.records if isinstance(line, Together) else (line,)

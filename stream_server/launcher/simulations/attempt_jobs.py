@@ -9,6 +9,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
 
+import msgspec
+
 from stream_server.launcher.backends.backend import (
     EXIT_FILE,
     LOG_FILE,
@@ -191,7 +193,7 @@ class AttemptJobs:
                     if self.are_workers
                     else ends(folders, job.end, log=job.folder / LOG_FILE, num_ranks=job.ranks)
                 )
-                ended += [replace(it, reason=it.reason + self._explanation(it)) for it in found]
+                ended += [msgspec.structs.replace(it, reason=it.reason + self._explanation(it)) for it in found]
                 del self._jobs[job.folder]
         return ended
 

@@ -3,14 +3,14 @@
 import contextlib
 import errno
 import hashlib
-import json
 import os
 import re
 import stat
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+
+import msgspec
 
 from stream_server.config.placeholders import PLACEHOLDER
 from stream_server.failpoints import failpoint
@@ -22,7 +22,7 @@ from stream_server.launcher.backends.backend import (
     JobSpec,
 )
 from stream_server.machine.run_folder import attempt_folder
-from stream_server.messages.connection import NEXT_VARIABLE
+from stream_server.messages.connection import NEXT_VARIABLE, ConnectionFile
 from stream_server.messages.curve import KeyPair
 from stream_server.storage import disk
 
@@ -70,7 +70,7 @@ class Attempts:
         simulation: int,
         attempt: int,
         parameters: Mapping[str, float],
-        connection: Mapping[str, Any],
+        connection: ConnectionFile,
         keys: KeyPair | None,
     ) -> JobSpec:
         """Make the folder of an attempt, its connection file and rendered templates.
@@ -85,10 +85,12 @@ class Attempts:
         disk.make_folder(folder.parent)
         os.mkdir(disk.place_of(folder))
         file = folder / CONNECTION_FILE
-        content = {**connection, "simulation": simulation, "attempt": attempt, "parameters": dict(parameters)}
-        if keys is not None:
-            content["security"] = _security(connection, keys)
-        disk.swap_private_file(file, json.dumps(content, indent=1).encode())
+        security = connection.security
+        if security is not None and keys is not None:
+            security = msgspec.structs.replace(security, client_public_key=keys.public, client_secret_key=keys.secret)
+        msgspec.structs.replace(
+            connection, simulation=simulation, attempt=attempt, parameters=dict(parameters), security=security
+        ).write(file)
         given: dict[str, Value] = {name: int(it) if name in self.whole else it for name, it in parameters.items()}
         values = placeholders(given, simulation=simulation, attempt=attempt, seed=self.seed, study_dir=self.study_dir)
         rendered = {template: self._render(template, folder, values) for template in self.templates}
@@ -118,23 +120,27 @@ class Attempts:
             if following is not None:
                 (self.folder(*following) / WORKER_START_FILE).touch()
 
-    def reconnect(self, simulation: int, attempt: int, connection: Mapping[str, Any]) -> None:
+    def reconnect(self, simulation: int, attempt: int, connection: ConnectionFile) -> None:
         """Tell a running attempt where the server is now; its keys and parameters stay what they are.
 
         Raises:
-            OSError: its connection file cannot be read or replaced.
-            ValueError: it is none.
+            ConfigError: its connection file cannot be read.
+            OSError: it cannot be replaced.
         """
         file = self.folder(simulation, attempt) / CONNECTION_FILE
-        before = _read(file)
-        own: dict[str, Any] = {name: before[name] for name in ("simulation", "attempt", "parameters") if name in before}
-        content = {**connection, **own}
-        if before.get("security") is not None and connection.get("security") is not None:
-            server_key = connection["security"]["server_public_key"]
-            content["security"] = {**before["security"], "server_public_key": server_key}
-        if content != before:
+        before, security = ConnectionFile.read(file), connection.security
+        if before.security is not None and security is not None:
+            security = msgspec.structs.replace(before.security, server_public_key=security.server_public_key)
+        now = msgspec.structs.replace(
+            connection,
+            simulation=before.simulation,
+            attempt=before.attempt,
+            parameters=before.parameters,
+            security=security,
+        )
+        if now != before:
             failpoint("launcher.before_reconnect")
-            disk.swap_private_file(file, json.dumps(content, indent=1).encode())
+            now.write(file)
 
     def touch(self, simulation: int, attempt: int) -> None:
         """Touch its connection file, which its client takes for a word: the next server will come."""
@@ -151,24 +157,6 @@ class Attempts:
             mode = target.stat().st_mode
             target.chmod(mode | (mode & READERS) >> 2)
         return target
-
-
-def _read(file: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(disk.read_text(file))
-    except RecursionError as error:
-        raise ValueError(f"{file} is no connection file: {error}") from error
-    if not isinstance(content, dict) or not isinstance(content.get("security"), dict | None):
-        raise ValueError(f"{file} is no connection file")
-    return content
-
-
-def _security(connection: Mapping[str, Any], keys: KeyPair) -> dict[str, str]:
-    return {
-        "server_public_key": connection["security"]["server_public_key"],
-        "client_public_key": keys.public,
-        "client_secret_key": keys.secret,
-    }
 
 
 def placeholders(

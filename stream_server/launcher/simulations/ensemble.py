@@ -9,8 +9,9 @@ import shutil
 import time
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from stream_server.failpoints import failpoint
 from stream_server.launcher.journal import records

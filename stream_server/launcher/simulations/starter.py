@@ -7,8 +7,8 @@ import shutil
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
+from stream_server.errors import ConfigError
 from stream_server.failpoints import failpoint
 from stream_server.launcher.backends.backend import JobSpec
 from stream_server.launcher.journal import records
@@ -18,6 +18,7 @@ from stream_server.launcher.schedule.simulation import Action, Continue, Submit
 from stream_server.launcher.simulations.attempt_jobs import AttemptJobs
 from stream_server.launcher.simulations.server_connection import ServerConnection
 from stream_server.messages import launcher_link
+from stream_server.messages.connection import ConnectionFile
 from stream_server.messages.curve import KeyPair
 from stream_server.storage.disk import place_of
 
@@ -40,7 +41,8 @@ class Starter:
         self.jobs = jobs
         self.server = server
         self.journal = journal
-        self._connection: dict[str, Any] = {}
+        # That of the first plan, before which nothing is started.
+        self._connection: ConnectionFile
         self._parameters: dict[int, dict[str, float]] = {}
         self._public_keys: dict[int, str | None] = {}
         self._is_held_back = False
@@ -111,7 +113,7 @@ class Starter:
             return
         try:
             self.attempts.reconnect(simulation, attempt, self._connection)
-        except (OSError, ValueError) as error:
+        except (OSError, ConfigError) as error:
             log.warning("simulation %d, attempt %d cannot be told where the server is: %s", simulation, attempt, error)
 
     def note_submitted(self) -> None:
@@ -127,9 +129,7 @@ class Starter:
         return simulation, attempt
 
     def _new_keys(self) -> KeyPair | None:
-        if self._connection.get("security") is None:
-            return None
-        return KeyPair.make()
+        return None if self._connection.security is None else KeyPair.make()
 
     def _prepare(
         self,

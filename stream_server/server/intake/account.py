@@ -17,7 +17,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from stream_server.messages.simulation_phase import SimulationPhase
-from stream_server.storage.typed import plain
 
 UNEVEN_STOP = "uneven"
 UNKNOWN = "unknown"
@@ -66,12 +65,6 @@ class Received:
         """The samples that the accepted steps make."""
         return self.accepted if self.windows is None else self.windows.made
 
-    @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> "Received":
-        """Read back what `plain` gave."""
-        windows = values.get("windows")
-        return cls(**{**values, "windows": None if windows is None else WindowCounts(**windows)})
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RankAccount:
@@ -89,17 +82,6 @@ class RankAccount:
     dropped: int = 0
     withdrawn: int = 0
     left: int = 0
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain values for rank 0."""
-        values: dict[str, Any] = plain(self)
-        return values
-
-    @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> "RankAccount":
-        """The account of another rank; JSON turns the ids of simulations into strings."""
-        intake = {int(simulation): Received.from_json(of_one) for simulation, of_one in values["intake"].items()}
-        return cls(**{**values, "intake": intake})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

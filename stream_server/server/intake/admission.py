@@ -5,9 +5,9 @@ Why: docs/decisions/0092-types-of-undeclared-fields.md
 """
 
 from collections.abc import Mapping
-from dataclasses import replace
 
 import numpy as np
+from msgspec.structs import replace
 
 from stream_server.messages.client import Block, FieldSpec, Open, Reason, Refusal
 from stream_server.server.intake.attempts import AttemptState, Connection

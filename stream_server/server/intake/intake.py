@@ -193,7 +193,7 @@ class Intake:
     def opened(self, connection: Connection) -> Opened:
         """The answer to an `Open` that was admitted."""
         return Opened(
-            incarnation=self.state.incarnation, credit=self.state.credit, known=connection.attempt.packed_known()
+            incarnation=self.state.incarnation, credit=self.state.credit, known=connection.attempt.packed_known().hex()
         )
 
     def settle_waiting(self, connection: Connection) -> Refusal | None:

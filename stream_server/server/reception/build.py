@@ -115,7 +115,7 @@ def make_roster(
         fields=build.field_specs(config),
         routing=build.routing(config),
         window_bytes=config.client.window,
-        if_server_away=Away[config.client.if_server_away.upper()],
+        if_server_away=Away(config.client.if_server_away),
         wait_s=config.client.wait_s,
     )
     return Roster(

@@ -5,7 +5,8 @@ Why: docs/decisions/0014-reports-of-progress.md
 """
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from stream_server.errors import MalformedMessage
 from stream_server.failpoints import failpoint

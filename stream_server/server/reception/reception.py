@@ -4,7 +4,6 @@ import logging
 import socket
 from collections.abc import Container, Mapping
 from contextlib import ExitStack, suppress
-from dataclasses import asdict
 from pathlib import Path
 from queue import Empty
 from typing import Any, Self
@@ -387,7 +386,7 @@ class Reception:
             study=self.identity.study,
             incarnation=self.identity.incarnation,
             output_dir=str(self.folder.path),
-            connection=asdict(connection),
+            connection=connection,
             simulations=tuple(roster.plan),
         )
         self.receiver.post(mailbox.BeginStudy(plan=plan))

@@ -6,13 +6,13 @@ Why: docs/decisions/0043-offline-files.md
 import logging
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
+from msgspec.structs import replace
 
 from stream_server.errors import ConfigError, DamagedRecord, SamplesNotWritten
 from stream_server.messages.client import FieldSpec

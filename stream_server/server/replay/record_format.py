@@ -17,13 +17,14 @@ from enum import IntEnum
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 from xxhash import xxh3_64_hexdigest, xxh3_64_intdigest
 
 from stream_server.config import StudyConfig
 from stream_server.errors import ConfigError, DamagedRecord
-from stream_server.messages.client import DTYPES, FieldSpec
+from stream_server.messages.client import FieldSpec
 from stream_server.server.run import build
 from stream_server.storage import disk
 from stream_server.storage.checksums import checksummed_json, parse_checksummed_json
@@ -200,7 +201,7 @@ class Segment:
             "study": study,
             **asdict(self),
             "num_parameters": layout.num_parameters,
-            "fields": [asdict(field) for field in layout.fields],
+            "fields": msgspec.to_builtins(layout.fields),
         }
         text = json.dumps(described).encode()
         start = MAGIC + _NUMBERS.pack(len(text), xxh3_64_intdigest(text), 0)[:-CHECKSUM_BYTES]
@@ -233,8 +234,6 @@ class Segment:
             written = typed(Segment, {name: described[name] for name in asdict(self)})
             study = str(described["study"])
             fields = typed(tuple[FieldSpec, ...], described["fields"])
-            if not all(field.dtype in DTYPES and all(extent > 0 for extent in field.shape) for field in fields):
-                raise ValueError("a field has an unknown dtype, or an extent below 1")
             layout = EntryLayout(fields, described["num_parameters"])
         except (ValueError, KeyError, TypeError, RecursionError, OverflowError, MemoryError) as error:
             raise _undescribed(path) from error
@@ -327,7 +326,7 @@ class RecordFacts:
         earlier = RecordFacts.read(folder).ranks if path.exists() else 0
         facts = replace(self, ranks=max(self.ranks, earlier))
         disk.remove_leftovers(path)
-        disk.replace_file(path, checksummed_json({"format": FORMAT, **asdict(facts)}))
+        disk.replace_file(path, checksummed_json({"format": FORMAT, **msgspec.to_builtins(facts)}))
 
     def check(self, config: StudyConfig, parameters: Sequence[str], *, where: str) -> None:
         """Refuse a study whose samples would differ from those of the record `where`.

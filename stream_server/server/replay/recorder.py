@@ -7,12 +7,12 @@ import logging
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol, Self
 
 import numpy as np
 import numpy.typing as npt
+from msgspec.structs import replace
 
 from stream_server.buffers.statics import StaticFields
 from stream_server.errors import ConfigError, SamplesNotWritten

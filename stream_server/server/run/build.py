@@ -118,7 +118,7 @@ def time_steps(config: StudyConfig) -> TimeSteps:
 
 def routing(config: StudyConfig) -> Routing:
     """The rule by which steps are sent to ranks."""
-    return Routing[config.buffer.routing.upper()]
+    return Routing(config.buffer.routing)
 
 
 def scarcity(config: StudyConfig, num_ranks: int) -> str:

@@ -1,23 +1,16 @@
 """The identity of a run: the name under which its processes know each other, and its keys."""
 
-import json
-import os
 import uuid
-from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Self
 
 from stream_server.errors import ConfigError, MalformedMessage
-from stream_server.messages import codec
-from stream_server.messages.connection import require_trusted
+from stream_server.messages.connection import KeyFile
 from stream_server.messages.curve import KeyPair
-from stream_server.storage.disk import swap_private_file
-from stream_server.storage.typed import typed
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Identity:
-    """Made by rank 0 and the same on all ranks.
+class Identity(KeyFile, frozen=True, kw_only=True):
+    """Made by rank 0, which writes it into a file for the other ranks; the same on all of them.
 
     `study` is the same in all incarnations. `server_keys` are those of the server's sockets, `operator_keys` those in
     the run's operator.json, and `attaching_keys` those in the study's own connection file, for simulations that nobody
@@ -27,9 +20,9 @@ class Identity:
     study: str
     incarnation: int
     started: str
-    server_keys: KeyPair = field(repr=False)
-    operator_keys: KeyPair = field(repr=False)
-    attaching_keys: KeyPair | None = field(repr=False)
+    server_keys: KeyPair
+    operator_keys: KeyPair
+    attaching_keys: KeyPair | None
 
     @classmethod
     def make(cls, output_dir: Path, *, incarnation: int, started: str, secure: bool) -> Self:
@@ -43,10 +36,6 @@ class Identity:
             attaching_keys=KeyPair.make() if secure else None,
         )
 
-    def write(self, path: Path) -> None:
-        """Write the file for the other ranks, which only its owner may read. Rank 0."""
-        swap_private_file(path, json.dumps(asdict(self)).encode())
-
     @classmethod
     def read(cls, path: Path, incarnation: int) -> Self:
         """Read what rank 0 wrote in this incarnation.
@@ -55,11 +44,8 @@ class Identity:
             ConfigError: this node does not see the file, or others can have written it or read its keys.
         """
         try:
-            with path.open("rb") as opened:
-                status, text = os.fstat(opened.fileno()), opened.read()
-            require_trusted(status, path, holds_key=True)
-            identity = typed(cls, codec.parse(text))
-        except (OSError, MalformedMessage, TypeError) as error:
+            identity = cls.read_trusted(path)
+        except (OSError, MalformedMessage) as error:
             raise ConfigError(_not_shared(path, str(error))) from error
         if identity.incarnation != incarnation:
             raise ConfigError(_not_shared(path, f"it is of start {identity.incarnation}, not {incarnation}"))

@@ -5,6 +5,8 @@ import resource
 import sys
 from dataclasses import replace
 
+import msgspec
+
 from stream_server.errors import EXIT_SAVED, ModelNotWritten, NotBalanced, StaleIncarnation, TooManyFailures
 from stream_server.failpoints import failpoint
 from stream_server.messages.simulation_phase import SimulationPhase
@@ -51,10 +53,10 @@ def close(study: StudyRank, outcome: Outcome) -> int:
         The exit code: that of `outcome`, unless the account of a study that ended well does not balance.
     """
     study.ranks.abandon_calls()
-    gathered = study.ranks.gather(_report_of(study).to_json())
+    gathered = study.ranks.gather(msgspec.to_builtins(_report_of(study), str_keys=True))
     exit_code = 0
     if gathered is not None:
-        exit_code = write_and_show(study, outcome, [RankReport.from_json(part) for part in gathered])
+        exit_code = write_and_show(study, outcome, msgspec.convert(gathered, list[RankReport], str_keys=True))
     return int(study.ranks.broadcast(exit_code))
 
 

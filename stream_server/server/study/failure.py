@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import msgspec
+
 import stream_server
 from stream_server.errors import (
     InternalError,
@@ -24,8 +26,7 @@ from stream_server.errors import (
 from stream_server.machine.refusals import refusal
 from stream_server.server.ranks.communicator import Ranks
 from stream_server.server.training.control_round import offer_failure
-from stream_server.storage.disk import exists, read_text, replace_file
-from stream_server.storage.typed import typed
+from stream_server.storage.disk import exists, read_file, replace_file
 
 _OURS = Path(stream_server.__file__).parent
 _STANDARD = tuple(Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib"))
@@ -82,8 +83,8 @@ class Failure:
     def read(cls, output_dir: Path) -> "Failure | None":
         """The first failure of a run, if there was one."""
         try:
-            return typed(cls, json.loads(read_text(output_dir / "exit.json")))
-        except (OSError, ValueError, TypeError, RecursionError):
+            return msgspec.json.decode(read_file(output_dir / "exit.json"), type=cls)
+        except (OSError, ValueError, RecursionError):
             return None
 
 

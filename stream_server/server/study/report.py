@@ -42,19 +42,6 @@ class RankReport:
     memory_bytes: Mapping[str, int] = field(default_factory=dict)
     warnings: Sequence[str] = ()
 
-    def to_json(self) -> dict[str, Any]:
-        """Plain values for rank 0."""
-        return {
-            "account": self.account.to_json(),
-            "phases_s": dict(self.phases_s),
-            "memory_bytes": dict(self.memory_bytes),
-            "warnings": list(self.warnings),
-        }
-
-    @classmethod
-    def from_json(cls, plain: Mapping[str, Any]) -> "RankReport":
-        return cls(**{**plain, "account": RankAccount.from_json(plain["account"])})
-
 
 def build_report(outcome: Outcome, study: StudyRank, ranks: Sequence[RankReport]) -> dict[str, Any]:
     """The whole of report.json. Without `ranks`, which did not come together at the end, it has no account.

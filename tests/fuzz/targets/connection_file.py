@@ -1,8 +1,9 @@
 """A connection file: one that is written alike again, can be said in messages and renewed, or `ConfigError`."""
 
 import contextlib
-import dataclasses
 import math
+
+from msgspec.structs import replace
 
 from stream_server.errors import ConfigError
 from stream_server.launcher.simulations.attempts import Attempts
@@ -37,12 +38,12 @@ def run(data: bytes) -> None:
     try:
         file = ConnectionFile.read(FILE)
     except ConfigError:
-        with contextlib.suppress(ValueError):
+        with contextlib.suppress(ConfigError):
             _renew()
         return
     _use(file)
     _renew()
-    assert ConnectionFile.read(FILE).incarnation == NEXT["incarnation"], "it was renewed to something else"
+    assert ConnectionFile.read(FILE).incarnation == NEXT.incarnation, "it was renewed to something else"
 
 
 def _renew() -> None:
@@ -59,7 +60,7 @@ def _use(file: ConnectionFile) -> None:
         text.encode()
 
 
-NEXT = {**dataclasses.asdict(EXAMPLES[1]), "incarnation": 4}
+NEXT = replace(EXAMPLES[1], incarnation=4)
 FILE.parent.mkdir(parents=True)
 
 

@@ -45,7 +45,7 @@ class Server:
         self.mesh = mesh
         self.meshes: dict[int, list[float]] = {}
         shared = () if mesh is None else (mesh,)
-        num_ranks, routing = 1 + script.one_of(2), Routing(script.one_of(2))
+        num_ranks, routing = 1 + script.one_of(2), list(Routing)[script.one_of(2)]
         self.drawn: set[tuple[int, int]] = set()
         self.withdrawn: set[int] = set()
         self.buffer = Buffer(

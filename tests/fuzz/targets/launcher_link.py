@@ -7,6 +7,7 @@ from stream_server.errors import MalformedMessage
 from stream_server.messages import launcher_link, operator
 from stream_server.messages.launcher_link import ToLauncher, ToServer
 from tests.fuzz.target import Target
+from tests.support.connections import NOWHERE
 
 Known = ToLauncher | ToServer | operator.Question | operator.Answer
 
@@ -16,7 +17,7 @@ MESSAGES: tuple[Known, ...] = (
         study="s",
         incarnation=1,
         output_dir="/tmp/o",
-        connection={"study": "s", "security": None},
+        connection=NOWHERE,
         simulations=(
             launcher_link.Planned(simulation=0, parameters={"x": 1.0}),
             launcher_link.Planned(simulation=1, parameters={}),

@@ -6,12 +6,12 @@ import math
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stream_server.messages.connection import ConnectionFile, Security
-from stream_server.storage.typed import typed
 from tests.native.unit.probe import Probe, text, word, words
 from tests.support.examples import examples
 
@@ -77,7 +77,7 @@ def test_a_file_on_disk_is_read(probe: Probe, tmp_path: Path) -> None:
 
 
 def test_what_is_not_given_has_the_defaults_of_python(probe: Probe) -> None:
-    assert probe.ask("parse", json.dumps(LEAST)) == said(typed(ConnectionFile, LEAST))
+    assert probe.ask("parse", json.dumps(LEAST)) == said(ConnectionFile(**LEAST))
 
 
 def test_a_file_that_is_not_there_is_named(probe: Probe, tmp_path: Path) -> None:
@@ -206,4 +206,4 @@ def test_a_damaged_file_is_refused_or_read_as_in_python(
     source = "".join(damaged)
     answer = probe.ask("parse", source)
     if answer[0] == "file":
-        assert answer == said(typed(ConnectionFile, json.loads(source)))
+        assert answer == said(msgspec.json.decode(source, type=ConnectionFile))

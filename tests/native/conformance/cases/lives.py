@@ -156,6 +156,7 @@ LIVES = (
     Case(
         name="connection_file_types",
         about="Connection files with values of wrong types.",
+        own_words=True,
         files={
             f"{i}.json": FILE.replace(right, wrong).format("")
             for i, (right, wrong) in enumerate(
