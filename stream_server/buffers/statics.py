@@ -54,9 +54,13 @@ class FrozenStatics:
             if name in self.ragged
         }
 
-    def rows(self, name: str, rows: range) -> npt.NDArray[Any]:
-        """The values of one field in some rows; of a ragged one they are an array of arrays."""
-        some = [arrays[name] for arrays in self.arrays[rows.start : rows.stop]]
+    def state(self) -> dict[str, npt.NDArray[Any]]:
+        """Everything but the values of the fields."""
+        return {"simulations": np.array(self.simulations, np.int64), "observed": np.array(self.observed, bool)}
+
+    def rows(self, name: str, start: int, stop: int) -> npt.NDArray[Any]:
+        """The values of one field in rows `start` to `stop`; of a ragged one they are an array of arrays."""
+        some = [arrays[name] for arrays in self.arrays[start:stop]]
         return array_of(some) if name in self.ragged else np.stack(some)
 
 

@@ -89,14 +89,14 @@ class SampleLayout:
         return (range(start, min(start + size, self.num_rows)) for start in range(0, self.num_rows, size))
 
 
-def write_rows(file: Writable, layout: SampleLayout, rows: Callable[[str, range], NDArray[Any]]) -> Iterator[range]:
-    """Write what `rows(field, rows of a chunk)` gives, and yield the rows of every chunk once they are written.
+def write_rows(file: Writable, layout: SampleLayout, rows: Callable[[str, int, int], NDArray[Any]]) -> Iterator[range]:
+    """Write what `rows(field, start, stop)` gives, and yield the rows of every chunk once they are written.
 
     Of a ragged field these are arrays, of the layout's lengths.
     """
     for chunk in layout.chunks():
         for name, dtype, shape in layout.fields:
-            values = rows(name, chunk)
+            values = rows(name, chunk.start, chunk.stop)
             if name in layout.lengths:
                 assert [len(it) for it in values] == layout.lengths[name][chunk.start : chunk.stop].tolist()
                 values = np.concatenate([np.zeros((0, *shape[1:]), dtype), *values])

@@ -197,4 +197,4 @@ def test_a_held_out_simulation_of_two_trajectories_is_noticed(moved: float) -> N
     assert known(intake, client) == [0, 1, 2]
     send(intake, client, range(3, NUM), moved)
     assert [bool(share.differs) for share in intake.changes()] == [bool(moved)]
-    assert len(store.rows()) == NUM
+    assert len(store.freeze()) == NUM

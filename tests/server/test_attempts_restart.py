@@ -264,10 +264,10 @@ def test_a_simulation_of_which_all_had_come_before_the_ranks_agreed_on_its_end_f
     send(intake, client := opened(intake, opening(block(), simulation=simulation)), data(client, 0, num_steps=2))
     intake, told, news = restarted(intake, finished=[simulation])
     assert told.finished == news == [simulation]
-    assert intake.settlement.validation.rows().complete == ((0,) if simulation == 0 else ())
+    assert intake.settlement.validation.freeze().complete == ((0,) if simulation == 0 else ())
     intake, told, news = restarted(intake, finished=[simulation])
     assert told.finished == news == []
-    assert intake.settlement.validation.rows().complete == ((0,) if simulation == 0 else ())
+    assert intake.settlement.validation.freeze().complete == ((0,) if simulation == 0 else ())
 
 
 def test_an_end_that_a_rank_heard_of_is_not_told_again_after_a_restart() -> None:
@@ -286,11 +286,11 @@ def test_an_end_that_only_a_later_part_of_the_checkpoint_knows_of_comes_again_or
     given_up, told, news = restarted(intake, finished=[])
     given_up.end_simulation(0, "given_up")
     assert told.finished == news == []
-    assert given_up.settlement.validation.rows().complete == ()
+    assert given_up.settlement.validation.freeze().complete == ()
     again, told, _ = restarted(given_up, finished=[])
     again.end_simulation(0, "finished")
     assert told.finished == [0]
-    assert again.settlement.validation.rows().complete == (0,)
+    assert again.settlement.validation.freeze().complete == (0,)
 
 
 def test_the_types_of_fields_are_those_of_the_first_simulation_for_ever() -> None:

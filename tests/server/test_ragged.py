@@ -240,7 +240,7 @@ def test_rows_in_a_file_take_no_more_bytes_than_they_have(tmp_path: Path) -> Non
     layout = SampleLayout(num_rows=4, fields=(("x", "<f8", (9, 3)), ("e", "<f4", ())), lengths={"x": lengths})
     fields = {"x": of_rows, "e": np.arange(4, dtype=np.float32)}
     with (tmp_path / "rows").open("wb") as file:
-        for _ in write_rows(file, layout, lambda name, some: fields[name][some.start : some.stop]):
+        for _ in write_rows(file, layout, lambda name, start, stop: fields[name][start:stop]):
             pass
     assert (tmp_path / "rows").stat().st_size == 14 * 3 * 8 + 4 * 4
     [(some, values)] = read_rows(tmp_path / "rows", SampleLayout.from_plain(layout.to_plain()))

@@ -210,7 +210,7 @@ def keys_in(saved: SavedReception) -> tuple[list[Key], list[Key], set[Key]]:
         state = taken.buffer.state()
         in_buffers += zip(state["simulation_ids"].tolist(), state["time_steps"].tolist(), strict=True)
         rows = taken.validation
-        held_out += [(i, row.time_step) for i, row in zip(rows.simulation_ids, rows.rows, strict=True)]
+        held_out += [(i, row.time_step) for i, row in zip(rows.simulation_ids, rows.steps, strict=True)]
         for simulation, marks in saved_entries(taken.state["intake"]["ledger"]):
             settled = np.unpackbits(np.frombuffer(marks.settled, np.uint8), bitorder="little")
             accepted |= {(simulation, index) for index in np.flatnonzero(settled).tolist()}

@@ -44,8 +44,8 @@ def samples(rank: SavedStudyRank) -> list[Key]:
 
 
 def held_out(rank: SavedStudyRank) -> list[Key]:
-    rows = rank.store.rows()
-    return [(simulation, row.time_step) for simulation, row in zip(rows.simulation_ids, rows.rows, strict=True)]
+    rows = rank.store.freeze()
+    return [(simulation, row.time_step) for simulation, row in zip(rows.simulation_ids, rows.steps, strict=True)]
 
 
 def assert_has_its_values(rank: SavedStudyRank) -> None:
@@ -53,7 +53,7 @@ def assert_has_its_values(rank: SavedStudyRank) -> None:
     slots = [*rank.policy.slots().tolist(), *rank.buffer._backlog]
     for slot, key in zip(slots, rank.keys(slots), strict=True):
         np.testing.assert_array_equal(arrays["u"][slot], value(key))
-    for key, row in zip(held_out(rank), rank.store.rows().rows, strict=True):
+    for key, row in zip(held_out(rank), rank.store.freeze().steps, strict=True):
         np.testing.assert_array_equal(row.fields["u"], value(key))
 
 

@@ -37,7 +37,7 @@ def layout_of(arrays: Mapping[str, NDArray[Any]], num: int) -> SampleLayout:
 def write(path: Path, arrays: Mapping[str, NDArray[Any]], num: int) -> tuple[SampleLayout, list[range]]:
     layout = layout_of(arrays, num)
     with path.open("wb") as file:
-        chunks = [*write_rows(file, layout, lambda name, rows: arrays[name][rows.start : rows.stop])]
+        chunks = [*write_rows(file, layout, lambda name, start, stop: arrays[name][start:stop])]
     return layout, chunks
 
 
@@ -71,7 +71,7 @@ def test_rows_come_back_as_they_were_whatever_their_number(num: int, tmp_path: P
 def test_a_chunk_is_told_only_when_all_of_its_rows_are_written() -> None:
     arrays, file = rows_of(7), io.BytesIO()
     layout = layout_of(arrays, 7)
-    for chunk in write_rows(file, layout, lambda name, rows: arrays[name][rows.start : rows.stop]):
+    for chunk in write_rows(file, layout, lambda name, start, stop: arrays[name][start:stop]):
         assert file.tell() == 45 * chunk.stop
 
 
@@ -86,7 +86,7 @@ def test_rows_larger_than_a_chunk_come_one_by_one(tmp_path: Path, monkeypatch: p
 def test_rows_of_another_byte_order_are_written_as_the_layout_says(tmp_path: Path) -> None:
     layout = SampleLayout(num_rows=2, fields=(("x", "<f8", ()),))
     with (tmp_path / "rows").open("wb") as file:
-        [*write_rows(file, layout, lambda name, rows: np.array([1.0, 2.0], ">f8"))]
+        [*write_rows(file, layout, lambda name, start, stop: np.array([1.0, 2.0], ">f8"))]
     assert (tmp_path / "rows").read_bytes() == np.array([1.0, 2.0], "<f8").tobytes()
 
 

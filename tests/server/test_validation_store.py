@@ -53,14 +53,14 @@ def test_rows_that_were_saved_are_those_of_that_moment() -> None:
     add(store, 0, 0)
     add(store, 1, 0)
     store.complete(0)
-    rows = store.rows()
+    rows = store.freeze()
     store.stacked()
     add(store, 0, 1)
     store.complete(1)
     store.withdraw(0)
     assert len(rows) == 2
     assert (rows.simulation_ids, rows.complete) == ((0, 1), (0,))
-    np.testing.assert_array_equal(rows.values("u", range(2)), [[0, 0, 0], [10, 10, 10]])
+    np.testing.assert_array_equal(rows.rows("u", 0, 2), [[0, 0, 0], [10, 10, 10]])
 
 
 def test_a_store_that_was_taken_back_goes_on_as_it_was() -> None:
@@ -68,8 +68,8 @@ def test_a_store_that_was_taken_back_goes_on_as_it_was() -> None:
     for simulation, step, present in ((0, 1, True), (2, 0, False), (0, 0, True)):
         add(store, simulation, step, present=present)
     store.complete(2)
-    rows = store.rows()
-    other.load(from_bytes(to_bytes(rows.state())), {"u": rows.values("u", range(3))})
+    rows = store.freeze()
+    other.load(from_bytes(to_bytes(rows.state())), {"u": rows.rows("u", 0, 3)})
     for it in (store, other):
         add(it, 0, 2)
         it.complete(0)
@@ -82,8 +82,8 @@ def test_a_store_that_was_taken_back_goes_on_as_it_was() -> None:
 
 
 def test_a_store_without_a_row_can_be_taken_back() -> None:
-    rows = ValidationStore(1).rows()
+    rows = ValidationStore(1).freeze()
     other = ValidationStore(1)
     other.load(from_bytes(to_bytes(rows.state())), {})
-    assert rows.layout.num_rows == 0
+    assert len(rows) == 0
     assert other.stacked() is None

@@ -106,7 +106,7 @@ class SavedStudyRank:
         """A snapshot as a source takes it."""
         return ReceptionSnapshot(
             buffer=self.buffer.freeze(),
-            validation=self.store.rows(),
+            validation=self.store.freeze(),
             state={
                 "intake": self.intake.state_dict(),
                 "parameters": self.parameters.state_dict(),

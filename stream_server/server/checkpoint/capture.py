@@ -7,17 +7,16 @@ from datetime import UTC, datetime
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
-from stream_server.buffers import Buffer
+from stream_server.buffers import Buffer, Frozen
 from stream_server.config import StudyConfig
 from stream_server.server.checkpoint.folder import (
-    HELD_OUT,
     RANK,
-    SAMPLES,
-    STATICS,
+    ROWS,
     STUDY,
     Manifest,
     rank_folder,
@@ -38,6 +37,31 @@ from stream_server.storage.folders import PendingFile
 from stream_server.storage.plain_state import write_state
 from stream_server.storage.sample_file import SampleLayout, write_rows
 from stream_server.user_code import digest_of
+
+
+class FrozenRows(Protocol):
+    """Rows of samples at one moment, whose values are written to a file of their own."""
+
+    def __len__(self) -> int: ...
+
+    @property
+    def fields(self) -> dict[str, tuple[np.dtype[Any], tuple[int, ...]]]:
+        """Type and shape of one row of each field, of a ragged one the largest."""
+        ...
+
+    @property
+    def lengths(self) -> dict[str, NDArray[np.int64]]:
+        """The lengths of each ragged field in all rows."""
+        ...
+
+    def rows(self, name: str, start: int, stop: int) -> NDArray[Any]:
+        """The values of one field in rows `start` to `stop`."""
+        ...
+
+    def state(self) -> dict[str, Any]:
+        """Everything but the values."""
+        ...
+
 
 PACKAGES = ("stream-server", "numpy", "pyzmq", "mpi4py", "torch")
 
@@ -90,8 +114,11 @@ class StudyCapture:
         self.step.compare_saved()
         taken = self._taken = self.source.snapshot()
         self._batches = self.progress.batches
-        rows = [self._samples(taken), self._held_out(taken), *self._statics(taken)]
-        return [*rows, self._rank(taken), *self._shared(taken)]
+        rows: dict[str, FrozenRows] = {"buffer": taken.buffer, "held_out": taken.validation}
+        if self.buffer.slots.statics.shapes:
+            rows["statics"] = taken.buffer.statics
+        files = [self._rows(name, rows[name]) for name in rows]
+        return [*files, self._rank(taken, rows), *self._shared(taken)]
 
     def manifest(self, checkpoint: int, files: Mapping[str, FileRecord]) -> Manifest:
         return Manifest(
@@ -116,37 +143,19 @@ class StudyCapture:
     def _folder(self) -> str:
         return rank_folder(self.ranks.rank)
 
-    def _samples(self, taken: ReceptionSnapshot) -> PendingFile:
-        frozen, buffer = taken.buffer, self.buffer
+    def _rows(self, name: str, frozen: FrozenRows) -> PendingFile:
+        path, buffer = f"{self._folder}/{ROWS[name]}", self.buffer
 
         def write(file: ChecksumFile) -> None:
-            layout = _layout_of_samples(taken)
-            for chunk in write_rows(file, layout, lambda name, rows: frozen.rows(name, rows.start, rows.stop)):
-                buffer.thaw(frozen, chunk.start, chunk.stop)
+            for chunk in write_rows(file, _layout(frozen), frozen.rows):
+                if isinstance(frozen, Frozen):
+                    buffer.thaw(frozen, chunk.start, chunk.stop)
 
-        return PendingFile(path=f"{self._folder}/{SAMPLES}", write=write, release=lambda: buffer.thaw_all(frozen))
+        if isinstance(frozen, Frozen):
+            return PendingFile(path=path, write=write, release=lambda: buffer.thaw_all(frozen))
+        return PendingFile(path=path, write=write)
 
-    def _held_out(self, taken: ReceptionSnapshot) -> PendingFile:
-        held_out = taken.validation
-
-        def write(file: ChecksumFile) -> None:
-            for _ in write_rows(file, held_out.layout, held_out.values):
-                pass
-
-        return PendingFile(path=f"{self._folder}/{HELD_OUT}", write=write)
-
-    def _statics(self, taken: ReceptionSnapshot) -> list[PendingFile]:
-        if not self.buffer.slots.statics.shapes:
-            return []
-        statics = taken.buffer.statics
-
-        def write(file: ChecksumFile) -> None:
-            for _ in write_rows(file, _layout_of_statics(taken), statics.rows):
-                pass
-
-        return [PendingFile(path=f"{self._folder}/{STATICS}", write=write)]
-
-    def _rank(self, taken: ReceptionSnapshot) -> PendingFile:
+    def _rank(self, taken: ReceptionSnapshot, rows: Mapping[str, FrozenRows]) -> PendingFile:
         state = {
             "num_drawn": self.stream.num_drawn,
             "num_dropped": self.stream.num_dropped,
@@ -159,20 +168,9 @@ class StudyCapture:
         }
 
         def write(file: ChecksumFile) -> None:
-            buffer, held_out, statics = taken.buffer, taken.validation, taken.buffer.statics
-            more = {
-                "buffer": buffer.state(),
-                "samples": _layout_of_samples(taken).to_plain(),
-                "held_out": held_out.state(),
-                "held_out_samples": held_out.layout.to_plain(),
-                "statics": {
-                    "simulations": np.array(statics.simulations, np.int64),
-                    "observed": np.array(statics.observed, bool),
-                },
-                "static_fields": _layout_of_statics(taken).to_plain(),
-            }
+            of_rows = {name: {**it.state(), "layout": _layout(it).to_plain()} for name, it in rows.items()}
             reception = {**taken.state, "record": taken.sync_record()}
-            write_state(file, {**state, **more, "reception": reception})
+            write_state(file, {**state, **of_rows, "reception": reception})
 
         return PendingFile(path=f"{self._folder}/{RANK}", write=write)
 
@@ -193,20 +191,9 @@ class StudyCapture:
         ]
 
 
-def _layout_of_samples(taken: ReceptionSnapshot) -> SampleLayout:
-    frozen = taken.buffer
-    return SampleLayout(num_rows=len(frozen), fields=_described(frozen.fields), lengths=frozen.lengths)
-
-
-def _layout_of_statics(taken: ReceptionSnapshot) -> SampleLayout:
-    statics = taken.buffer.statics
-    return SampleLayout(num_rows=len(statics), fields=_described(statics.fields), lengths=statics.lengths)
-
-
-def _described(
-    fields: Mapping[str, tuple[np.dtype[Any], tuple[int, ...]]],
-) -> tuple[tuple[str, str, tuple[int, ...]], ...]:
-    return tuple((name, dtype.str, shape) for name, (dtype, shape) in fields.items())
+def _layout(frozen: FrozenRows) -> SampleLayout:
+    fields = tuple((name, dtype.str, shape) for name, (dtype, shape) in frozen.fields.items())
+    return SampleLayout(num_rows=len(frozen), fields=fields, lengths=frozen.lengths)
 
 
 @cache

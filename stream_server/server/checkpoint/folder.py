@@ -35,8 +35,8 @@ CALLBACKS = "model/callbacks.state"
 MILESTONE_FILE = "milestone.txt"
 RANK = "rank.state"
 SAMPLES = "samples.rows"
-HELD_OUT = "held-out.rows"
-STATICS = "static-fields.rows"
+# By their names in the state of the rank.
+ROWS = {"buffer": SAMPLES, "held_out": "held-out.rows", "statics": "static-fields.rows"}
 
 REASON_FILE = "reason.txt"
 

@@ -19,7 +19,7 @@ from stream_server.buffers.window_buffer import num_windows_waiting
 from stream_server.buffers.windows import WINDOWS
 from stream_server.messages.routing import Dealing
 from stream_server.ragged import copied
-from stream_server.server.checkpoint.folder import HELD_OUT, RANK, SAMPLES, STATICS, rank_folder
+from stream_server.server.checkpoint.folder import RANK, ROWS, rank_folder
 from stream_server.server.intake.parameters import SimulationParameters
 from stream_server.server.intake.saved_ledger import redealt, saved_entries
 from stream_server.server.intake.source import REPLAY
@@ -42,35 +42,38 @@ class SavedRank:
         state: dict[str, Any] = read_state(self.folder / RANK)
         return state
 
-    def samples(self) -> Iterator[tuple[range, Arrays]]:
-        """The rows of the buffer, chunk by chunk."""
-        return read_rows(self.folder / SAMPLES, SampleLayout.from_plain(self.state["samples"]))
+    def rows(self, name: str) -> Iterator[tuple[range, Arrays]]:
+        """The rows of the buffer, the held-out ones or the static fields, chunk by chunk."""
+        return read_rows(self.folder / ROWS[name], self._layout(name))
 
     def held_out(self) -> Arrays:
         """All rows of the validation store."""
-        layout = SampleLayout.from_plain(self.state["held_out_samples"])
+        layout = self._layout("held_out")
         arrays: Arrays = {
             name: np.empty(layout.num_rows, object)
             if name in layout.lengths
             else np.empty((layout.num_rows, *shape), dtype)
             for name, dtype, shape in layout.fields
         }
-        for rows, values in read_rows(self.folder / HELD_OUT, layout):
+        for rows, values in self.rows("held_out"):
             for name, array in arrays.items():
                 array[rows.start : rows.stop] = copied(values[name]) if name in layout.lengths else values[name]
         return arrays
 
     def into_statics(self, statics: StaticFields, simulations: Collection[int] | None) -> None:
         """Load the static fields of these simulations, or of all."""
-        if not statics.shapes:
+        saved = self.state.get("statics")
+        if saved is None:
             return
-        saved = self.state["statics"]
-        for rows, values in read_rows(self.folder / STATICS, SampleLayout.from_plain(self.state["static_fields"])):
+        for rows, values in self.rows("statics"):
             for place, row in enumerate(rows):
                 simulation = int(saved["simulations"][row])
                 if simulations is None or simulation in simulations:
                     arrays = {name: array[place].copy() for name, array in values.items()}
                     statics.put(simulation, arrays, observed=bool(saved["observed"][row]))
+
+    def _layout(self, name: str) -> SampleLayout:
+        return SampleLayout.from_plain(self.state[name]["layout"])
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -108,7 +111,7 @@ class RankRestore:
     def into_buffer(self, buffer: Buffer) -> None:
         """Fill a new buffer, whose types are known unless nothing was ever received."""
         for rank, part in enumerate(self.parts):
-            for rows, values in part.samples():
+            for rows, values in part.rows("buffer"):
                 here, there = self._places(rank, rows)
                 for name in buffer.slots.arrays:
                     buffer.slots.set_values(name, there, values[name] if self.is_own else values[name][here])

@@ -9,7 +9,6 @@ import numpy as np
 import numpy.typing as npt
 
 from stream_server.ragged import array_of, row_of
-from stream_server.storage.sample_file import SampleLayout
 
 Arrays = dict[str, npt.NDArray[Any]]
 
@@ -42,42 +41,44 @@ class HeldOutRows:
     """All rows of a store at one moment, the incomplete simulations' too; they never change."""
 
     simulation_ids: tuple[int, ...]
-    rows: tuple[_Row, ...]
+    steps: tuple[_Row, ...]
     complete: tuple[int, ...]
     ragged: frozenset[str] = frozenset()
 
     def __len__(self) -> int:
-        return len(self.rows)
+        return len(self.steps)
 
     def state(self) -> dict[str, Any]:
         """Everything but the fields' values, as plain containers and arrays."""
-        names = self.rows[0].fields if self.rows else ()
+        names = self.steps[0].fields if self.steps else ()
         return {
             "simulation_ids": np.array(self.simulation_ids, np.int64),
-            "time_steps": np.array([row.time_step for row in self.rows], np.int64),
-            "present": {name: np.array([row.present[name] for row in self.rows], bool) for name in names},
+            "time_steps": np.array([row.time_step for row in self.steps], np.int64),
+            "present": {name: np.array([row.present[name] for row in self.steps], bool) for name in names},
             "complete": list(self.complete),
         }
 
     @property
-    def layout(self) -> SampleLayout:
-        """How the rows lie in a file."""
-        first = self.rows[0].fields if self.rows else {}
-        lengths = {
-            name: np.array([len(row.fields[name]) for row in self.rows], np.int64)
-            for name in first
-            if name in self.ragged
-        }
-        shapes = {
-            name: (max(1, int(lengths[name].max())), *array.shape[1:]) if name in lengths else array.shape
+    def fields(self) -> dict[str, tuple[np.dtype[Any], tuple[int, ...]]]:
+        """Type and shape of one row of each field, of a ragged one the largest; empty while there is no row."""
+        first, lengths = self.steps[0].fields if self.steps else {}, self.lengths
+        return {
+            name: (
+                array.dtype,
+                (max(1, int(lengths[name].max())), *array.shape[1:]) if name in lengths else array.shape,
+            )
             for name, array in first.items()
         }
-        fields = tuple((name, array.dtype.str, shapes[name]) for name, array in first.items())
-        return SampleLayout(num_rows=len(self.rows), fields=fields, lengths=lengths)
 
-    def values(self, name: str, rows: range) -> npt.NDArray[Any]:
-        """The values of one field in some rows."""
-        return _stacked([row.fields[name] for row in self.rows[rows.start : rows.stop]], ragged=name in self.ragged)
+    @property
+    def lengths(self) -> dict[str, npt.NDArray[np.int64]]:
+        """The lengths of each ragged field in all rows."""
+        names = self.ragged.intersection(self.steps[0].fields) if self.steps else ()
+        return {name: np.array([len(row.fields[name]) for row in self.steps], np.int64) for name in names}
+
+    def rows(self, name: str, start: int, stop: int) -> npt.NDArray[Any]:
+        """The values of one field in rows `start` to `stop`."""
+        return _stacked([row.fields[name] for row in self.steps[start:stop]], ragged=name in self.ragged)
 
 
 class ValidationStore:
@@ -134,12 +135,12 @@ class ValidationStore:
             self._complete.discard(simulation)
             self._stacked = None
 
-    def rows(self) -> HeldOutRows:
+    def freeze(self) -> HeldOutRows:
         """All rows as they are now. The receiver must be between two turns."""
         with self._lock:
             return HeldOutRows(
                 simulation_ids=tuple(simulation for simulation, rows in self._rows.items() for _ in rows),
-                rows=tuple(row for rows in self._rows.values() for row in rows),
+                steps=tuple(row for rows in self._rows.values() for row in rows),
                 complete=tuple(sorted(self._complete)),
                 ragged=self.ragged,
             )

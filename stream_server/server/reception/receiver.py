@@ -170,7 +170,7 @@ class Receiver:
             sync = None if recorder is None else partial(recorder.sync, recorder.position())
             return ReceptionSnapshot(
                 buffer=self.buffer.freeze(),
-                validation=self.intake.settlement.validation.rows(),
+                validation=self.intake.settlement.validation.freeze(),
                 state={
                     "intake": self.intake.state_dict(),
                     "parameters": self.dispatcher.parameters.state_dict(),

@@ -217,7 +217,7 @@ class ReplaySource:
 
     def snapshot(self) -> ReceptionSnapshot:
         """Freeze the buffer and save the position in the record; what is held out is read again after a restart."""
-        held_out = ValidationStore(0).rows()
+        held_out = ValidationStore(0).freeze()
         state = self.state_dict()
         return ReceptionSnapshot(buffer=self.buffer.freeze(), validation=held_out, state=state)
 

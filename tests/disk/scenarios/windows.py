@@ -135,7 +135,7 @@ class WindowRank:
 
     def parts(self) -> list[PendingFile]:
         """The files of this rank in a checkpoint."""
-        taken = ReceptionSnapshot(buffer=self.buffer.freeze(), validation=ValidationStore(0).rows(), state={})
+        taken = ReceptionSnapshot(buffer=self.buffer.freeze(), validation=ValidationStore(0).freeze(), state={})
         return parts_of_rank(taken, self.buffer, rank=0, num_ranks=1, num_drawn=0)
 
     def go_on(self, store: Path, good: Good, incarnation: int, tell: Tell) -> Good:

@@ -289,7 +289,7 @@ def test_the_study_says_what_is_held_out(folder: StudyFolder) -> None:
     path = record(recorded_as, KEYS)
     player = Player(replayed_as, path)
     with player.source:
-        assert len(player.source.validation_store.rows().complete) == 3
+        assert len(player.source.validation_store.freeze().complete) == 3
         assert flat(list(player.batches())) == [key for key in KEYS if key[0] >= 3]
 
 
@@ -302,7 +302,7 @@ def test_a_withdrawn_simulation_is_left_out_and_an_unfinished_one_is_not_validat
         it.withdraw(5)
     player = Player(config, it.folder)
     with player.source:
-        assert len(player.source.validation_store.rows().complete) == 1
+        assert len(player.source.validation_store.freeze().complete) == 1
         assert flat(list(player.batches())) == [key for key in TRAINED if key[0] != 5]
         assert player.source.account is not None
         assert player.source.account.withdrawn == 12
@@ -342,7 +342,7 @@ def test_a_held_out_simulation_is_validated_if_all_ranks_say_that_it_is_whole(
             list(player.batches())
             events = player.source.events()
             finished = [event.simulation for event in events if isinstance(event, mailbox.SimulationFinished)]
-            return len(player.source.validation_store.rows().complete), finished, player.source.warnings
+            return len(player.source.validation_store.freeze().complete), finished, player.source.warnings
 
     found, ends, warnings = zip(*on_ranks(num_ranks, play), strict=True)
     assert list(found) == [complete] * num_ranks
