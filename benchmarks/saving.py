@@ -142,10 +142,10 @@ class Saving:
             server=server,
             step=self._step,
             progress=self._progress,
-            phases=phases,
             callbacks=Callbacks(None),
             threads=[1],
             wall_s=lambda: 0.0,
+            parts={"stream": stream},
         )
         checkpoints = CheckpointFolder(self.folder, keep=NUM_KEPT)
         saver = stack.enter_context(Saver(checkpoints, incarnation=INCARNATION, rank=0))

@@ -235,12 +235,3 @@ class WindowBuffer(Buffer):
     def _retired(self, state: State) -> SlotArray:
         windows = np.asarray(state[WINDOWS]["windows"], np.intp)[:, 0]
         return windows[~np.isin(windows, [*self.policy.slots(), *self._made])]
-
-
-def num_windows_waiting(state: State, shape: WindowShape) -> int:
-    """How many windows of a saved buffer wait for room, or are of steps that wait."""
-    saved, ids, labels = state[WINDOWS], state["simulation_ids"], state["time_steps"]
-    windows = Windows(shape, len(ids), most_kept=len(ids))
-    windows.load_state_dict(saved, np.asarray(saved["windows"], np.intp), ())
-    waiting = np.asarray(state["backlog"])[saved["num_taken"] :].tolist()
-    return len(saved["made"]) + windows.num_made_by((int(ids[row]), int(labels[row]), row) for row in waiting)

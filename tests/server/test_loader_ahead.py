@@ -136,7 +136,7 @@ def test_what_is_ahead_is_saved_as_drawn_and_restored_on_a_stream_that_is_not_ah
     load(other, state, fields)
     other.close()
     with loading(other, plain) as stream:
-        stream.restore(counts)
+        stream.load_state_dict(counts)
         # The first batch was not trained, and is given again.
         rest = [step for batch in stream if batch for step in steps_of(batch)]
         assert rest == [step for step in range(24) if step not in (0, 3)]
@@ -183,7 +183,7 @@ def test_wherever_a_study_is_killed_each_sample_is_trained_or_dropped_once(data:
     load(other, state, fields)
     other.close()
     with loading(other, make, batch_size=5, prefetch=data.draw(num_ahead)) as stream:
-        stream.restore(counts)
+        stream.load_state_dict(counts)
         trained += [step for batch in iter(lambda: next_of(stream), None) for step in batch.keys[1].tolist()]
         assert sorted(trained) == [step for step in range(30) if choices[step] != "drop"]
         assert (stream.num_drawn, stream.num_dropped) == (30, choices.count("drop"))

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from stream_server.config import load
 from stream_server.errors import ConfigError, UserCodeError
 from stream_server.server.ranks.communicator import Ranks, SoloRanks
-from stream_server.server.user.normalization import Normalization
+from stream_server.server.user.normalization import Normalization, Observed
 from stream_server.storage.plain_state import from_bytes, to_bytes
 from tests.support.examples import examples
 from tests.support.thread_ranks import ThreadRanks, on_ranks
@@ -89,12 +89,12 @@ def test_any_split_over_ranks_batches_and_restarts_gives_the_moments_of_all(
         it = normalization(ranks)
         if shared is not None:
             it.load_state_dict(from_bytes(to_bytes(shared)))
-            it.load_rank_states(from_bytes(to_bytes(left))[ranks.rank :: ranks.size])
+            it.observed.load_state_dict(Observed.redealt(from_bytes(to_bytes(left)), ranks.rank, None))
         for batch, comes_together in enumerate(incarnations[incarnation][1]):
             it.observe(*rows(block, cell_of == cells.index((incarnation, batch, ranks.rank))))
             if comes_together:
                 it.sync()
-        return it.state_dict(), it.rank_state(), it
+        return it.state_dict(), it.observed.state_dict(), it
 
     for incarnation, (num_ranks, _) in enumerate(incarnations):
         results = on_ranks(num_ranks, lambda ranks, incarnation=incarnation: run(ranks, incarnation))
@@ -229,7 +229,7 @@ def test_what_was_asked_before_a_restart_is_still_asked_for() -> None:
     before, after = normalization(), normalization()
     before.observe(*samples(3))
     before.freeze()
-    after.load_rank_states([before.rank_state()])
+    after.observed.load_state_dict(before.observed.state_dict())
     after.sync()
     assert (after.frozen, after.num_samples) == (True, 3)
 

@@ -197,7 +197,7 @@ def test_batches_ahead_are_saved_as_drawn_and_restored_in_their_order() -> None:
         num_drawn = stream.num_drawn
         other = restored(buffer)
     with prefetching(other, PerSample(), num=1) as stream:
-        stream.restore({"num_drawn": num_drawn, "num_dropped": 0, "prefetch_s": 0.0})
+        stream.load_state_dict({"num_drawn": num_drawn, "num_dropped": 0, "prefetch_s": 0.0})
         assert [steps_of(drawn(stream)) for _ in range(4)] == [[0, 1], [2, 3], [4, 5], [6, 7]]
         assert stream.num_drawn == 8
     with prefetching(restored(buffer), PerSample(), num=0) as stream:
@@ -352,7 +352,7 @@ class PrefetchMachine(RuleBasedStateMachine):
         self.buffer = self.new_buffer()
         load(self.buffer, state, fields)
         self.begin(num)
-        self.stream.restore(counts)
+        self.stream.load_state_dict(counts)
 
     @invariant()
     def each_was_trained_once_and_in_order(self) -> None:

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from stream_server.buffers import Buffer, Fifo, Firo, Policy, Reservoir, Slots
 from stream_server.messages.client import Routing
-from stream_server.server.checkpoint.restore import finished_simulations
 from stream_server.server.intake.account import Learned, SimulationEnd, close_account
+from stream_server.server.intake.ledger import finished_simulations
 from stream_server.server.replay.record_format import Segment
 from stream_server.server.replay.recorder import begins_and_ends
 from stream_server.storage.plain_state import to_bytes
@@ -82,7 +82,7 @@ def test_a_rank_takes_back_just_what_it_had(make_policy: Callable[[int], Policy]
         assert held_out(rank) == held_out(saved)
         assert rank.account() == saved.account()
         assert to_bytes(rank.parameters.state_dict()) == to_bytes(saved.parameters.state_dict())
-        assert part.state["step"] == {"cpu": rank.rank}
+        assert part.saved[0].state["random"]["framework"] == {"cpu": rank.rank}
         assert_has_its_values(rank)
 
 
@@ -207,7 +207,7 @@ def test_a_rank_on_which_nobody_had_opened_yet_can_be_dealt_out(nothing_on: int,
             assert all(rank.buffer.slots.present["u"][rank.policy.slots()])
 
 
-def test_shares_that_are_whole_are_told_for_each_part_once(tmp_path: Path) -> None:
+def test_shares_are_whole_on_other_ranks_if_they_were_on_all(tmp_path: Path) -> None:
     ranks = busy_ranks(2, POLICIES["fifo"])
     for rank, whole in zip(ranks, ([1, 2], [2, 3]), strict=True):
         for simulation in whole:
@@ -215,10 +215,10 @@ def test_shares_that_are_whole_are_told_for_each_part_once(tmp_path: Path) -> No
             rank.intake.state.ledger[simulation].total = 6
     save_all(ranks, tmp_path)
     for num in (1, 2, 3):
-        restores, _ = restore_all(tmp_path, 2, num, POLICIES["fifo"])
-        told = [part for rank, restore in enumerate(restores) for part in restore.complete(rank)]
-        assert told == [{1: 6, 2: 6}, {2: 6, 3: 6}]
-        assert finished_simulations(told) == {2: 6}
+        _, found = restore_all(tmp_path, 2, num, POLICIES["fifo"])
+        whole = [rank.intake.state.ledger.complete() for rank in found]
+        assert whole == ([{1: 6, 2: 6}, {2: 6, 3: 6}] if num == 2 else [{2: 6}] * num)
+        assert finished_simulations(whole) == {2: 6}
 
 
 @pytest.mark.parametrize(
@@ -272,7 +272,7 @@ def test_the_record_goes_on_where_each_rank_left_it(
     saved: list[dict[int, int | None]] = [{}] * after
     if ranks:
         restores, _ = restore_all(save_all(ranks, tmp_path), len(positions), after, POLICIES["fifo"])
-        saved = [restore.recorded(rank) for rank, restore in enumerate(restores)]
+        saved = [restore.recorded() for restore in restores]
     found = [
         begins_and_ends(record, saved[rank], incarnation=7 if ranks else 0, rank=rank, num_ranks=after)
         for rank in range(after)
@@ -320,5 +320,5 @@ def test_the_account_balances_after_any_number_of_restarts(
 def test_what_ranks_have_observed_since_the_last_sync_comes_to_one_rank(tmp_path: Path) -> None:
     folder = save_all(busy_ranks(3, POLICIES["fifo"]), tmp_path)
     for num, expected in ((2, [3, 0]), (3, [1, 1, 1]), (4, [3, 0, 0, 0])):
-        restores, _ = restore_all(folder, 3, num, POLICIES["fifo"])
-        assert [len(restore.state["normalization"]) for restore in restores] == expected
+        _, found = restore_all(folder, 3, num, POLICIES["fifo"])
+        assert [rank.observed.num_samples for rank in found] == expected

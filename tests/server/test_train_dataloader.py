@@ -430,7 +430,7 @@ def test_what_a_loader_holds_back_is_not_dropped_and_is_restored() -> None:
     load(other, state, fields)
     other.close()
     with loading(other, plain) as stream:
-        stream.restore(counts)
+        stream.load_state_dict(counts)
         rest = [step for batch in all_of(stream) for step in steps_of(batch)]
         assert rest == [0, *range(5, 12)]
         assert (stream.num_drawn, stream.num_dropped) == (12, 0)
@@ -753,7 +753,7 @@ def test_each_sample_is_in_a_batch_dropped_held_back_or_added(data: st.DataObjec
     if ends:
         other.close()
     with loading(other, plain) as stream:
-        stream.restore(counts)
+        stream.load_state_dict(counts)
         trained += [step for batch in iter(lambda: next_of(stream), None) for step in batch.keys[1].tolist()]
         assert len(trained) == len(set(trained))
         assert {step for step in range(24) if choices[step] != "drop"} - set(trained) <= (

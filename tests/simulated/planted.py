@@ -84,7 +84,7 @@ def _forget_the_last_suggestion(enter: Callable[..., SuggestionLog], self: Sugge
     return opened
 
 
-def _forget_losses(load: Callable[..., None], self: SampleScores, states: Any) -> None:
+def _forget_losses(load: Callable[..., None], self: SampleScores, state: Any) -> None:
     pass
 
 
@@ -103,6 +103,6 @@ PLANTED: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "open-windows-lost": partial(_planted, Windows, "load_state_dict", _forget_open_windows),
     "statics-of-one-for-all": partial(_planted, SavedRank, "into_statics", _restore_one_for_all),
     "suggestion-forgotten": partial(_planted, SuggestionLog, "__enter__", _forget_the_last_suggestion),
-    "losses-forgotten": partial(_planted, SampleScores, "load_rank_states", _forget_losses),
+    "losses-forgotten": partial(_planted, SampleScores, "load_state_dict", _forget_losses),
     "ranks-wait-for-each-other": partial(_planted, Session, "_longest_wait_s", _wait_for_ever),
 }

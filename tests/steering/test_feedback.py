@@ -151,12 +151,12 @@ def test_what_no_class_was_told_yet_is_counted_after_a_restart_on_as_many_ranks_
     before = [SampleScores(), SampleScores()]
     before[0].note(batch((7, 0), (8, 0)), outcome(8.0, 4.0))
     before[1].note(batch((7, 1)), outcome(2.0))
-    states = from_bytes(to_bytes([it.rank_state() for it in before]))
+    states = from_bytes(to_bytes([it.state_dict() for it in before]))
 
     def restarted(ranks: Ranks) -> None:
         progress = Progress(1)
         after = feedback(ranks, told, progress)
-        after.scores.load_rank_states(states if num_ranks == 1 else [states[ranks.rank]])
+        after.scores.load_state_dict(SampleScores.redealt(states, ranks.rank, None))
         if ranks.rank == 0:
             after.scores.note(batch((7, 2)), outcome(5.0))
         stepped(progress)

@@ -14,7 +14,6 @@ from stream_server.messages.client import FieldSpec, Message, Routing, TimeSteps
 from stream_server.messages.curve import KeyPair
 from stream_server.messages.routing import Dealing
 from stream_server.server.intake.intake import Intake
-from stream_server.server.intake.saved_ledger import redealt
 from stream_server.server.intake.state import IntakeState
 from stream_server.server.intake.validation_store import ValidationStore
 from stream_server.server.reception.dispatcher import Dispatcher
@@ -208,10 +207,10 @@ class ServerRank:
         )
         if saved:
             states = [from_bytes(to_bytes(it.intake)) for it in saved]
-            state = dict(states[min(rank, len(states) - 1)])
             if len(saved) != num_ranks:
-                state["ledger"] = redealt([it["ledger"] for it in states], rank, Dealing(shape.routing, num_ranks))
-            self.intake.load_state_dict(state)
+                self.intake.load_state_dict(Intake.redealt(states, rank, Dealing(shape.routing, num_ranks)))
+            else:
+                self.intake.load_state_dict(states[rank])
             self.stream.restore_values()
             self.intake.restore_waiting([simulation for simulation, _ in waiting])
 

@@ -23,9 +23,10 @@ from stream_server.messages.connection import ConnectionFile, Security
 from stream_server.messages.curve import KeyPair
 from stream_server.messages.routing import Dealing
 from stream_server.server.checkpoint.folder import STUDY as STUDY_STATE
-from stream_server.server.checkpoint.restore import RankRestore, finished_simulations, restore_rank
+from stream_server.server.checkpoint.restore import RankRestore, restore_rank
 from stream_server.server.intake import mailbox
 from stream_server.server.intake.intake import Intake
+from stream_server.server.intake.ledger import finished_simulations
 from stream_server.server.intake.mailbox import BeginStudy, CheckpointCommitted
 from stream_server.server.intake.source import ReceptionSnapshot
 from stream_server.server.intake.state import IntakeState
@@ -131,10 +132,10 @@ class Rank:
         self.rows: dict[tuple[int, int], dict[str, np.ndarray]] = {}
         self.seen: list[mailbox.Event] = []
         if restored is not None:
-            self.receiver.load_state_dict(restored.state["reception"])
+            restored.load(self.receiver.parts)
             restored.into_buffer(self.buffer)
             self.receiver.intake.restore_waiting(restored.waiting)
-            restored.into_store(self.validation, rank, shape.num_ranks)
+            restored.into_store(self.validation)
 
     def drain(self, num: int = 1) -> None:
         """Draw until the stream has ended; raises what the stream ended with."""
@@ -226,7 +227,7 @@ class Reception:
         """Take a snapshot of all ranks and write it, as a checkpoint does. The tests draw in this thread, if at all."""
         taken = [rank.receiver.snapshot() for rank in self.ranks]
         for number, (rank, snapshot) in enumerate(zip(self.ranks, taken, strict=True)):
-            write_rank(folder, snapshot, rank.buffer, rank=number, num_ranks=len(self.ranks), num_drawn=len(rank.drawn))
+            write_rank(folder, snapshot, rank.buffer, rank=number, num_ranks=len(self.ranks))
         return SavedReception(folder=folder, taken=taken, drawn=[key for rank in self.ranks for key in rank.drawn])
 
     def commit(self, saved: "SavedReception") -> None:
@@ -256,16 +257,15 @@ class SavedReception:
                 num_saved=len(self.taken),
                 rank=rank,
                 dealing=Dealing(shape.routing, shape.num_ranks),
-                num_held_out=shape.num_validation,
                 policy=type(shape.policy(1)),
                 seed=(1, 2),
             )
             for rank in range(shape.num_ranks)
         ]
 
-    def agree_on_ends(self, restored: Sequence[RankRestore], ranks: Sequence[Rank], roster: Roster) -> None:
+    def agree_on_ends(self, ranks: Sequence[Rank], roster: Roster) -> None:
         """All ranks learn which simulations have ended."""
-        complete = [part for rank, it in enumerate(restored) for part in it.complete(rank)]
+        complete = [rank.receiver.intake.state.ledger.complete() for rank in ranks]
         roster.load_state_dict(read_state(self.folder / STUDY_STATE)["roster"], finished_simulations(complete))
         ends = roster.ended()
         for rank in ranks:
@@ -312,7 +312,7 @@ def reception(
         for rank in ranks:
             rank.receiver.meet(endpoints, roster if rank.receiver.rank == 0 else None)
         if saved is not None:
-            saved.agree_on_ends([it for it in restored if it is not None], ranks, roster)
+            saved.agree_on_ends(ranks, roster)
         study = Reception(
             shape=shape,
             incarnation=incarnation,

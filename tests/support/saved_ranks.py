@@ -1,8 +1,8 @@
 """Server ranks without sockets or training: what they received and drew is saved in a folder, and taken back."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,8 @@ from stream_server.buffers import Buffer, Policy, Slots, num_slots_to_load
 from stream_server.messages.client import Routing
 from stream_server.messages.routing import Dealing
 from stream_server.server.checkpoint.capture import StudyCapture
-from stream_server.server.checkpoint.restore import RankRestore, restore_rank
+from stream_server.server.checkpoint.random_states import RandomStates
+from stream_server.server.checkpoint.restore import Part, RankRestore, restore_rank
 from stream_server.server.checkpoint.saver import write_files
 from stream_server.server.intake.account import RankAccount, Received
 from stream_server.server.intake.parameters import SimulationParameters
@@ -19,7 +20,9 @@ from stream_server.server.intake.source import ReceptionSnapshot
 from stream_server.server.intake.validation_store import ValidationStore
 from stream_server.server.progress.phases import Phases
 from stream_server.server.progress.progress import Progress
+from stream_server.server.training.stream import BatchStream
 from stream_server.server.user.callbacks import Callbacks
+from stream_server.server.user.normalization import Observed
 from stream_server.server.user.stream_server import StreamServer
 from stream_server.storage.folders import FolderWriter, PendingFile
 from tests.support.intakes import make
@@ -47,10 +50,21 @@ class SavedStudyRank:
         self.intake = make(num=NUM_STEPS, rank=rank, dealing=Dealing(routing, num_ranks), validation=self.store)
         self.policy = policy
         self.buffer = Buffer(policy, slots_of(policy.capacity + SPARE))
-        self.num_drawn = 0
-        self.num_withdrawn = 0
-        self.position: int | None = None
         self.parameters = SimulationParameters()
+        self.stream = BatchStream(
+            self.buffer, StreamServer(), parameters_of=self.parameters.__getitem__, batch_size=1, phases=Phases()
+        )
+        self.observed = Observed({})
+        self.observed.num_samples = 1
+        self.position: int | None = None
+
+    @property
+    def num_drawn(self) -> int:
+        return self.stream.num_drawn
+
+    @property
+    def num_withdrawn(self) -> int:
+        return self.intake.settlement.num_withdrawn
 
     def receive(self, *keys: Key) -> None:
         """Accept steps, which then wait until the policy has room."""
@@ -72,14 +86,14 @@ class SavedStudyRank:
         self.intake.state.ledger[key[0]].reject(range(key[1], key[1] + 1), "nonfinite")
 
     def withdraw(self, simulation: int) -> None:
-        self.num_withdrawn += self.buffer.withdraw(simulation)
+        self.intake.settlement.num_withdrawn += self.buffer.withdraw(simulation)
 
     def draw(self, num: int, *, release: bool = True) -> list[Key]:
         """A batch, as far as there is one."""
         draw = self.buffer.draw(num, 0)
         if draw is None:
             return []
-        self.num_drawn += draw.num_first
+        self.stream.num_drawn += draw.num_first
         keys = self.keys(draw.slots)
         if release:
             self.buffer.release(draw)
@@ -89,6 +103,13 @@ class SavedStudyRank:
     def keys(self, slots: Any) -> list[Key]:
         ids, steps = self.buffer.slots.simulation_ids[slots], self.buffer.slots.time_steps[slots]
         return list(zip(ids.tolist(), steps.tolist(), strict=True))
+
+    @property
+    def num_accepted_and_drawn(self) -> int:
+        """How many of the samples that it has accepted were drawn by any rank."""
+        account = self.account()
+        accepted = sum(it.accepted for simulation, it in account.intake.items() if simulation >= NUM_HELD_OUT)
+        return accepted - account.withdrawn - account.left
 
     def account(self) -> RankAccount:
         """The account of this rank if the study ended now."""
@@ -107,20 +128,15 @@ class SavedStudyRank:
         return ReceptionSnapshot(
             buffer=self.buffer.freeze(),
             validation=self.store.freeze(),
-            state={
-                "intake": self.intake.state_dict(),
-                "parameters": self.parameters.state_dict(),
-                "withdrawn": self.num_withdrawn,
-                "receive_s": 1.5,
-            },
+            state={"intake": self.intake.state_dict(), "parameters": self.parameters.state_dict()},
             sync_record=lambda: self.position,
         )
 
     def save(self, folder: Path) -> None:
         """Write the part of this rank into the folder of a checkpoint."""
-        write_rank(
-            folder, self.snapshot(), self.buffer, rank=self.rank, num_ranks=self.num_ranks, num_drawn=self.num_drawn
-        )
+        step: Any = SimpleNamespace(random_state=lambda: {"cpu": self.rank})
+        parts = {"stream": self.stream, "normalization": self.observed, "random": RandomStates(step)}
+        write_rank(folder, self.snapshot(), self.buffer, rank=self.rank, num_ranks=self.num_ranks, parts=parts)
 
     @classmethod
     def of(cls, restored: RankRestore, policy: Policy, rank: int = 0, num_ranks: int = 1) -> "SavedStudyRank":
@@ -129,26 +145,30 @@ class SavedStudyRank:
         num_slots = num_slots_to_load(restored.buffer, capacity=policy.capacity, planned=policy.capacity + SPARE)
         it.buffer = Buffer(policy, slots_of(num_slots))
         restored.into_buffer(it.buffer)
-        restored.into_store(it.store, rank, num_ranks)
-        reception = restored.state["reception"]
-        it.intake.load_state_dict(reception["intake"])
+        restored.into_store(it.store)
+        it.observed.num_samples = 0
+        restored.load(
+            {"intake": it.intake, "parameters": it.parameters, "stream": it.stream, "normalization": it.observed}
+        )
         it.intake.restore_waiting(restored.waiting)
-        it.parameters.load_state_dict(reception["parameters"])
-        it.num_withdrawn = reception["withdrawn"]
-        it.num_drawn = restored.state["num_drawn"]
         return it
 
 
 def write_rank(
-    folder: Path, taken: ReceptionSnapshot, buffer: Buffer, *, rank: int, num_ranks: int, num_drawn: int
+    folder: Path,
+    taken: ReceptionSnapshot,
+    buffer: Buffer,
+    *,
+    rank: int,
+    num_ranks: int,
+    parts: Mapping[str, Part] = MappingProxyType({}),
 ) -> None:
     """Write what a rank saves, if this is what it has received and nobody has a model, into a checkpoint's folder."""
-    parts = parts_of_rank(taken, buffer, rank=rank, num_ranks=num_ranks, num_drawn=num_drawn)
-    write_files(FolderWriter(folder), parts)
+    write_files(FolderWriter(folder), files_of_rank(taken, buffer, rank=rank, num_ranks=num_ranks, parts=parts))
 
 
-def parts_of_rank(
-    taken: ReceptionSnapshot, buffer: Buffer, *, rank: int, num_ranks: int, num_drawn: int
+def files_of_rank(
+    taken: ReceptionSnapshot, buffer: Buffer, *, rank: int, num_ranks: int, parts: Mapping[str, Part]
 ) -> list[PendingFile]:
     """The files that a rank saves then."""
     nothing = SimpleNamespace(
@@ -157,10 +177,6 @@ def parts_of_rank(
         fingerprints=dict,
         compare_saved=lambda: None,
         state_dict=dict,
-        random_state=lambda: {"cpu": rank},
-        num_drawn=num_drawn,
-        num_dropped=0,
-        prefetch_s=0.0,
     )
     # The other ranks would say the same of a model that nobody has.
     ranks = SimpleNamespace(rank=rank, size=num_ranks, gather=lambda value: [value], broadcast=lambda value: value)
@@ -175,10 +191,10 @@ def parts_of_rank(
         server=StreamServer(),
         step=nothing,  # type: ignore[arg-type]
         progress=Progress(num_ranks),
-        phases=Phases(),
         callbacks=Callbacks(None),
         wall_s=lambda: 0.0,
         threads=(1,) * num_ranks,
+        parts=parts,
     )
     return capture.capture()
 
@@ -210,17 +226,23 @@ def restore_all(
     routing: Routing = Routing.STEPS,
 ) -> tuple[list[RankRestore], list[SavedStudyRank]]:
     """All ranks of a study that goes on."""
-    parts = [
+    restores = [
         restore_rank(
             folder,
             incarnation=1,
             num_saved=num_saved,
             rank=rank,
             dealing=Dealing(routing, num_ranks),
-            num_held_out=NUM_HELD_OUT,
             policy=type(make_policy(rank)),
             seed=SEED,
         )
         for rank in range(num_ranks)
     ]
-    return parts, [SavedStudyRank.of(part, make_policy(rank), rank, num_ranks) for rank, part in enumerate(parts)]
+    ranks = [SavedStudyRank.of(it, make_policy(rank), rank, num_ranks) for rank, it in enumerate(restores)]
+    if num_saved != num_ranks:
+        accepted = [rank.num_accepted_and_drawn for rank in ranks]
+        for number, rank in enumerate(ranks):
+            gathered = None if number else accepted
+            others: Any = SimpleNamespace(gather=lambda own, gathered=gathered: gathered)
+            rank.stream.share_drawn(others, accepted[number])
+    return restores, ranks

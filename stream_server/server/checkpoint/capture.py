@@ -21,10 +21,9 @@ from stream_server.server.checkpoint.folder import (
     Manifest,
     rank_folder,
 )
-from stream_server.server.checkpoint.random_states import random_states
+from stream_server.server.checkpoint.restore import Part
 from stream_server.server.checkpoint.user_state import learned_files
 from stream_server.server.intake.source import ReceptionSnapshot, Source
-from stream_server.server.progress.phases import Phases
 from stream_server.server.progress.progress import Progress
 from stream_server.server.ranks.communicator import Ranks
 from stream_server.server.training.fingerprint import require_equal
@@ -72,8 +71,7 @@ class StudyCapture:
 
     Every rank saves what it has received and drawn, rank 0 also what is the same on all: the model, the progress, and
     the roster of the simulations. Arrays that training goes on to change are copied at once; the rows of the buffer are
-    frozen and written from where they are. `scores` gives what this rank has counted of simulations since the last log
-    point, nothing where no class learns from it.
+    frozen and written from where they are. `parts` are those of the rank's training.
     """
 
     config: StudyConfig
@@ -86,11 +84,10 @@ class StudyCapture:
     server: StreamServer
     step: Step
     progress: Progress
-    phases: Phases
     callbacks: Callbacks
     wall_s: Callable[[], float]
     threads: Sequence[int]
-    scores: Callable[[], list[Any]] = list
+    parts: Mapping[str, Part]
     _taken: ReceptionSnapshot | None = None
     _batches: int = 0
 
@@ -156,21 +153,11 @@ class StudyCapture:
         return PendingFile(path=path, write=write)
 
     def _rank(self, taken: ReceptionSnapshot, rows: Mapping[str, FrozenRows]) -> PendingFile:
-        state = {
-            "num_drawn": self.stream.num_drawn,
-            "num_dropped": self.stream.num_dropped,
-            "prefetch_s": self.stream.prefetch_s,
-            "phases_s": dict(self.phases.seconds),
-            "random": random_states(),
-            "step": self.step.random_state(),
-            "normalization": [self.server.normalization.rank_state()],
-            "scores": [self.scores()],
-        }
+        state = {name: part.state_dict() for name, part in self.parts.items()} | taken.state
 
         def write(file: ChecksumFile) -> None:
             of_rows = {name: {**it.state(), "layout": _layout(it).to_plain()} for name, it in rows.items()}
-            reception = {**taken.state, "record": taken.sync_record()}
-            write_state(file, {**state, **of_rows, "reception": reception})
+            write_state(file, {**state, **of_rows, "record": taken.sync_record()})
 
         return PendingFile(path=f"{self._folder}/{RANK}", write=write)
 

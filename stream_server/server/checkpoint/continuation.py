@@ -102,10 +102,9 @@ class Continuation:
             num_saved=self.base.ranks,
             rank=ranks.rank,
             dealing=Dealing(build.routing(config), ranks.size),
-            num_held_out=config.validation.simulations,
             policy=policy_class(config.buffer.policy, config.study_dir),
             seed=self.seed(config, build.BUFFER_STREAM, ranks.size),
-            windows=build.window_shape(config),
+            whole_simulations=config.window is not None,
         )
 
 

@@ -1,4 +1,4 @@
-"""The states of the random generators of a rank: Python's, NumPy's global one and the framework's."""
+"""The random generators of a rank: Python's, NumPy's global one and the framework's."""
 
 import random
 from collections.abc import Sequence
@@ -29,6 +29,20 @@ def set_random_states(states: Any) -> None:
         np.random.set_state(states["numpy"])
     except _NO_STATE as error:
         raise DamagedCheckpoint(f"the state of the random generators cannot be restored: {error}") from error
+
+
+class RandomStates:
+    """The global generators of a rank and those of the framework. On other ranks they begin anew, none as before."""
+
+    def __init__(self, step: Step) -> None:
+        self._step = step
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**random_states(), "framework": self._step.random_state()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        set_random_states(state)
+        self._step.load_random_state(state["framework"])
 
 
 def seed_random_states(numbers: Sequence[int], step: Step) -> None:

@@ -4,21 +4,18 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
 from stream_server.config import StudyConfig
 from stream_server.errors import ConfigError
 from stream_server.server.checkpoint.continuation import by_rank_0
-from stream_server.server.checkpoint.restore import SavedRank, held_out_rows
+from stream_server.server.checkpoint.restore import SavedRank
 from stream_server.server.commands.rank_job import leave_because_of, ranks_of_this_job
 from stream_server.server.intake.parameters import SimulationParameters
 from stream_server.server.intake.source import REPLAY
-from stream_server.server.intake.validation_store import ValidationStore
+from stream_server.server.intake.validation_store import ValidationStore, dealt_rows
 from stream_server.server.model.saved_model import SavedModel, find_saved_model
 from stream_server.server.ranks.communicator import Ranks
 from stream_server.server.run.build import make_slots, ragged_fields, window_shape
@@ -94,11 +91,13 @@ def read_held_out(saved: SavedModel, config: StudyConfig, ranks: Ranks) -> HeldO
         is_own = saved.num_ranks == ranks.size
         for rank in [ranks.rank] if is_own else range(saved.num_ranks):
             part = SavedRank(Path(saved.checkpoint), rank)
-            reception = part.state["reception"]
-            if REPLAY not in reception:
-                parameters.load_state_dict(reception["parameters"])
-            rows = held_out_rows(part, ranks.rank, ranks.size, is_own=is_own, whole_simulations=windows is not None)
-            store.load(_rows_of(part.state["held_out"], rows), {name: it[rows] for name, it in part.held_out().items()})
+            if REPLAY not in part.state:
+                parameters.load_state_dict(part.state["parameters"])
+            state, fields = part.held_out()
+            if not is_own:
+                by_simulation = windows is not None
+                state, fields = dealt_rows(state, fields, ranks.rank, ranks.size, by_simulation=by_simulation)
+            store.load(state, fields)
             part.into_statics(statics, range(config.validation.simulations))
     return HeldOutSamples(store=store, parameters_of=parameters.__getitem__, window_shape=windows, statics=statics)
 
@@ -117,12 +116,3 @@ def _where(config: StudyConfig, checkpoint: Path) -> Path:
     """The path itself, but for a study whose checkpoints lie elsewhere than in its output folder."""
     is_output = checkpoint.resolve() == config.output_dir.resolve()
     return config.checkpoint.dir if is_output and config.checkpoint.dir is not None else checkpoint
-
-
-def _rows_of(state: Mapping[str, Any], rows: slice | NDArray[np.intp]) -> dict[str, Any]:
-    return {
-        "simulation_ids": state["simulation_ids"][rows],
-        "time_steps": state["time_steps"][rows],
-        "present": {name: present[rows] for name, present in state["present"].items()},
-        "complete": state["complete"],
-    }

@@ -3,9 +3,12 @@
 It has no sockets and no clock; notices, messages and payloads go in, and answers come out. Receiver thread.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
+
+import numpy as np
 
 from stream_server.buffers import Buffer
 from stream_server.messages.client import (
@@ -18,6 +21,7 @@ from stream_server.messages.client import (
     Refusal,
 )
 from stream_server.messages.notices import Share
+from stream_server.messages.routing import Dealing
 from stream_server.messages.simulation_phase import SimulationPhase
 from stream_server.server.intake.account import RankAccount, Received, WindowCounts
 from stream_server.server.intake.admission import Admission
@@ -44,6 +48,7 @@ from stream_server.server.intake.filling import (
 )
 from stream_server.server.intake.layout import Place
 from stream_server.server.intake.ledger import LedgerEntry
+from stream_server.server.intake.saved_ledger import redealt
 from stream_server.server.intake.series import SeriesIntake
 from stream_server.server.intake.settlement import Settlement
 from stream_server.server.intake.state import IntakeState
@@ -355,14 +360,41 @@ class Intake:
         for attempt in self.state.attempts.values():
             attempt.num_unsaved = 0
 
+    @property
+    def num_drawn(self) -> int:
+        """How many of the accepted samples were drawn on whatever rank: those that are not left and did not go."""
+        accepted, settlement = self.account().intake.items(), self.settlement
+        num_accepted = sum(it.num_samples for simulation, it in accepted if simulation not in settlement.validation)
+        return num_accepted - settlement.num_withdrawn - settlement.buffer.num_never_drawn
+
     def state_dict(self) -> dict[str, Any]:
-        """The state to keep over a restart: the ledger, the types of the fields, and the counts."""
-        return self.state.state_dict()
+        """The ledger, the types of the fields, and the counts."""
+        return {
+            "ledger": self.state.ledger.state_dict(),
+            "dtypes": {name: dtype.str for name, dtype in self.state.dtypes.items()},
+            "refused": dict(self.state.refused),
+            "withdrawn": self.settlement.num_withdrawn,
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue with a ledger, before anything has begun."""
-        self.state.load_state_dict(state)
+        assert not self.state.attempts
+        self.state.ledger.load_state_dict(state["ledger"])
+        self.state.dtypes.update({name: np.dtype(text) for name, text in state["dtypes"].items()})
+        self.state.refused.update(state["refused"])
+        self.settlement.num_withdrawn = state["withdrawn"]
         self.allocate()
+
+    @staticmethod
+    def redealt(states: Sequence[Mapping[str, Any]], rank: int, dealing: Dealing) -> dict[str, Any]:
+        """The rank's own ledger, the types everywhere, and the counts on rank 0."""
+        refused = sum((Counter(state["refused"]) for state in states), Counter())
+        return {
+            "ledger": redealt([state["ledger"] for state in states], rank, dealing),
+            "dtypes": {name: dtype for state in states for name, dtype in state["dtypes"].items()},
+            "refused": {} if rank else dict(refused),
+            "withdrawn": 0 if rank else sum(state["withdrawn"] for state in states),
+        }
 
     def restore_waiting(self, simulations: Sequence[int]) -> None:
         """Let steps of these simulations wait, in this order, as they did in the buffer that was restored."""

@@ -1,7 +1,7 @@
 """The ledger: which steps of which simulations one server rank has settled. Pure; receiver thread."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -159,6 +159,10 @@ class Ledger:
         """Everything that is written down so far."""
         return self._entries
 
+    def complete(self) -> dict[int, int | None]:
+        """The simulations whose share this rank has whole, with the number of their steps, if it knows it."""
+        return {simulation: entry.total for simulation, entry in self._entries.items() if entry.complete}
+
     def state_dict(self) -> dict[str, Any]:
         """All of it, as `LedgerColumns`: what is finished does not change any more, and costs a copy alone."""
         for row, entry in self._unsaved.items():
@@ -172,3 +176,10 @@ class Ledger:
         self.duplicates = int(state["duplicates"])
         for simulation, saved in saved_entries(state):
             self[simulation].restore(saved)
+
+
+def finished_simulations(complete: Sequence[Mapping[int, int | None]]) -> dict[int, int | None]:
+    """The simulations that are complete on every rank, with the number of their steps, if anybody knows it."""
+    first, *others = complete
+    everywhere = [simulation for simulation in first if all(simulation in other for other in others)]
+    return {it: next((each[it] for each in complete if each[it] is not None), None) for it in everywhere}

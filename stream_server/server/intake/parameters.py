@@ -1,6 +1,6 @@
 """The parameters of the simulations that have begun, as a rank keeps them and a checkpoint has them."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -66,6 +66,14 @@ class SimulationParameters:
         """Take over what was saved, in addition to what is known."""
         for simulation, row in zip(np.asarray(state["simulations"]).tolist(), state["values"], strict=True):
             self[simulation] = row
+
+    @classmethod
+    def redealt(cls, states: Sequence[Mapping[str, Any]], rank: int, dealing: object) -> dict[str, Any]:
+        """Those of all simulations, on every rank."""
+        of_all = cls()
+        for state in states:
+            of_all.load_state_dict(state)
+        return of_all.state_dict()
 
     def _grow(self, num: int, num_parameters: int) -> None:
         known, rows = np.zeros(num, bool), np.zeros((num, num_parameters))

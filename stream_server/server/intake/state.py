@@ -1,9 +1,8 @@
 """The state of one server rank's intake: the study's numbers, the current attempts, the ledger and the refusals."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -109,18 +108,3 @@ class IntakeState:
         """Make a refusal, and count it."""
         self.refused[reason.name.lower()] += 1
         return Refusal(reason=reason, text=text, sequence=sequence)
-
-    def state_dict(self) -> dict[str, Any]:
-        """The state to keep over a restart: the ledger, the types of the fields, and the counts."""
-        return {
-            "ledger": self.ledger.state_dict(),
-            "dtypes": {name: dtype.str for name, dtype in self.dtypes.items()},
-            "refused": dict(self.refused),
-        }
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue with a ledger, before anything has begun."""
-        assert not self.attempts
-        self.ledger.load_state_dict(state["ledger"])
-        self.dtypes.update({name: np.dtype(text) for name, text in state["dtypes"].items()})
-        self.refused.update(state["refused"])

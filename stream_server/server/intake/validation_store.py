@@ -191,6 +191,22 @@ class ValidationStore:
         return stacked
 
 
+def dealt_rows(
+    state: Mapping[str, Any], fields: Arrays, rank: int, num_ranks: int, *, by_simulation: bool
+) -> tuple[dict[str, Any], Arrays]:
+    """The share of a rank of what a store held, for `load`: rows or whole simulations at equal distances."""
+    rows: Any = slice(rank, None, num_ranks)
+    if by_simulation:
+        rows = np.flatnonzero(state["simulation_ids"] % num_ranks == rank)
+    share = {
+        "simulation_ids": state["simulation_ids"][rows],
+        "time_steps": state["time_steps"][rows],
+        "present": {name: present[rows] for name, present in state["present"].items()},
+        "complete": state["complete"],
+    }
+    return share, {name: array[rows] for name, array in fields.items()}
+
+
 def _stacked(values: list[npt.NDArray[Any]], *, ragged: bool) -> npt.NDArray[Any]:
     return array_of(values) if ragged else np.stack(values)
 

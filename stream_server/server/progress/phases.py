@@ -45,9 +45,18 @@ class Phases:
         """Count time that was measured elsewhere, outside every other phase."""
         self._seconds[name] += seconds
 
-    def load_state_dict(self, seconds: Mapping[str, float]) -> None:
-        """Continue to count from these."""
-        self._seconds.update(seconds)
+    def state_dict(self) -> dict[str, float]:
+        return self.seconds
+
+    def load_state_dict(self, state: Mapping[str, float]) -> None:
+        """Add the seconds that were saved."""
+        for name, seconds in state.items():
+            self._seconds[name] += seconds
+
+    @staticmethod
+    def redealt(states: Sequence[dict[str, float]], rank: int, dealing: object) -> dict[str, float]:
+        """The seconds of a rank that saved them, since all ranks take about as long."""
+        return states[rank % len(states)]
 
 
 class _MeasuredPhase(AbstractContextManager[None]):

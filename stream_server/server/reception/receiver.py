@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from threading import Lock, Thread
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 
@@ -20,6 +20,7 @@ from stream_server.buffers import Buffer
 from stream_server.errors import MalformedMessage
 from stream_server.messages import launcher_link, notices, operator, wire
 from stream_server.messages.client import MAX_PART_BYTES, Message
+from stream_server.server.checkpoint.restore import Part
 from stream_server.server.intake import mailbox
 from stream_server.server.intake.account import RankAccount
 from stream_server.server.intake.intake import Intake
@@ -171,23 +172,26 @@ class Receiver:
             return ReceptionSnapshot(
                 buffer=self.buffer.freeze(),
                 validation=self.intake.settlement.validation.freeze(),
-                state={
-                    "intake": self.intake.state_dict(),
-                    "parameters": self.dispatcher.parameters.state_dict(),
-                    "withdrawn": self.intake.settlement.num_withdrawn,
-                    "receive_s": self.receive_s,
-                },
+                state={name: part.state_dict() for name, part in self.parts.items()},
                 roster=None if self._coordinator is None else self._coordinator.roster.state_dict(),
                 received_marks=self.dispatcher.acknowledgements.received_marks(),
                 sync_record=sync or (lambda: None),
             )
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue where the `state` of a snapshot was taken. Main thread, before the thread starts."""
-        self.intake.load_state_dict(state["intake"])
-        self.dispatcher.parameters.load_state_dict(state["parameters"])
-        self.intake.settlement.num_withdrawn = state["withdrawn"]
+    @property
+    def parts(self) -> dict[str, Part]:
+        """The parts of a snapshot, which are restored in this order, before the thread starts."""
+        return {"intake": self.intake, "parameters": self.dispatcher.parameters, "receiver": self}
+
+    def state_dict(self) -> dict[str, float]:
+        return {"receive_s": self.receive_s}
+
+    def load_state_dict(self, state: Mapping[str, float]) -> None:
         self.receive_s = state["receive_s"]
+
+    @staticmethod
+    def redealt(states: Sequence[Mapping[str, float]], rank: int, dealing: object) -> dict[str, float]:
+        return {"receive_s": max(state["receive_s"] for state in states)}
 
     def _run(self) -> None:
         try:

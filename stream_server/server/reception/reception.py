@@ -22,9 +22,10 @@ from stream_server.messages import launcher_link
 from stream_server.messages.notices import EndEarly
 from stream_server.messages.operator import TrainingStatus
 from stream_server.messages.tcp import ANYWHERE
-from stream_server.server.checkpoint.restore import RankRestore, finished_simulations
+from stream_server.server.checkpoint.restore import RankRestore
 from stream_server.server.intake import mailbox
 from stream_server.server.intake.account import RankAccount
+from stream_server.server.intake.ledger import finished_simulations
 from stream_server.server.intake.source import ReceptionSnapshot
 from stream_server.server.intake.validation_store import NoValidationStore, ValidationStore
 from stream_server.server.progress.stop import StopRequests
@@ -132,7 +133,7 @@ class Reception:
             stack.callback(self.receiver.close)
             endpoints = self._meet()
             if self.restored is not None:
-                self._restore_ended(receiver, self.restored)
+                self._restore_ended(receiver)
             failpoint("server.before_announcement")
             stack.enter_context(self.receiver)
             if self.roster is not None:
@@ -171,6 +172,12 @@ class Reception:
     def num_received(self) -> int:
         """How many steps this rank has accepted or rejected, ever."""
         return self.receiver.num_received
+
+    @property
+    def num_drawn(self) -> int:
+        """How many of the samples that this rank has accepted were drawn, on whatever rank."""
+        with self.receiver.turn:
+            return self.receiver.intake.num_drawn
 
     @property
     def num_missing(self) -> int:
@@ -314,20 +321,20 @@ class Reception:
 
     def _restore(self, receiver: Receiver, restored: RankRestore) -> None:
         """Take back ledger, buffer and validation store of this rank from an earlier incarnation."""
-        receiver.load_state_dict(restored.state["reception"])
+        restored.load(receiver.parts)
         restored.into_buffer(self.buffer)
         receiver.intake.restore_waiting(restored.waiting)
-        restored.into_store(self.validation_store, self.ranks.rank, self.ranks.size)
+        restored.into_store(self.validation_store)
 
-    def _restore_ended(self, receiver: Receiver, restored: RankRestore) -> None:
+    def _restore_ended(self, receiver: Receiver) -> None:
         """Agree on what had ended in an earlier incarnation. Collective.
 
         The parts of a checkpoint were captured one after the other: what rank 0 believed then may be more than the
         others had, or less. So finished is what the ledgers of all ranks have whole.
         """
-        gathered = self.ranks.gather([sorted(it.items()) for it in restored.complete(self.ranks.rank)])
+        gathered = self.ranks.gather(sorted(receiver.intake.state.ledger.complete().items()))
         if self.roster is not None and self.roster_state is not None and gathered is not None:
-            finished = finished_simulations([dict(pairs) for of_rank in gathered for pairs in of_rank])
+            finished = finished_simulations([dict(of_rank) for of_rank in gathered])
             self.roster.load_state_dict(self.roster_state, finished, self.retried)
         ended = self.ranks.broadcast(None if self.roster is None else self.roster.ended())
         for simulation in receiver.intake.restore_ended(finished=ended["finished"], invalid=ended["invalid"]):
@@ -341,7 +348,7 @@ class Reception:
         restored = None if is_in_files else self.restored
         position, gone = begins_and_ends(
             self.folder.record,
-            {} if restored is None else restored.recorded(self.ranks.rank),
+            {} if restored is None else restored.recorded(),
             incarnation=0 if restored is None else restored.incarnation,
             rank=self.ranks.rank,
             num_ranks=self.ranks.size,

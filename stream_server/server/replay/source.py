@@ -34,8 +34,7 @@ log = logging.getLogger(__name__)
 class Restored(Protocol):
     """The part of this rank in a checkpoint."""
 
-    @property
-    def state(self) -> Mapping[str, Any]: ...
+    def load(self, parts: Mapping[str, Any]) -> None: ...
 
     def into_buffer(self, buffer: Buffer) -> None: ...
 
@@ -160,7 +159,7 @@ class ReplaySource:
             on_all_ranks(self.ranks, lambda: share.read_held_out(self.validation_store, self.buffer.slots.statics))
             if self._restored is not None:
                 self._restored.into_buffer(self.buffer)
-                self.load_state_dict(self._restored.state["reception"])
+                self._restored.load({REPLAY: self})
             self.buffer.on_room = self._has_room.set
             self._stack = stack.pop_all()
         return self
@@ -218,7 +217,7 @@ class ReplaySource:
     def snapshot(self) -> ReceptionSnapshot:
         """Freeze the buffer and save the position in the record; what is held out is read again after a restart."""
         held_out = ValidationStore(0).freeze()
-        state = self.state_dict()
+        state = {REPLAY: self.state_dict()}
         return ReceptionSnapshot(buffer=self.buffer.freeze(), validation=held_out, state=state)
 
     def committed(self, snapshot: ReceptionSnapshot, checkpoint: int, batches: int) -> None:
@@ -228,35 +227,32 @@ class ReplaySource:
         """The position in the record, for a checkpoint that also has the buffer as it is now."""
         assert self._playback is not None
         return {
-            REPLAY: {
-                "position": self._playback.position,
-                "num_fed": self.num_received,
-                "told": sorted(self._finished),
-                "closed": self._closed,
-                "num_entries": self._playback.num_entries,
-                "num_steps": dict(self._num_steps),
-                "observed": sorted(self.buffer.slots.statics.observed),
-            },
+            "position": self._playback.position,
+            "num_fed": self.num_received,
+            "told": sorted(self._finished),
+            "closed": self._closed,
+            "num_entries": self._playback.num_entries,
+            "num_steps": dict(self._num_steps),
+            "observed": sorted(self.buffer.slots.statics.observed),
             "receive_s": self.receive_s,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue, on as many ranks, where `state_dict` was called; the buffer was restored too."""
-        replay = state[REPLAY]
         assert self._playback is not None
         num_entries = self._playback.num_entries
-        if replay["num_entries"] != num_entries:
+        if state["num_entries"] != num_entries:
             raise ConfigError(
                 f"{self.folder} is not what this run began with: there are {num_entries} entries instead of "
-                f"{replay['num_entries']}. Put back what was there, or start over with --fresh"
+                f"{state['num_entries']}. Put back what was there, or start over with --fresh"
             )
-        self._playback.seek(int(replay["position"]))
-        self.num_received = int(replay["num_fed"])
+        self._playback.seek(int(state["position"]))
+        self.num_received = int(state["num_fed"])
         self.receive_s = float(state["receive_s"])
-        self._finished = set(replay["told"])
-        self._num_steps = Counter({int(it): num for it, num in replay["num_steps"].items()})
-        self.buffer.slots.statics.observe(replay["observed"])
-        self._closed = bool(replay["closed"])
+        self._finished = set(state["told"])
+        self._num_steps = Counter({int(it): num for it, num in state["num_steps"].items()})
+        self.buffer.slots.statics.observe(state["observed"])
+        self._closed = bool(state["closed"])
         if self._closed:
             self.buffer.close()
 

@@ -76,17 +76,18 @@ class SampleScores:
         taken, self._sums = dict(self._sums), defaultdict(dict)
         return taken
 
-    def rank_state(self) -> list[list[Any]]:
-        """The state of this rank: simulation, score, sum and count of each sum that `take` would give."""
+    def state_dict(self) -> list[list[Any]]:
+        """Simulation, score, sum and count of each sum that `take` would give."""
         return [[simulation, name, *it] for simulation, sums in self._sums.items() for name, it in sums.items()]
 
-    def load_rank_states(self, states: Iterable[Iterable[Sequence[Any]]]) -> None:
-        """Add what `rank_state` gave on one rank, on several that no longer exist, or on none.
-
-        Each of the states that were saved must come to one rank.
-        """
-        for simulation, name, total, num in chain.from_iterable(states):
+    def load_state_dict(self, state: Iterable[Sequence[Any]]) -> None:
+        for simulation, name, total, num in state:
             self._count(simulation, name, total, num)
+
+    @staticmethod
+    def redealt(states: Sequence[list[list[Any]]], rank: int, dealing: object) -> list[list[Any]]:
+        """All of them on rank 0: sums add up on whatever rank."""
+        return [] if rank else [*chain.from_iterable(states)]
 
     def _add(self, simulations: NDArray[np.int64], scores: Mapping[str, NDArray[np.float64]]) -> None:
         """Add scores of samples; those that are not finite are none."""

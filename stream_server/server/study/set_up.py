@@ -3,7 +3,6 @@
 import logging
 import sys
 import time
-from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
 
@@ -15,7 +14,8 @@ from stream_server.machine.garbage import keep_modules
 from stream_server.server.checkpoint.agreement import CheckpointAgreement, Milestones
 from stream_server.server.checkpoint.capture import StudyCapture
 from stream_server.server.checkpoint.continuation import Continuation
-from stream_server.server.checkpoint.random_states import seed_random_states, set_random_states
+from stream_server.server.checkpoint.random_states import RandomStates, seed_random_states
+from stream_server.server.checkpoint.restore import Part
 from stream_server.server.checkpoint.saver import Saver
 from stream_server.server.checkpoint.user_state import load_learned, user_files
 from stream_server.server.intake.source import Source
@@ -81,12 +81,14 @@ class StudyRank(Composition):
     Attributes:
         saved: the state of the study in that checkpoint, None in a study that begins.
         restored: the part of this rank in it.
+        parts: what a checkpoint has of the training of this rank, beside what it has received.
         is_set_up: everything was built, and nothing has failed before the training.
         is_online: it trains while its simulations run.
         started_s: when the study started on the monotonic clock, had all its incarnations followed each other.
     """
 
     checkpoints: CheckpointAgreement
+    parts: dict[str, Part]
     export: ModelExport | None = None
     best_models: BestModels | None = None
     display: Display | None = None
@@ -134,7 +136,6 @@ class StudyRank(Composition):
         self.source = self._make_source(start, plan, design)
         if self.saved is not None and self.restored is not None:
             self.progress.load_state_dict(self.saved["progress"])
-            self.phases.load_state_dict(self.restored.state["phases_s"])
 
     def wall_s(self) -> float:
         """The seconds for which the study has run, all its incarnations together."""
@@ -177,7 +178,7 @@ class StudyRank(Composition):
         if isinstance(self.source, Reception):
             self.server.enter_reception(self.source.end_early)
         feedback = self._make_feedback()
-        self.checkpoints = self._make_checkpoints(stack, list if feedback is None else feedback.scores.rank_state)
+        self.checkpoints = self._make_checkpoints(stack, feedback)
         self._make_scheduled_validation(None if feedback is None else feedback.scores.note_held_out)
         self.best_models = self._make_best_models()
         self.export = self._make_export()
@@ -197,7 +198,7 @@ class StudyRank(Composition):
             after_logging=[*board, *optional(self.export)],
             feedback=feedback,
         )
-        self._restore_training(feedback)
+        self._restore_training()
         self.is_set_up, self.stops.in_set_up = True, False
         return training
 
@@ -347,11 +348,19 @@ class StudyRank(Composition):
             )
         ]
 
-    def _make_checkpoints(self, stack: ExitStack, scores: Callable[[], list[Any]]) -> CheckpointAgreement:
+    def _make_checkpoints(self, stack: ExitStack, feedback: Feedback | None) -> CheckpointAgreement:
         continuation, settings, progress, step = self.continuation, self.config.checkpoint, self.progress, self.step
         incarnation = continuation.identity.incarnation
         saver = stack.enter_context(Saver(continuation.checkpoints, incarnation=incarnation, rank=self.ranks.rank))
         self.make_stream(self.source, stack)
+        # They are restored in this order: whatever is restored may use random numbers.
+        self.parts = {
+            "phases": self.phases,
+            **({} if feedback is None else {"scores": feedback.scores}),
+            "normalization": self.server.normalization.observed,
+            "stream": self.stream,
+            "random": RandomStates(step),
+        }
         snapshots = StudyCapture(
             config=self.config,
             ranks=self.ranks,
@@ -363,11 +372,10 @@ class StudyRank(Composition):
             server=self.server,
             step=step,
             progress=progress,
-            phases=self.phases,
             callbacks=self.callbacks,
             wall_s=self.wall_s,
             threads=self.cores.threads,
-            scores=scores,
+            parts=self.parts,
         )
         milestones = None
         if settings.keep_every is not None or settings.keep_at:
@@ -440,19 +448,15 @@ class StudyRank(Composition):
             RateLimited(inputs),
         ]
 
-    def _restore_training(self, feedback: Feedback | None) -> None:
+    def _restore_training(self) -> None:
         saved, restored = self.saved, self.restored
         if saved is None or restored is None:
             return
         self.callbacks.load_state_dict(saved["callbacks"])
-        if feedback is not None:
-            feedback.scores.load_rank_states(restored.state["scores"])
-        self.server.normalization.load_rank_states(restored.state["normalization"])
-        self.stream.restore(restored.state)
         # Last of all, since making the model and opening the sockets may have used random numbers. Where states are not
         # restored, on other ranks or devices, the streams begin anew.
         numbers = self.continuation.seed(self.config, NOISE_STREAM, self.ranks.size)
         seed_random_states((*numbers, self.ranks.rank), self.step)
-        if restored.is_own:
-            set_random_states(restored.state["random"])
-            self.step.load_random_state(restored.state["step"])
+        restored.load(self.parts)
+        if not restored.is_own and isinstance(self.source, Reception):
+            self.stream.share_drawn(self.ranks, self.source.num_drawn)

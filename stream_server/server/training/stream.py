@@ -15,6 +15,7 @@ from stream_server.buffers.pins import Draw
 from stream_server.errors import Closed
 from stream_server.server.progress.batches import Batch
 from stream_server.server.progress.phases import Phases
+from stream_server.server.ranks.communicator import Ranks
 from stream_server.server.simulations.design import ParameterTable
 from stream_server.server.training.forming import BatchForming, as_it_is
 from stream_server.server.training.prefetch import Prefetch
@@ -98,11 +99,32 @@ class BatchStream:
         """The time that forming batches took on a thread of its own, in earlier incarnations too."""
         return self._earlier_s + (self._prefetch.seconds if self._prefetch is not None and self._num_ahead else 0.0)
 
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Continue with the counts of a rank that was saved."""
+    def state_dict(self) -> dict[str, Any]:
+        return {"num_drawn": self.num_drawn, "num_dropped": self.num_dropped, "prefetch_s": self.prefetch_s}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.num_drawn = state["num_drawn"]
         self.num_dropped = state["num_dropped"]
         self._earlier_s = state["prefetch_s"]
+
+    @staticmethod
+    def redealt(states: Sequence[Mapping[str, Any]], rank: int, dealing: object) -> dict[str, Any]:
+        """All counts on rank 0; the ranks have yet to share what was drawn (`share_drawn`)."""
+        num_drawn, num_dropped = (sum(state[name] for state in states) for name in ("num_drawn", "num_dropped"))
+        prefetch_s = max(state["prefetch_s"] for state in states)
+        return {
+            "num_drawn": 0 if rank else num_drawn,
+            "num_dropped": 0 if rank else num_dropped,
+            "prefetch_s": prefetch_s,
+        }
+
+    def share_drawn(self, ranks: Ranks, num_accepted: int) -> None:
+        """Share what other ranks had drawn, of whose samples this rank has accepted `num_accepted`. Collective.
+
+        A rank accounts for what it has accepted, wherever that was drawn; rank 0 for what does not add up.
+        """
+        of_ranks = ranks.gather(num_accepted)
+        self.num_drawn = num_accepted if of_ranks is None else self.num_drawn - sum(of_ranks[1:])
 
     def draw(self, timeout_s: float) -> Batch | None:
         """Take the next batch, waiting at most `timeout_s` for its samples. What was taken before is released.

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -76,6 +77,37 @@ def _floating(array: Any) -> Any:
     return array.astype(np.float64) if array.dtype.kind in "biu" else array
 
 
+class Observed:
+    """The moments of what one rank has observed since the ranks last came together, and whether it asked to freeze."""
+
+    def __init__(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
+        self._shapes = shapes
+        self.clear()
+
+    def clear(self) -> None:
+        """Begin anew: the ranks came together."""
+        self.num_samples = 0
+        self.wants_to_freeze = False
+        self.moments = _nothing(self._shapes)
+
+    def state_dict(self) -> list[dict[str, Any]]:
+        """A list of one, to which those of other ranks may be added."""
+        moments = _states(self.moments)
+        return [{"num_samples": self.num_samples, "freeze": self.wants_to_freeze, "moments": moments}]
+
+    def load_state_dict(self, states: Sequence[Mapping[str, Any]]) -> None:
+        for state in states:
+            self.num_samples += state["num_samples"]
+            self.wants_to_freeze |= state["freeze"]
+            for key, its_state in state["moments"].items():
+                self.moments[key].merge(Moments.from_state(its_state))
+
+    @staticmethod
+    def redealt(states: Sequence[list[dict[str, Any]]], rank: int, dealing: object) -> list[dict[str, Any]]:
+        """All of them on rank 0: they are merged at the next sync anyway."""
+        return [] if rank else [*chain.from_iterable(states)]
+
+
 class Normalization(Callback):
     """Mean and standard deviation of fields and parameters, over all samples that any rank has drawn.
 
@@ -90,6 +122,7 @@ class Normalization(Callback):
         version: a number that changes with the shared statistics.
         num_uses: how often somebody has normalised by them, or asked for them.
         warnings: on rank 0, statistics that were far from those of the samples that came next.
+        observed: what this rank has observed since the last sync.
         before_change: called before they change, so that nobody is reading them on another thread then.
     """
 
@@ -115,10 +148,8 @@ class Normalization(Callback):
         self._shapes = {FIELDS + name: tuple(shape) for name, shape in (shapes or {}).items()}
         if num_parameters is not None:
             self._shapes[PARAMETERS] = (num_parameters,)
-        self._shared = self._nothing()
-        self._own = self._nothing()
-        self._num_own = 0
-        self._wants_to_freeze = False
+        self._shared = _nothing(self._shapes)
+        self.observed = Observed(self._shapes)
         self._refresh()
 
     @classmethod
@@ -204,7 +235,7 @@ class Normalization(Callback):
 
     def freeze(self) -> None:
         """Freeze the statistics from the next sync on; one rank's request is enough."""
-        self._wants_to_freeze = True
+        self.observed.wants_to_freeze = True
 
     def observe(self, fields: Mapping[str, NDArray[Any]], parameters: NDArray[np.float64]) -> None:
         """Count samples that were drawn for the first time.
@@ -214,8 +245,8 @@ class Normalization(Callback):
         """
         if not self.is_observing:
             return
-        self._num_own += len(parameters)
-        for key, moments in self._own.items():
+        self.observed.num_samples += len(parameters)
+        for key, moments in self.observed.moments.items():
             moments.update(parameters if key == PARAMETERS else fields[key.removeprefix(FIELDS)])
 
     def sync(self) -> None:
@@ -223,8 +254,8 @@ class Normalization(Callback):
         if not self.is_observing:
             return
         self.before_change()
-        own = list(self._own.values())
-        flags = np.array([self._wants_to_freeze, self._num_own], np.float64)
+        own = list(self.observed.moments.values())
+        flags = np.array([self.observed.wants_to_freeze, self.observed.num_samples], np.float64)
         totals = self._ranks.all_reduce(_flat([flags, *(it.count for it in own), *(it.count * it.mean for it in own)]))
         (wants_to_freeze, num_new), totals = totals[:2], totals[2:]
         before = self.num_samples, self._scalings
@@ -236,7 +267,7 @@ class Normalization(Callback):
             m2 = _flat([it.m2 for it in own]) + _flat([it.count for it in own]) * deviations**2
             self._take_in(counts, means, self._ranks.all_reduce(m2))
             self.num_samples += int(num_new)
-        self._own, self._num_own, self._wants_to_freeze = self._nothing(), 0, False
+        self.observed.clear()
         limit = self._freeze_after
         self.frozen = bool(wants_to_freeze) or (limit is not None and self.num_samples >= limit)
         self._refresh()
@@ -270,30 +301,12 @@ class Normalization(Callback):
         self.num_samples, self.frozen = state["num_samples"], state["frozen"]
         self._refresh()
 
-    def rank_state(self) -> dict[str, Any]:
-        """The observations of this rank since the last sync."""
-        return {"num_samples": self._num_own, "freeze": self._wants_to_freeze, "moments": _states(self._own)}
-
-    def load_rank_states(self, states: Sequence[Mapping[str, Any]]) -> None:
-        """Restore what `rank_state` returned on one rank, on several that no longer exist, or on none.
-
-        Each of the states that were saved must come to one rank.
-        """
-        for state in states:
-            self._num_own += state["num_samples"]
-            self._wants_to_freeze |= state["freeze"]
-            for key, its_state in state["moments"].items():
-                self._own[key].merge(Moments.from_state(its_state))
-
     def arrays(self) -> dict[str, Array]:
         """The shared statistics by names such as "fields.temperature.mean", "parameters.std" and "parameters.count"."""
         arrays: dict[str, Array] = {}
         for key, scaling in self._scalings.items():
             arrays |= {f"{key}.mean": scaling.mean, f"{key}.std": scaling.std, f"{key}.count": self._shared[key].count}
         return arrays
-
-    def _nothing(self) -> dict[str, Moments]:
-        return {key: Moments(shape) for key, shape in self._shapes.items()}
 
     def _take_in(self, counts: Array, means: Array, m2: Array) -> None:
         start = 0
@@ -335,6 +348,10 @@ class Normalization(Callback):
             missing = "normalization.parameters: true" if key == PARAMETERS else f'"{name}" in normalization.fields'
             raise ConfigError(f"the server class asks for the statistics of {name}: write {missing} in study.json")
         return self._scalings[key]
+
+
+def _nothing(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Moments]:
+    return {key: Moments(shape) for key, shape in shapes.items()}
 
 
 def _flat(arrays: Sequence[Array]) -> Array:

@@ -100,7 +100,7 @@ class SteeredServer:
         if good.number:
             state = from_bytes((CheckpointFolder(self._store).path(good.number) / RESULTS).read_bytes())
             self._feedback.load_state_dict(state["results"])
-            self._feedback.scores.load_rank_states([state["scores"]])
+            self._feedback.scores.load_state_dict(state["scores"])
         suggester.start(self._deliver)
 
     @property
@@ -129,7 +129,7 @@ class SteeredServer:
             self._progress.count_batch(UnionBatch(own=batch, sizes=(batch.size,)))
             self._feedback.on_round(None)
             self._check_results()
-        state = {"results": self._feedback.state_dict(), "scores": self._feedback.scores.rank_state()}
+        state = {"results": self._feedback.state_dict(), "scores": self._feedback.scores.state_dict()}
         parts: list[PendingFile] = [part(RESULTS, to_bytes(state))]
         save_parts(self._store, self._number, incarnation, parts, tell)
 

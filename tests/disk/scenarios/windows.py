@@ -24,7 +24,7 @@ from tests.disk.scenarios.checkpoints import STORE, Good, Started, restart, save
 from tests.disk.scenarios.record import SAMPLES, Content, Recordings, Statics
 from tests.disk.scenarios.scenario import Tell
 from tests.support.checkpoint_stores import start
-from tests.support.saved_ranks import parts_of_rank
+from tests.support.saved_ranks import files_of_rank
 
 Key = tuple[int, int]
 """A simulation and a time step, of a window the first one."""
@@ -136,7 +136,7 @@ class WindowRank:
     def parts(self) -> list[PendingFile]:
         """The files of this rank in a checkpoint."""
         taken = ReceptionSnapshot(buffer=self.buffer.freeze(), validation=ValidationStore(0).freeze(), state={})
-        return parts_of_rank(taken, self.buffer, rank=0, num_ranks=1, num_drawn=0)
+        return files_of_rank(taken, self.buffer, rank=0, num_ranks=1, parts={})
 
     def go_on(self, store: Path, good: Good, incarnation: int, tell: Tell) -> Good:
         """Receive and draw, from checkpoint `good` to the next one, which is saved."""

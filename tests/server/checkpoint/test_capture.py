@@ -31,10 +31,10 @@ def test_no_user_code_runs_while_its_state_is_saved() -> None:
         server=unused,
         step=SimpleNamespace(synchronize=synchronize),  # type: ignore[arg-type]
         progress=unused,
-        phases=unused,
         callbacks=unused,
         wall_s=unused,
         threads=(),
+        parts={},
     )
     with pytest.raises(ReachedError):
         capture.capture()

@@ -68,7 +68,11 @@ class Saved:
     def of(cls, taken: ReceptionSnapshot) -> "Saved":
         frozen = taken.buffer
         rows = {name: frozen.rows(name, 0, len(frozen)).copy() for name in frozen.fields}
-        return cls({"reception": taken.state}, frozen.state(), rows)
+        return cls(taken.state, frozen.state(), rows)
+
+    def load(self, parts: Mapping[str, Any]) -> None:
+        for name, part in parts.items():
+            part.load_state_dict(self.state[name])
 
     def into_buffer(self, buffer: Buffer) -> None:
         for name, array in buffer.slots.arrays.items():

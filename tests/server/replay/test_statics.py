@@ -3,7 +3,7 @@
 One of them has another size in each simulation. What a sample must have is computed from its simulation.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -124,11 +124,15 @@ class Saved:
 
     def __init__(self, taken: ReceptionSnapshot, server: StreamServer) -> None:
         frozen = taken.buffer
-        self.state = {"reception": taken.state}
+        self.state = taken.state
         self.buffer = dict(frozen.state())
         self.rows = {name: frozen.rows(name, 0, len(frozen)).copy() for name in frozen.fields}
         self.statics: FrozenStatics = frozen.statics
-        self.normalization = [server.normalization.rank_state()]
+        self.normalization = server.normalization.observed.state_dict()
+
+    def load(self, parts: Mapping[str, Any]) -> None:
+        for name, part in parts.items():
+            part.load_state_dict(self.state[name])
 
     def into_buffer(self, buffer: Buffer) -> None:
         for name in buffer.slots.arrays:
@@ -157,7 +161,7 @@ class Player:
         self.server = Vectorised()
         self.server.normalization = Normalization(SoloRanks(), {"mesh": (5, 3), "edges": (2,)})
         if saved is not None:
-            self.server.normalization.load_rank_states(saved.normalization)
+            self.server.normalization.observed.load_state_dict(saved.normalization)
         self.most_kept = 0
 
     def batches(self) -> Iterator[Rows]:
