@@ -1,6 +1,6 @@
 """The sample buffer: policies choose slots, slots hold samples, and `Buffer` connects two threads.
 
-Offers: batch_memory, buffer, pins, policy, redeal, row_copies, statics, window_buffer, windows.
+Offers: batch_memory, buffer, pins, policy, redeal, row_copies, statics.
 """
 
 from stream_server.buffers.buffer import Buffer

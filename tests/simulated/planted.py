@@ -46,7 +46,7 @@ def _say_durable_at_once(take: Callable[..., ReceptionSnapshot], self: Receiver)
 
 
 def _commit_with_the_first(advance: Callable[..., None], self: CheckpointAgreement, total: SaveState) -> None:
-    if self._stage is Stage.WRITING and total.written and self._said is not None:
+    if self._stage is Stage.WRITING and total.written and self._job is not None and self._job.done():
         total = total._replace(written=self._ranks.size)
     advance(self, total)
 

@@ -5,6 +5,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent import futures
 from contextlib import contextmanager
 from functools import partial
 from types import ModuleType, SimpleNamespace
@@ -216,6 +217,64 @@ class Thread:
         return self._task is not None and not self._task.has_ended
 
 
+class Future:
+    """concurrent.futures.Future, of a job that `ThreadPoolExecutor` was given."""
+
+    def __init__(self, threads: Threads) -> None:
+        self._threads = threads
+        self._is_done = False
+        self._result: Any = None
+        self._error: Exception | None = None
+
+    def done(self) -> bool:
+        return self._is_done
+
+    def exception(self, timeout: float | None = None) -> Exception | None:
+        if not self._threads.wait(self.done, timeout, "future"):
+            raise TimeoutError
+        return self._error
+
+    def result(self, timeout: float | None = None) -> Any:
+        if (error := self.exception(timeout)) is not None:
+            raise error
+        return self._result
+
+    def run(self, job: Callable[[], Any]) -> None:
+        try:
+            self._result = job()
+        except Exception as error:
+            self._error = error
+        self._is_done = True
+        self._threads.switch("future done")
+
+
+class ThreadPoolExecutor:
+    """concurrent.futures.ThreadPoolExecutor, with one thread, which `shutdown` waits for."""
+
+    def __init__(self, threads: Threads, max_workers: int, *, thread_name_prefix: str) -> None:
+        assert max_workers == 1
+        self._threads = threads
+        self._jobs = SimpleQueue(threads)
+        self._thread = Thread(threads, target=self._work, name=f"{thread_name_prefix}_0")
+
+    def submit(self, job: Callable[..., Any], *arguments: Any) -> Future:
+        future = Future(self._threads)
+        if self._thread.ident is None:
+            self._thread.start()
+        self._jobs.put((future, partial(job, *arguments)))
+        return future
+
+    def shutdown(self) -> None:
+        if self._thread.ident is not None:
+            self._jobs.put(None)
+            self._thread.join()
+
+    def _work(self) -> None:
+        while (item := self._jobs.get()) is not None:
+            future, job = item
+            future.run(job)
+
+
 class Clock:
     """The module `time`, as far as anybody here asks it. Other questions are answered by the real one."""
 
@@ -246,7 +305,8 @@ def switch_at_failpoint(threads: Threads, on_failpoint: Callable[[str], None] | 
 def names_of(threads: Threads) -> dict[str, Any]:
     """The stand-ins, by the names under which modules import what they stand for."""
     classes: dict[str, Any] = {
-        each.__name__: partial(each, threads) for each in (Lock, RLock, Condition, Event, SimpleQueue, Thread)
+        each.__name__: partial(each, threads)
+        for each in (Lock, RLock, Condition, Event, SimpleQueue, Thread, ThreadPoolExecutor)
     }
     return {
         **classes,
@@ -263,6 +323,7 @@ def stand_in(
     """Put the stand-ins into these modules, and make every failpoint a switch point, while the `with` block lasts."""
     names = names_of(threads)
     real = {"time": time, "threading": threading, "queue": queue, "SimpleQueue": queue.SimpleQueue}
+    real["ThreadPoolExecutor"] = futures.ThreadPoolExecutor
     real |= {name: getattr(threading, name) for name in ("Lock", "RLock", "Condition", "Event", "Thread")}
     undo: list[tuple[ModuleType, str, Any]] = []
     for module in modules:

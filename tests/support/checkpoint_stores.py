@@ -1,17 +1,19 @@
 """Small checkpoint folders, in which every file's bytes tell its checkpoint."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from stream_server.server.checkpoint.failures import SaveFailed
 from stream_server.server.checkpoint.folder import CheckpointFolder, Manifest
 from stream_server.server.checkpoint.incarnations import Incarnation, begin_incarnation
-from stream_server.server.checkpoint.saver import SaveCommitted, Saved, SaveOutcome, Saver
+from stream_server.server.checkpoint.saver import Saver
 from stream_server.server.checkpoint.search import find_usable
 from stream_server.server.ranks.communicator import SoloRanks
 from stream_server.storage.checksums import ChecksumFile, FileRecord
 from stream_server.storage.folders import PendingFile
+
+SaveOutcome = Path | Exception
+"""The folder of a committed checkpoint, or why there is none."""
 
 DEADLINE_S = 60.0
 PATHS = ("study.state", "model/model.state", "rank-0/samples.rows", "rank-0/rank.state", "rank-1/samples.rows")
@@ -48,33 +50,30 @@ def part(path: str, data: bytes) -> PendingFile:
     return PendingFile(path=path, write=write)
 
 
-def settle(saver: Saver) -> SaveOutcome:
-    assert saver.wait(DEADLINE_S)
-    outcome = saver.poll()
-    assert outcome is not None
-    return outcome
+def save_with(saver: Saver, number: int, files: Iterable[PendingFile], **manifest: int) -> SaveOutcome:
+    """A whole save by the only rank that writes; a failed one is discarded."""
+    try:
+        written = saver.write(number, [*files]).result(DEADLINE_S)
+        return saver.commit(manifest_of(number, written, **manifest)).result(DEADLINE_S)
+    except Exception as error:
+        saver.discard()
+        return error
 
 
 def save(
     folder: Path, number: int, *, incarnation: int = 1, keep: int = 2, files: Mapping[str, bytes] | None = None
 ) -> SaveOutcome:
     """A whole save by a rank that writes the files of both; a failed one is discarded."""
+    parts = [part(path, data) for path, data in (files or content(number)).items()]
     with Saver(CheckpointFolder(folder, keep=keep), incarnation=incarnation, rank=0) as saver:
-        saver.begin(number, [part(path, data) for path, data in (files or content(number)).items()])
-        outcome = settle(saver)
-        if isinstance(outcome, Saved):
-            saver.commit(number, manifest_of(number, outcome.files, incarnation=incarnation))
-            outcome = settle(saver)
-        if isinstance(outcome, SaveFailed):
-            saver.discard(number)
-        return outcome
+        return save_with(saver, number, parts, incarnation=incarnation)
 
 
 def store(folder: Path, *numbers: int) -> CheckpointFolder:
     """A folder with these checkpoints of incarnation 1."""
     start(folder)
     for number in numbers:
-        assert isinstance(save(folder, number, keep=len(numbers)), SaveCommitted)
+        assert isinstance(save(folder, number, keep=len(numbers)), Path)
     return CheckpointFolder(folder)
 
 

@@ -6,54 +6,30 @@ Why: docs/decisions/0040-first-checkpoint.md
 import math
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum, auto
-from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from stream_server.errors import StaleIncarnation
 from stream_server.failpoints import failpoint
-from stream_server.server.checkpoint.failures import FailedSaves, SaveFailed
-from stream_server.server.checkpoint.folder import MILESTONE_FILE, Manifest
-from stream_server.server.checkpoint.saver import SaveCommitted, Saved, Saver
+from stream_server.server.checkpoint.capture import StudyCapture
+from stream_server.server.checkpoint.failures import FailedSaves
+from stream_server.server.checkpoint.folder import MILESTONE_FILE
+from stream_server.server.checkpoint.saver import Saver
 from stream_server.server.progress.phases import Phases
 from stream_server.server.progress.progress import Progress
 from stream_server.server.progress.schedules import Schedule
 from stream_server.server.ranks.communicator import Ranks
 from stream_server.server.training.control_round import SaveState, agree
 from stream_server.server.user.callbacks import Callback
-from stream_server.storage.checksums import FileRecord
 from stream_server.storage.folders import PendingFile, records_from_json, records_to_json
 
 # Until there is a checkpoint, a crash takes the study back to its beginning.
 FIRST_S = 60.0
 LOOK_S = 0.05
 REST = 10
-
-
-class StudyState(Protocol):
-    """The state of a study that is saved. Main thread; collective."""
-
-    def capture(self) -> list[PendingFile]:
-        """Capture the state of this rank as it is now; gives the files, which are written later."""
-        ...
-
-    def manifest(self, checkpoint: int, files: Mapping[str, FileRecord]) -> Manifest:
-        """The manifest of a checkpoint with these files, on rank 0."""
-        ...
-
-    def committed(self, checkpoint: int, path: Path) -> None:
-        """Note that the state that was captured last is on disk."""
-        ...
-
-    def version(self) -> Any:
-        """A value that changes once there is anything new to save."""
-        ...
-
-    @property
-    def has_pressure(self) -> bool:
-        """Whether a checkpoint soon would spare simulations from being started again."""
-        ...
 
 
 class Stage(Enum):
@@ -91,7 +67,7 @@ class CheckpointAgreement(Callback):
         *,
         ranks: Ranks,
         saver: Saver,
-        study: StudyState,
+        study: StudyCapture,
         newest: int,
         schedule: Schedule,
         every_s: float,
@@ -113,10 +89,11 @@ class CheckpointAgreement(Callback):
         self._phases = phases
         self._milestones = milestones
         self._clock = clock
-        self._failed = FailedSaves(rank=ranks.rank, clock=clock)
+        self._failed = FailedSaves(saver.checkpoints.folder, rank=ranks.rank, clock=clock)
         self._stage = Stage.NONE
         self._checkpoint = newest
-        self._said: Saved | SaveCommitted | SaveFailed | None = None
+        # What this rank has to do in the stage, if anything.
+        self._job: Future[Any] | None = None
         self._version: Any = None
         self._taken_at = clock()
         self._taken_batch = self._saved_batch = progress.batches
@@ -143,16 +120,15 @@ class CheckpointAgreement(Callback):
         Raises:
             StaleIncarnation: a newer server has taken over, and this one must not go on.
         """
-        if self._stage in (Stage.WRITING, Stage.COMMITTING) and self._said is None:
-            self._said = self._saver.poll()
-        said = self._said
-        if isinstance(said, SaveFailed) and isinstance(said.error, StaleIncarnation):
-            raise said.error
+        is_done = self._job is not None and self._job.done()
+        error = self._error
+        if isinstance(error, StaleIncarnation):
+            raise error
         return SaveState(
             wanted=self._stage is Stage.NONE and self._is_wanted(),
-            written=isinstance(said, Saved),
-            failed=isinstance(said, SaveFailed),
-            committed=isinstance(said, SaveCommitted),
+            written=self._stage is Stage.WRITING and is_done and error is None,
+            failed=error is not None,
+            committed=self._stage is Stage.COMMITTING and is_done and error is None,
         )
 
     def advance(self, total: SaveState) -> None:
@@ -190,9 +166,8 @@ class CheckpointAgreement(Callback):
         with self._phases.measure("checkpoint"):
             self._checkpoint += 1
             self._version = self._study.version()
-            self._said = None
             kept = self._milestones.parts(self._ranks.rank) if self._milestones else []
-            self._saver.begin(self._checkpoint, [*self._study.capture(), *kept])
+            self._job = self._saver.write(self._checkpoint, [*self._study.capture(), *kept])
         self._stage = Stage.WRITING
 
     def take_last(self) -> bool:
@@ -223,7 +198,9 @@ class CheckpointAgreement(Callback):
 
     def _wait_for_save(self) -> None:
         while self._stage in (Stage.WRITING, Stage.COMMITTING):
-            self._saver.wait(LOOK_S)
+            if self._job is not None:
+                with suppress(TimeoutError):
+                    self._job.exception(LOOK_S)
             self.advance(agree(self._ranks, self.state()))
 
     def _is_wanted(self) -> bool:
@@ -239,31 +216,29 @@ class CheckpointAgreement(Callback):
         return is_milestone or (wanted and self._study.version() != self._version)
 
     def _commit(self) -> None:
-        assert isinstance(self._said, Saved)
-        gathered = self._ranks.gather(records_to_json(self._said.files))
-        self._said = None
-        self._stage = Stage.COMMITTING
+        assert self._job is not None
+        gathered = self._ranks.gather(records_to_json(self._job.result()))
+        self._stage, self._job = Stage.COMMITTING, None
         failpoint("server.all_written")
         if gathered is not None:
             files = {path: record for of_rank in gathered for path, record in records_from_json(of_rank).items()}
-            self._saver.commit(self._checkpoint, self._study.manifest(self._checkpoint, files))
+            self._job = self._saver.commit(self._study.manifest(self._checkpoint, files))
 
     def _conclude(self) -> None:
         failpoint("server.before_conclusion")
-        path = self._saver.path(self._checkpoint)
         self.newest = self._checkpoint
         self._saved_batch = self._taken_batch
         self.counts.committed += 1
         self.counts.degraded = False
         self._failed.clear(self.newest)
         self._end()
-        self._study.committed(self._checkpoint, path)
+        self._study.committed(self._checkpoint, self._saver.checkpoints.path(self._checkpoint))
 
     def _give_up(self) -> None:
-        self._saver.discard(self._checkpoint)
+        self._saver.discard()
         self.counts.failed += 1
         self.counts.degraded = True
-        self._failed.note(self._said if isinstance(self._said, SaveFailed) else None, newest=self.newest)
+        self._failed.note(self._error, newest=self.newest)
         if self._milestones:
             self._milestones.take_back()
         # It is tried again even if nothing new has come.
@@ -271,9 +246,13 @@ class CheckpointAgreement(Callback):
         self._end()
 
     def _end(self) -> None:
-        self._said = None
         self._last_s = self._clock() - self._taken_at
-        self._stage = Stage.NONE
+        self._stage, self._job = Stage.NONE, None
+
+    @property
+    def _error(self) -> BaseException | None:
+        """Why the job of this rank has failed, if it has."""
+        return self._job.exception() if self._job is not None and self._job.done() else None
 
 
 class Milestones:

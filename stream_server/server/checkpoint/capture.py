@@ -93,9 +93,11 @@ class StudyCapture:
 
     @property
     def has_pressure(self) -> bool:
+        """Whether a checkpoint soon would spare simulations from being started again."""
         return self.source.has_pressure
 
     def version(self) -> tuple[int, int]:
+        """A value that changes once there is anything new to save."""
         return self.progress.batches, self.source.num_received
 
     def capture(self) -> list[PendingFile]:
@@ -131,6 +133,7 @@ class StudyCapture:
         )
 
     def committed(self, checkpoint: int, path: Path) -> None:
+        """Note that the state that was captured last is on disk."""
         taken, self._taken = self._taken, None
         assert taken is not None
         self.source.committed(taken, checkpoint, self._batches)

@@ -5,7 +5,6 @@ import logging
 import math
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 from stream_server.errors import StreamServerError
@@ -24,14 +23,14 @@ _FULL = {
 _log = logging.getLogger(__name__)
 
 
-def cause_of(error: Exception) -> str:
+def cause_of(error: BaseException) -> str:
     """The kind of failure, the same whichever file it was met at."""
     if not isinstance(error, OSError) or error.errno is None:
         return f"{type(error).__name__}: {error}"
     return _FULL.get(error.errno) or error.strerror or type(error).__name__
 
 
-def reason_of(error: Exception, folder: Path) -> str:
+def reason_of(error: BaseException, folder: Path) -> str:
     """A sentence for people about an error that was met while writing below `folder`."""
     if not isinstance(error, OSError) or error.errno not in _FULL:
         return f"{type(error).__name__}: {error}"
@@ -43,38 +42,21 @@ def reason_of(error: Exception, folder: Path) -> str:
     return f"{_FULL[error.errno]}{where} ({folder}: {free})"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SaveFailed:
-    """This rank's part of a save, or the commit, failed; what it had written is removed. `reason` is for people.
-
-    `cause` is the same for all failures of one kind, while `reason` also tells where it was and how much room there is.
-    """
-
-    number: int
-    error: Exception
-    reason: str
-
-    @property
-    def cause(self) -> str:
-        return cause_of(self.error)
-
-
 class FailedSaves:
-    """Failures of checkpoints on one rank. Main thread only.
+    """Failures of checkpoints on one rank, whose folder is `folder`. Main thread only.
 
     After the n-th failure in a row the next try waits at least `FIRST_PAUSE_S` · 2^(n-1), at most `LONGEST_PAUSE_S`: a
     disk that is full stays so for a while, and each try costs a copy of the state and the writing of what still fits.
-    The log has one warning per cause, until another cause or a success follows, which says how many failed.
-    `warnings` are those for the report.
+    The log has one warning per cause, until another cause or a success follows. `warnings` are those for the report.
     """
 
-    def __init__(self, *, rank: int, clock: Callable[[], float]) -> None:
+    def __init__(self, folder: Path, *, rank: int, clock: Callable[[], float]) -> None:
+        self._folder = folder
         self._rank = rank
         self._clock = clock
         self._num_in_row = 0
         self._not_before = -math.inf
-        self._cause: str | None = None
-        self._num_of_cause = 0
+        self._cause = ""
         self._seen: dict[str, tuple[int, str]] = {}
 
     @property
@@ -87,41 +69,31 @@ class FailedSaves:
         """One line per cause of failures on this rank, with the newest details."""
         return [f"{num} of the checkpoints failed: {reason}" for num, reason in self._seen.values()]
 
-    def note(self, failed: SaveFailed | None, *, newest: int) -> None:
-        """A checkpoint failed; `failed` says why if it was on this rank, and `newest` is the last good one."""
+    def note(self, error: BaseException | None, *, newest: int) -> None:
+        """A checkpoint failed; `error` says why if it was on this rank, and `newest` is the last good one."""
         self._num_in_row += 1
         pause_s = min(FIRST_PAUSE_S * 2.0 ** min(self._num_in_row - 1, 30), LONGEST_PAUSE_S)
         self._not_before = self._clock() + pause_s
-        cause, reason = "a failure on another rank", "another rank could not write its part"
-        if failed is not None:
-            cause, reason = failed.cause, failed.reason
+        # On a full disk ranks fail one after another, and only the first failure is news.
+        cause, reason = self._cause or "a failure on another rank", "another rank could not write its part"
+        if error is not None:
+            cause, reason = cause_of(error), reason_of(error, self._folder)
             self._seen[cause] = self._seen.get(cause, (0, ""))[0] + 1, reason
-        elif self._cause is not None:
-            # On a full disk ranks fail one after another, and only the first failure is news.
-            cause = self._cause
-        if cause != self._cause:
-            before = f" ({self._before})" if self._cause is not None else ""
-            self._cause, self._num_of_cause = cause, 0
-            # One line on rank 0's screen; the other ranks log what happened to themselves.
-            if failed is not None or self._rank == 0:
-                is_expected = failed is None or isinstance(failed.error, OSError | StreamServerError)
-                _log.warning(
-                    "a checkpoint failed: %s%s; checkpoint %d is still good, training goes on, and the next try waits "
-                    "%g s, later ones longer",
-                    reason,
-                    before,
-                    newest,
-                    pause_s,
-                    exc_info=None if is_expected or failed is None else failed.error,
-                )
-        self._num_of_cause += 1
+        # One line on rank 0's screen; the other ranks log what happened to themselves.
+        if cause != self._cause and (error is not None or self._rank == 0):
+            is_expected = error is None or isinstance(error, OSError | StreamServerError)
+            _log.warning(
+                "a checkpoint failed: %s; checkpoint %d is still good, training goes on, and the next try waits %g s, "
+                "later ones longer",
+                reason,
+                newest,
+                pause_s,
+                exc_info=None if is_expected else error,
+            )
+        self._cause = cause
 
     def clear(self, number: int) -> None:
         """Checkpoint `number` is committed."""
-        if self._cause is not None and self._rank == 0:
-            _log.warning("checkpoint %d is committed (%s)", number, self._before)
-        self._num_in_row, self._not_before, self._cause = 0, -math.inf, None
-
-    @property
-    def _before(self) -> str:
-        return f"after {self._num_of_cause} that failed because of: {self._cause}"
+        if self._num_in_row and self._rank == 0:
+            _log.warning("checkpoint %d is committed, after %d that failed", number, self._num_in_row)
+        self._num_in_row, self._not_before, self._cause = 0, -math.inf, ""

@@ -5,16 +5,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from stream_server.server.checkpoint.failures import SaveFailed
 from stream_server.server.checkpoint.folder import CheckpointFolder
 from stream_server.server.checkpoint.incarnations import read_incarnations
-from stream_server.server.checkpoint.saver import SaveCommitted, Saved, Saver
+from stream_server.server.checkpoint.saver import Saver
 from stream_server.server.checkpoint.search import find_usable
 from stream_server.server.ranks.communicator import SoloRanks
 from stream_server.storage.checksums import ChecksumFile
 from stream_server.storage.folders import PendingFile
 from tests.disk.scenarios.scenario import Tell
-from tests.support.checkpoint_stores import manifest_of, names, part, read, settle, start
+from tests.support.checkpoint_stores import DEADLINE_S, manifest_of, names, part, read, start
 
 STORE = "run/checkpoints"
 
@@ -109,17 +108,14 @@ def save_parts(
 ) -> None:
     """Write and commit a checkpoint of these files, or give it up if one of them `fails`."""
     with Saver(Telling(store, Good(number, incarnation), tell), incarnation=incarnation, rank=0) as saver:
-        saver.begin(number, parts)
-        outcome = settle(saver)
+        written = saver.write(number, parts)
         if fails:
-            assert isinstance(outcome, SaveFailed)
-            saver.discard(number)
+            assert written.exception(DEADLINE_S) is not None
+            saver.discard()
             return
-        assert isinstance(outcome, Saved), outcome
+        files = written.result(DEADLINE_S)
         tell(Saving(number, incarnation))
-        saver.commit(number, manifest_of(number, outcome.files, incarnation=incarnation))
-        outcome = settle(saver)
-        assert isinstance(outcome, SaveCommitted), outcome
+        saver.commit(manifest_of(number, files, incarnation=incarnation)).result(DEADLINE_S)
 
 
 def newest(store: Path) -> Good:

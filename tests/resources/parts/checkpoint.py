@@ -4,13 +4,13 @@ import random
 from collections.abc import Iterator
 from pathlib import Path
 
-from stream_server.server.checkpoint.failures import SaveFailed
+from stream_server.server.checkpoint.failures import reason_of
 from stream_server.server.checkpoint.folder import CheckpointFolder
 from stream_server.server.checkpoint.incarnations import read_incarnations
-from stream_server.server.checkpoint.saver import SaveCommitted, Saved, SaveOutcome, Saver
+from stream_server.server.checkpoint.saver import Saver
 from stream_server.server.checkpoint.search import find_usable
 from stream_server.server.ranks.communicator import SoloRanks
-from tests.support.checkpoint_stores import PATHS, manifest_of, names, part, settle, start
+from tests.support.checkpoint_stores import PATHS, SaveOutcome, names, part, save_with, start
 from tests.support.small_disk import PAGE, SmallDisk
 
 LARGEST_FILE = 8 * PAGE
@@ -23,17 +23,17 @@ def case(disk: SmallDisk, folder: Path, num_pages: int, draw: random.Random) -> 
     start(folder)
     with Saver(checkpoints, incarnation=1, rank=0) as saver:
         for number in (1, 2):
-            assert isinstance(_save(saver, number, sizes), SaveCommitted)
+            assert isinstance(_save(saver, number, sizes), Path)
         disk.leave(num_pages * PAGE)
         outcome = _save(saver, 3, sizes)
-    yield from _wrong_outcome(outcome, names(folder))
+    yield from _wrong_outcome(outcome, folder)
     yield from _damage(checkpoints, sizes)
     disk.leave(0)
     yield from _wrong_incarnations(folder)
     disk.clear()
     incarnation = read_incarnations(folder).newest
     with Saver(checkpoints, incarnation=incarnation, rank=0) as saver:
-        if not isinstance(_save(saver, 5, sizes, incarnation=incarnation), SaveCommitted):
+        if not isinstance(_save(saver, 5, sizes, incarnation=incarnation), Path):
             yield "the next save was not committed on a disk that is clear"
     manifest = find_usable(checkpoints, SoloRanks())
     if manifest is None or manifest.checkpoint != 5:
@@ -41,10 +41,11 @@ def case(disk: SmallDisk, folder: Path, num_pages: int, draw: random.Random) -> 
     yield from _damage(checkpoints, sizes)
 
 
-def _wrong_outcome(outcome: SaveOutcome, left: set[str]) -> Iterator[str]:
-    if isinstance(outcome, SaveFailed) and not outcome.reason.startswith("the disk is full"):
-        yield f"the reason is {outcome.reason!r}"
-    expected = {"000001", "000002"} if isinstance(outcome, SaveFailed) else {"000002", "000003"}
+def _wrong_outcome(outcome: SaveOutcome, folder: Path) -> Iterator[str]:
+    left = names(folder)
+    if isinstance(outcome, Exception) and not (reason := reason_of(outcome, folder)).startswith("the disk is full"):
+        yield f"the reason is {reason!r}"
+    expected = {"000001", "000002"} if isinstance(outcome, Exception) else {"000002", "000003"}
     if left != expected:
         yield f"after {outcome} there are {sorted(left)}"
 
@@ -59,14 +60,8 @@ def _wrong_incarnations(folder: Path) -> Iterator[str]:
 
 
 def _save(saver: Saver, number: int, sizes: list[int], incarnation: int = 1) -> SaveOutcome:
-    saver.begin(number, [part(path, _content(number, i, sizes[i])) for i, path in enumerate(PATHS)])
-    outcome = settle(saver)
-    if isinstance(outcome, Saved):
-        saver.commit(number, manifest_of(number, outcome.files, incarnation=incarnation))
-        outcome = settle(saver)
-    if isinstance(outcome, SaveFailed):
-        saver.discard(number)
-    return outcome
+    parts = [part(path, _content(number, i, sizes[i])) for i, path in enumerate(PATHS)]
+    return save_with(saver, number, parts, incarnation=incarnation)
 
 
 def _content(number: int, place: int, size: int) -> bytes:

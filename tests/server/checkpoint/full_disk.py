@@ -9,21 +9,15 @@ import resource
 import sys
 from pathlib import Path
 
-from stream_server.server.checkpoint.failures import SaveFailed
+from stream_server.server.checkpoint.failures import reason_of
 from stream_server.server.checkpoint.folder import CheckpointFolder
-from stream_server.server.checkpoint.saver import SaveCommitted, Saved, SaveOutcome, Saver
-from tests.support.checkpoint_stores import manifest_of, names, part, settle, start
+from stream_server.server.checkpoint.saver import Saver
+from tests.support.checkpoint_stores import SaveOutcome, names, part, save_with, start
 
 
 def save(saver: Saver, number: int, size: int) -> SaveOutcome:
-    saver.begin(number, [part("rank-0/samples.rows", bytes([number]) * size), part("study.state", b"study")])
-    outcome = settle(saver)
-    if isinstance(outcome, Saved):
-        saver.commit(number, manifest_of(number, outcome.files))
-        outcome = settle(saver)
-    if isinstance(outcome, SaveFailed):
-        saver.discard(number)
-    return outcome
+    parts = [part("rank-0/samples.rows", bytes([number]) * size), part("study.state", b"study")]
+    return save_with(saver, number, parts)
 
 
 def main(folder: Path, limit: int | None) -> None:
@@ -33,17 +27,17 @@ def main(folder: Path, limit: int | None) -> None:
     checkpoints = CheckpointFolder(folder, keep=2)
     with Saver(checkpoints, incarnation=1, rank=0) as saver:
         number, outcome = 0, None
-        while not isinstance(outcome, SaveFailed):
+        while not isinstance(outcome, Exception):
             number += 1
             outcome = save(saver, number, number << 18)
-        print(outcome.reason.partition(" (")[0])
+        print(reason_of(outcome, folder).partition(" (")[0])
     good = [f"{number - 2:06d}", f"{number - 1:06d}"]
     assert names(folder) == set(good), names(folder)
     for name in good:
         manifest = checkpoints.manifest(int(name))
         assert not checkpoints.verify(manifest, manifest.files)
     with Saver(checkpoints, incarnation=1, rank=0) as saver:
-        assert isinstance(save(saver, number + 1, 10), SaveCommitted)
+        assert isinstance(save(saver, number + 1, 10), Path)
     assert names(folder) == {good[1], f"{number + 1:06d}"}
 
 

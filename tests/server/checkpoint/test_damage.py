@@ -8,8 +8,8 @@ import pytest
 
 from stream_server.errors import DamagedCheckpoint, NoUsableCheckpoint
 from stream_server.server.checkpoint.folder import CheckpointFolder
-from stream_server.server.checkpoint.saver import Saved, Saver
-from tests.support.checkpoint_stores import content, manifest_of, names, part, restart, settle, start, store
+from stream_server.server.checkpoint.saver import Saver
+from tests.support.checkpoint_stores import content, names, part, restart, save_with, start, store
 
 NAMES = [*content(1), "manifest.json"]
 
@@ -79,11 +79,7 @@ def test_random_damage_of_a_large_file_is_noticed(tmp_path: Path) -> None:
     generator = random.Random(0)
     data = generator.randbytes(9 << 20)
     with Saver(checkpoints, incarnation=1, rank=0) as saver:
-        saver.begin(1, [part("rank-0/samples.rows", data)])
-        saved = settle(saver)
-        assert isinstance(saved, Saved)
-        saver.commit(1, manifest_of(1, saved.files))
-        settle(saver)
+        assert isinstance(save_with(saver, 1, [part("rank-0/samples.rows", data)]), Path)
     path = checkpoints.path(1) / "rank-0/samples.rows"
     for _ in range(40):
         place = generator.randrange(len(data))

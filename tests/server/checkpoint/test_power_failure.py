@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from stream_server.server.checkpoint.incarnations import read_incarnations
-from stream_server.server.checkpoint.saver import SaveCommitted
 from tests.disk.model import History
 from tests.disk.recording import recorded
 from tests.disk.scratch import Scratch, put, taken
@@ -24,7 +23,7 @@ def recorded_save(folder: Path, *, unheard: tuple[str, ...] = ()) -> History:
     """Save checkpoint 3 into a folder with checkpoints 1 and 2, of which 1 is removed."""
     store(folder, 1, 2)
     with recorded(folder, taken(folder), unheard=unheard) as history:
-        assert isinstance(save(folder, 3), SaveCommitted)
+        assert isinstance(save(folder, 3), Path)
     return history
 
 

@@ -6,12 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from stream_server.server.checkpoint.failures import SaveFailed
+from stream_server.errors import StaleIncarnation
+from stream_server.server.checkpoint.failures import cause_of, reason_of
 from stream_server.server.checkpoint.folder import CheckpointFolder
-from stream_server.server.checkpoint.saver import SaveCommitted, Saved, Saver
+from stream_server.server.checkpoint.saver import Saver
 from stream_server.storage.checksums import CHUNK_BYTES, SMALL_BYTES, ChecksumFile
 from stream_server.storage.folders import PendingFile
-from tests.support.checkpoint_stores import DEADLINE_S, manifest_of, names, part, settle, start, store
+from tests.support.checkpoint_stores import DEADLINE_S, manifest_of, names, part, save_with, start, store
 
 
 class Gate:
@@ -65,41 +66,27 @@ def saver_of(checkpoints: CheckpointFolder, rank: int = 0) -> Saver:
 def test_a_save_does_not_keep_the_main_thread(checkpoints: CheckpointFolder) -> None:
     gate = Gate()
     with saver_of(checkpoints) as saver:
-        saver.begin(1, [gate.part])
+        written = saver.write(1, [gate.part])
         assert gate.entered.wait(DEADLINE_S)
-        assert saver.poll() is None
-        assert not saver.wait(0)
+        assert not written.done()
         gate.opened.set()
-        assert isinstance(settle(saver), Saved)
+        assert [*written.result(DEADLINE_S)] == ["rank-0/slow"]
 
 
 def test_it_writes_in_a_thread_of_its_rank(checkpoints: CheckpointFolder) -> None:
     found = []
     with saver_of(checkpoints, rank=3) as saver:
-        saver.begin(1, [PendingFile(path="rank-3/x", write=lambda _: found.append(threading.current_thread().name))])
-        settle(saver)
-    assert found == ["checkpoint-3"]
-
-
-def test_each_outcome_is_given_once(checkpoints: CheckpointFolder) -> None:
-    with saver_of(checkpoints) as saver:
-        saver.begin(1, [part("rank-0/x", b"x")])
-        assert isinstance(settle(saver), Saved)
-        assert saver.poll() is None
+        named = PendingFile(path="rank-3/x", write=lambda _: found.append(threading.current_thread().name))
+        saver.write(1, [named]).result(DEADLINE_S)
+    assert found == ["checkpoint-3_0"]
 
 
 def test_ranks_write_side_by_side_and_rank_0_commits(checkpoints: CheckpointFolder) -> None:
     with saver_of(checkpoints, 0) as first, saver_of(checkpoints, 1) as second:
-        first.begin(1, [part("study.state", b"study"), part("rank-0/x", b"0")])
-        second.begin(1, [part("rank-1/x", b"1")])
-        files = {}
-        for saver in (first, second):
-            saved = settle(saver)
-            assert isinstance(saved, Saved)
-            files.update(saved.files)
-        first.commit(1, manifest_of(1, files))
-        committed = settle(first)
-    assert committed == SaveCommitted(number=1, path=checkpoints.path(1))
+        parts = [part("study.state", b"study"), part("rank-0/x", b"0")]
+        written = [first.write(1, parts), second.write(1, [part("rank-1/x", b"1")])]
+        files = {path: record for it in written for path, record in it.result(DEADLINE_S).items()}
+        assert first.commit(manifest_of(1, files)).result(DEADLINE_S) == checkpoints.path(1)
     manifest = checkpoints.manifest(1)
     assert set(manifest.files) == {"study.state", "rank-0/x", "rank-1/x"}
     assert checkpoints.verify(manifest, manifest.files) == {}
@@ -109,39 +96,19 @@ def test_a_part_that_fails_fails_the_save_and_leaves_nothing(checkpoints: Checkp
     error = OSError(28, "No space left on device")
     parts = [Counted("rank-0/a"), Counted("rank-0/b", error), Counted("rank-0/c")]
     with saver_of(checkpoints) as saver:
-        saver.begin(1, [it.part for it in parts])
-        failed = settle(saver)
-        assert isinstance(failed, SaveFailed)
-        assert failed.error is error
+        assert saver.write(1, [it.part for it in parts]).exception(DEADLINE_S) is error
         assert names(checkpoints.folder) == set()
-        saver.discard(1)
-        saver.begin(2, [part("rank-0/x", b"x")])
-        assert isinstance(settle(saver), Saved)
+        saver.discard()
+        assert saver.write(2, [part("rank-0/x", b"x")]).exception(DEADLINE_S) is None
     assert [it.num_written for it in parts] == [1, 1, 0]
     assert [it.num_released for it in parts] == [1, 1, 1]
 
 
-def test_a_mistake_of_ours_is_named(checkpoints: CheckpointFolder) -> None:
-    with saver_of(checkpoints) as saver:
-        saver.begin(1, [Counted("rank-0/a", TypeError("a Foo")).part])
-        failed = settle(saver)
-    assert isinstance(failed, SaveFailed)
-    assert (failed.reason, failed.cause) == ("TypeError: a Foo", "TypeError: a Foo")
-
-
-def test_the_cause_of_a_full_disk_is_the_same_at_every_file(checkpoints: CheckpointFolder) -> None:
-    with saver_of(checkpoints) as saver:
-        failures = []
-        for number in (1, 2):
-            full = OSError(28, "No space left on device", f"checkpoints/{number:06d}/rank-0/a")
-            saver.begin(number, [Counted("rank-0/a", full).part])
-            failures.append(settle(saver))
-            saver.discard(number)
-    first, second = failures
-    assert isinstance(first, SaveFailed)
-    assert isinstance(second, SaveFailed)
-    assert first.reason != second.reason
-    assert first.cause == second.cause == "the disk is full"
+def test_the_cause_of_a_full_disk_is_the_same_at_every_file() -> None:
+    errors = [OSError(28, "No space left on device", f"checkpoints/{number:06d}/rank-0/a") for number in (1, 2)]
+    assert len({reason_of(error, Path()) for error in errors}) == 2
+    assert {cause_of(error) for error in errors} == {"the disk is full"}
+    assert cause_of(TypeError("a Foo")) == reason_of(TypeError("a Foo"), Path()) == "TypeError: a Foo"
 
 
 def test_parts_are_released_once_even_if_releasing_fails(checkpoints: CheckpointFolder) -> None:
@@ -156,47 +123,29 @@ def test_parts_are_released_once_even_if_releasing_fails(checkpoints: Checkpoint
 
     parts = [PendingFile(path=f"rank-0/{name}", write=lambda _: None, release=release(name)) for name in "abc"]
     with saver_of(checkpoints) as saver:
-        saver.begin(1, parts)
-        assert isinstance(settle(saver), SaveFailed)
+        assert isinstance(saver.write(1, parts).exception(DEADLINE_S), RuntimeError)
     assert sorted(released) == ["a", "b", "c"]
 
 
 def test_a_part_is_released_before_the_next_is_written(checkpoints: CheckpointFolder) -> None:
     first, gate = Counted("rank-0/a"), Gate()
     with saver_of(checkpoints) as saver:
-        saver.begin(1, [first.part, gate.part])
+        saver.write(1, [first.part, gate.part])
         assert gate.entered.wait(DEADLINE_S)
         assert (first.num_released, gate.num_released) == (1, 0)
         gate.opened.set()
-        settle(saver)
     assert gate.num_released == 1
-
-
-def test_a_discarded_save_ends_early_and_gives_no_outcome(checkpoints: CheckpointFolder) -> None:
-    gate, last = Gate(), Counted("rank-0/last")
-    with saver_of(checkpoints) as saver:
-        saver.begin(1, [gate.part, last.part])
-        assert gate.entered.wait(DEADLINE_S)
-        saver.discard(1)
-        saver.begin(2, [part("rank-0/x", b"x")])
-        gate.opened.set()
-        saved = settle(saver)
-    assert isinstance(saved, Saved)
-    assert saved.number == 2
-    assert (gate.num_released, last.num_written, last.num_released) == (1, 0, 1)
-    assert names(checkpoints.folder) == {"000002.incarnation-1.tmp"}
 
 
 def test_a_rank_discards_its_own_files_only(checkpoints: CheckpointFolder) -> None:
     with saver_of(checkpoints, 0) as first:
         with saver_of(checkpoints, 1) as second:
             for rank, saver in enumerate((first, second)):
-                saver.begin(1, [part(f"rank-{rank}/x", b"x")])
-                settle(saver)
-            second.discard(1)
+                saver.write(1, [part(f"rank-{rank}/x", b"x")]).result(DEADLINE_S)
+            second.discard()
         left = [path for path in checkpoints.temporary(1, 1).rglob("*") if path.is_file()]
         assert left == [checkpoints.temporary(1, 1) / "rank-0/x"]
-        first.discard(1)
+        first.discard()
     assert names(checkpoints.folder) == set()
 
 
@@ -210,7 +159,7 @@ def test_leaving_ends_a_save_that_is_being_written(checkpoints: CheckpointFolder
 
     last = Counted("rank-0/last")
     with saver_of(checkpoints) as saver:
-        saver.begin(1, [PendingFile(path="rank-0/endless", write=write_for_ever), last.part])
+        saver.write(1, [PendingFile(path="rank-0/endless", write=write_for_ever), last.part])
         assert entered.wait(DEADLINE_S)
     assert (last.num_written, last.num_released) == (0, 1)
     assert names(checkpoints.folder) == set()
@@ -218,10 +167,8 @@ def test_leaving_ends_a_save_that_is_being_written(checkpoints: CheckpointFolder
 
 def test_leaving_finishes_a_commit(checkpoints: CheckpointFolder) -> None:
     with saver_of(checkpoints) as saver:
-        saver.begin(1, [part("rank-0/x", b"x")])
-        saved = settle(saver)
-        assert isinstance(saved, Saved)
-        saver.commit(1, manifest_of(1, saved.files))
+        files = saver.write(1, [part("rank-0/x", b"x")]).result(DEADLINE_S)
+        saver.commit(manifest_of(1, files))
     assert names(checkpoints.folder) == {"000001"}
 
 
@@ -235,36 +182,17 @@ def test_a_prune_that_fails_does_not_undo_the_commit(
 
     monkeypatch.setattr(CheckpointFolder, "prune", fail)
     with saver_of(checkpoints) as saver:
-        saver.begin(3, [part("rank-0/x", b"x")])
-        saved = settle(saver)
-        assert isinstance(saved, Saved)
-        saver.commit(3, manifest_of(3, saved.files))
-        assert isinstance(settle(saver), SaveCommitted)
+        assert save_with(saver, 3, [part("rank-0/x", b"x")]) == checkpoints.path(3)
     assert "old checkpoints could not be removed: the disk fails" in caplog.text
 
 
 def test_a_failed_commit_leaves_nothing(checkpoints: CheckpointFolder) -> None:
     start(checkpoints.folder)
     with saver_of(checkpoints) as saver:
-        saver.begin(1, [part("rank-0/x", b"x")])
-        saved = settle(saver)
-        assert isinstance(saved, Saved)
-        saver.commit(1, manifest_of(1, saved.files))
-        assert isinstance(settle(saver), SaveFailed)
+        assert isinstance(save_with(saver, 1, [part("rank-0/x", b"x")]), StaleIncarnation)
     assert names(checkpoints.folder) == set()
 
 
-def test_a_rank_with_nothing_to_write_is_saved(checkpoints: CheckpointFolder) -> None:
+def test_a_rank_with_nothing_to_write_has_written(checkpoints: CheckpointFolder) -> None:
     with saver_of(checkpoints, 1) as saver:
-        saver.begin(1, [])
-        assert settle(saver) == Saved(number=1, files={})
-
-
-def test_one_save_at_a_time(checkpoints: CheckpointFolder) -> None:
-    gate = Gate()
-    with saver_of(checkpoints) as saver:
-        saver.begin(1, [gate.part])
-        with pytest.raises(AssertionError, match="still under way"):
-            saver.begin(2, [])
-        gate.opened.set()
-        settle(saver)
+        assert saver.write(1, []).result(DEADLINE_S) == {}

@@ -2,7 +2,8 @@
 
 import errno
 import itertools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,8 @@ import pytest
 
 from stream_server.errors import StaleIncarnation
 from stream_server.server.checkpoint.agreement import CheckpointAgreement, Milestones
-from stream_server.server.checkpoint.failures import FIRST_PAUSE_S, LONGEST_PAUSE_S, FailedSaves, SaveFailed
-from stream_server.server.checkpoint.folder import Manifest
-from stream_server.server.checkpoint.saver import SaveCommitted, Saved, SaveOutcome
+from stream_server.server.checkpoint.failures import FIRST_PAUSE_S, LONGEST_PAUSE_S, FailedSaves
+from stream_server.server.checkpoint.folder import CheckpointFolder, Manifest
 from stream_server.server.progress.length import TrainingLength
 from stream_server.server.progress.phases import Phases
 from stream_server.server.progress.progress import Progress
@@ -30,7 +30,7 @@ RECORD = FileRecord(num_bytes=1, xxh3="0" * 32)
 class FakeSaver:
     """Ends every job at once, as `script` says: one word for each, "ok" by default.
 
-    A word that begins with "slow" ends the job only once `is_quick` is set.
+    A word that begins with "slow" ends the job only once `quicken` is called.
     """
 
     def __init__(self, rank: int, script: list[str] | None = None) -> None:
@@ -38,45 +38,39 @@ class FakeSaver:
         self.script = script or []
         self.began: list[int] = []
         self.milestones: list[int] = []
-        self.discarded: list[int] = []
+        self.num_discarded = 0
         self.manifests: list[Manifest] = []
-        self.is_quick = False
-        self._outcome: SaveOutcome | None = None
-        self._is_slow = False
+        self.quicken: Callable[[], None] = lambda: None
+        self.checkpoints = CheckpointFolder(Path())
 
-    def begin(self, number: int, parts: list[PendingFile]) -> None:
+    def write(self, number: int, parts: list[PendingFile]) -> Future[dict[str, FileRecord]]:
         self.began.append(number)
         self.milestones += [number for part in parts if part.path == "milestone.txt"]
-        self._outcome = self._ended(Saved(number=number, files={f"rank-{self.rank}/x": RECORD}))
+        return self._job({f"rank-{self.rank}/x": RECORD})
 
-    def commit(self, number: int, manifest: Manifest) -> None:
+    def commit(self, manifest: Manifest) -> Future[Path]:
         self.manifests.append(manifest)
-        self._outcome = self._ended(SaveCommitted(number=number, path=self.path(number)))
+        return self._job(self.checkpoints.path(manifest.checkpoint))
 
-    def discard(self, number: int) -> None:
-        self.discarded.append(number)
-        self._outcome = None
+    def discard(self) -> None:
+        self.num_discarded += 1
 
-    def poll(self) -> SaveOutcome | None:
-        if self._is_slow and not self.is_quick:
-            return None
-        outcome, self._outcome = self._outcome, None
-        return outcome
-
-    def wait(self, timeout_s: float) -> bool:
-        return self._outcome is not None
-
-    def path(self, number: int) -> Path:
-        return Path(str(number))
-
-    def _ended(self, good: SaveOutcome) -> SaveOutcome:
+    def _job(self, result: Any) -> Future[Any]:
         slow, word = (self.script.pop(0) if self.script else "ok").rpartition("slow ")[1:]
-        self._is_slow = bool(slow)
-        if word == "ok":
-            return good
-        errors = {"stale": StaleIncarnation(word), "a bug": TypeError(word)}
-        error = errors.get(word) or OSError(word)
-        return SaveFailed(number=good.number, error=error, reason=word)
+        job: Future[Any] = Future()
+
+        def end() -> None:
+            if word == "ok":
+                job.set_result(result)
+                return
+            errors = {"stale": StaleIncarnation(word), "a bug": TypeError(word)}
+            job.set_exception(errors.get(word) or OSError(word))
+
+        if slow:
+            self.quicken = end
+        else:
+            end()
+        return job
 
 
 class FakeStudy:
@@ -128,7 +122,7 @@ class OneRank:
         self.checkpoints = CheckpointAgreement(
             ranks=self.ranks,
             saver=self.saver,  # type: ignore[arg-type]
-            study=self.study,
+            study=self.study,  # type: ignore[arg-type]
             schedule=Schedule(every=every_batches),
             progress=self.progress,
             milestones=None if milestones is None else Milestones(milestones, self.progress),
@@ -248,7 +242,7 @@ def test_a_failure_leaves_the_last_good_one_and_the_next_clears_it(script: list[
         one.round()
     assert one.checkpoints.newest == 4
     assert one.checkpoints.counts.degraded
-    assert one.saver.discarded == [5]
+    assert one.saver.num_discarded == 1
     one.step()
     one.clock.now += FIRST_PAUSE_S
     for _ in range(3):
@@ -307,29 +301,27 @@ def logged(one: OneRank, num: int, caplog: pytest.LogCaptureFixture) -> list[str
 def test_one_cause_is_one_warning_until_another_or_a_success_follows(caplog: pytest.LogCaptureFixture) -> None:
     one = OneRank(newest=3, script=["disk full"] * 19 + ["disk fails"] * 2)
     assert logged(one, 19, caplog) == [
-        "a checkpoint failed: disk full; checkpoint 3 is still good, training goes on, and the next try waits 1 s, "
-        "later ones longer"
+        "a checkpoint failed: OSError: disk full; checkpoint 3 is still good, training goes on, and the next try "
+        "waits 1 s, later ones longer"
     ]
     [other] = logged(one, 2, caplog)
-    assert other.startswith("a checkpoint failed: disk fails (after 19 that failed because of: OSError: disk full);")
-    assert logged(one, 1, caplog) == [
-        "checkpoint 25 is committed (after 2 that failed because of: OSError: disk fails)"
-    ]
+    assert other.startswith("a checkpoint failed: OSError: disk fails;")
+    assert logged(one, 1, caplog) == ["checkpoint 25 is committed, after 21 that failed"]
     assert logged(one, 1, caplog) == []
     assert one.checkpoints.warnings == [
-        "19 of the checkpoints failed: disk full",
-        "2 of the checkpoints failed: disk fails",
+        "19 of the checkpoints failed: OSError: disk full",
+        "2 of the checkpoints failed: OSError: disk fails",
     ]
 
 
-def test_ranks_that_fail_by_turns_have_one_cause(caplog: pytest.LogCaptureFixture) -> None:
-    failures = FailedSaves(rank=0, clock=Clock())
-    full = SaveFailed(number=4, error=OSError(errno.ENOSPC, "full"), reason="the disk is full (here)")
-    for failed in (full, None, full, None, full):
-        failures.note(failed, newest=3)
+def test_ranks_that_fail_by_turns_have_one_cause(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    failures = FailedSaves(tmp_path, rank=0, clock=Clock())
+    full = OSError(errno.ENOSPC, "full")
+    for error in (full, None, full, None, full):
+        failures.note(error, newest=3)
     [warning] = [record.getMessage() for record in caplog.records]
-    assert warning.startswith("a checkpoint failed: the disk is full (here); checkpoint 3 is still good")
-    assert failures.warnings == ["3 of the checkpoints failed: the disk is full (here)"]
+    assert warning.startswith(f"a checkpoint failed: the disk is full ({tmp_path}: ")
+    assert failures.warnings[0].startswith(f"3 of the checkpoints failed: the disk is full ({tmp_path}: ")
 
 
 def test_a_mistake_of_ours_is_logged_with_its_traceback(caplog: pytest.LogCaptureFixture) -> None:
@@ -389,17 +381,17 @@ def test_a_failed_checkpoint_is_given_up_only_when_the_last_rank_is_done_with_it
         together(one)
         for _ in range(3):
             assert together(one) == SaveState(written=1, failed=1)
-            assert one.saver.discarded == []
-        one.saver.is_quick = True
+            assert one.saver.num_discarded == 0
+        one.saver.quicken()
         assert together(one) == SaveState(written=2, failed=1)
-        assert one.saver.discarded == [1]
+        assert one.saver.num_discarded == 1
         return one
 
     first, second, third = on_ranks(3, run)
     assert [one.checkpoints.counts.failed for one in (first, second, third)] == [1, 1, 1]
     assert [one.checkpoints.warnings for one in (first, second, third)] == [
         [],
-        ["1 of the checkpoints failed: disk full"],
+        ["1 of the checkpoints failed: OSError: disk full"],
         [],
     ]
     assert not first.saver.manifests
@@ -412,7 +404,7 @@ def test_nothing_is_committed_before_the_last_rank_has_written() -> None:
         together(one)
         assert [together(one) for _ in range(2)] == [SaveState(written=1)] * 2
         assert one.saver.manifests == []
-        one.saver.is_quick = True
+        one.saver.quicken()
         assert together(one) == SaveState(written=2)
         return one
 
@@ -428,7 +420,7 @@ def test_while_one_is_under_way_no_other_is_begun() -> None:
         one.step()
         assert not any(one.round())
     assert one.saver.began == [1]
-    one.saver.is_quick = True
+    one.saver.quicken()
     states = [one.round() for _ in range(3)]
     assert states == [SaveState(written=1), SaveState(committed=1), SaveState(wanted=1)]
     assert one.saver.began == [1, 2]

@@ -3,18 +3,17 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-from stream_server.server.checkpoint.failures import SaveFailed
+from stream_server.server.checkpoint.failures import reason_of
 from stream_server.server.checkpoint.folder import CheckpointFolder
-from stream_server.server.checkpoint.saver import SaveCommitted, Saved, SaveOutcome, Saver
+from stream_server.server.checkpoint.saver import Saver
 from tests.support.checkpoint_stores import (
     content,
-    manifest_of,
     names,
     part,
     read,
     restart,
     save,
-    settle,
+    save_with,
     start,
     store,
 )
@@ -30,13 +29,11 @@ def run(folder: Path, say: Say) -> None:
     """Save; when that fails, save once more under the next number, as a study does."""
     with Saver(CheckpointFolder(folder, keep=2), incarnation=1, rank=0) as saver:
         for number in (3, 4):
-            outcome = _saved(saver, number)
-            if isinstance(outcome, SaveCommitted):
+            outcome = save_with(saver, number, [part(path, data) for path, data in content(number).items()])
+            if isinstance(outcome, Path):
                 say(f"committed {number}")
                 return
-            assert isinstance(outcome, SaveFailed)
-            say(f"failed {number}: {outcome.reason}")
-            saver.discard(number)
+            say(f"failed {number}: {reason_of(outcome, folder)}")
 
 
 def judge(folder: Path, ran: Ran) -> Iterator[str]:
@@ -61,17 +58,8 @@ def judge(folder: Path, ran: Ran) -> Iterator[str]:
     if left:
         yield f"left over after the restart: {sorted(left)}"
     start(folder, found)
-    if not isinstance(save(folder, found + 1, incarnation=2), SaveCommitted) or restart(folder) != found + 1:
+    if not isinstance(save(folder, found + 1, incarnation=2), Path) or restart(folder) != found + 1:
         yield "nothing can be saved after the restart"
-
-
-def _saved(saver: Saver, number: int) -> SaveOutcome:
-    saver.begin(number, [part(path, data) for path, data in content(number).items()])
-    outcome = settle(saver)
-    if isinstance(outcome, Saved):
-        saver.commit(number, manifest_of(number, outcome.files))
-        outcome = settle(saver)
-    return outcome
 
 
 PROGRAM = Program(name="commit", make=make, run=run, judge=judge)
