@@ -3,7 +3,6 @@
 import json
 from collections import Counter
 from collections.abc import Mapping
-from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -36,7 +35,7 @@ def read_num_losses(output_dir: Path) -> dict[int, int]:
     column = results["values"][:, results["names"].index("num_losses")] if results["names"] else []
     found = Counter({int(simulation): int(num) for simulation, num in zip(results["simulations"], column, strict=True)})
     for file in newest.glob(f"*/{RANK}"):
-        for simulation, name, _, num in chain.from_iterable(read_state(file)["scores"]):
+        for simulation, name, _, num in read_state(file).get("scores", ()):
             found[simulation] += int(num) if name == "loss" else 0
     return found
 
