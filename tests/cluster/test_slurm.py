@@ -12,6 +12,7 @@ import pytest
 
 from stream_server.errors import ConfigError
 from stream_server.launcher.backends.backend import JobState, SavedJob
+from stream_server.launcher.backends.outage import Outage
 from stream_server.launcher.backends.registry import load_backend
 from stream_server.launcher.backends.slurm import SlurmBackend
 from tests.cluster.jobs import STUBBORN, WAITING, backend_of, ended, exit_code, job, output, python, state, use
@@ -394,4 +395,4 @@ def test_without_slurms_commands_the_study_is_refused(tmp_path: Path, monkeypatc
     monkeypatch.setenv("PATH", "/nowhere")
     config = StudyFolder(tmp_path).load({"launcher.backend": "slurm"})
     with pytest.raises(ConfigError, match="sbatch and scancel and squeue were not found on PATH"):
-        load_backend(config)
+        load_backend(config, Outage())

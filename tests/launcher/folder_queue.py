@@ -4,13 +4,13 @@ import json
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
-from stream_server.backends import JobKind, JobSpec, JobState, JobStatus, SavedJob, StudyConfig, SubmitError
+from stream_server.backends import Backend, JobKind, JobSpec, JobState, JobStatus, SavedJob, StudyConfig, SubmitError
 
 # By the ending of the file that says so, the last first: a worker renames no file, it adds one.
 STATES = {"ended": JobState.ENDED, "cancel": JobState.ENDING, "running": JobState.RUNNING, "job": JobState.QUEUED}
 
 
-class FolderQueue:
+class FolderQueue(Backend):
     """Jobs in the folder `queue` of the study. The handle of a job follows from its folder, so it is never lost."""
 
     query_interval_s = 0.05

@@ -14,7 +14,7 @@ from typing import Any
 from unittest import mock
 
 from stream_server import failpoints
-from stream_server.launcher.backends.backend import JobSpec, JobState, JobStatus, SavedJob, describe
+from stream_server.launcher.backends.backend import Backend, JobSpec, JobState, JobStatus, SavedJob, describe
 from stream_server.launcher.journal import records
 from stream_server.launcher.journal.history import History
 from stream_server.launcher.journal.journal import Journal
@@ -246,7 +246,7 @@ class NodeMpirun:
         return JobSpec(command=("mpirun",), environment={}, folder=specs[0].folder, marks=marks)
 
 
-class NodeBackend:
+class NodeBackend(Backend):
     """The backend of one launcher; see `Backend`. The handle of a job is its folder."""
 
     query_interval_s = 0.0

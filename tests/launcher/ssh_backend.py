@@ -5,6 +5,7 @@ import subprocess
 from collections.abc import Collection, Iterable, Mapping
 
 from stream_server.backends import (
+    Backend,
     JobKind,
     JobSpec,
     JobState,
@@ -26,7 +27,7 @@ END = "s=$(cat {}/job.ssh/session); pkill -TERM -s $s; (sleep 5; pkill -KILL -s 
 KILL = "pkill -KILL -s $(cat {}/job.ssh/session)"
 
 
-class Ssh:
+class Ssh(Backend):
     """Jobs on the other machine. Each is a session of processes there; its folder is its handle."""
 
     query_interval_s = 2.0

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from stream_server.launcher.backends.backend import JobSpec, JobState, JobStatus, SavedJob, SubmitError
+from stream_server.launcher.backends.backend import Backend, JobSpec, JobState, JobStatus, SavedJob, SubmitError
+from stream_server.launcher.backends.outage import Outage
 from stream_server.launcher.journal.history import History, RecordedAttempt
 from stream_server.launcher.journal.records import AttemptCancelled
 from stream_server.launcher.schedule.simulation import RESTARTED
@@ -26,7 +27,7 @@ UNKNOWN = JobStatus(state=JobState.UNKNOWN)
 ENDED = JobStatus(state=JobState.ENDED)
 
 
-class SpokenBackend:
+class SpokenBackend(Backend):
     """Answers what the test says; an exception is raised once."""
 
     query_interval_s = 0.0
@@ -70,7 +71,7 @@ def jobs(backend: SpokenBackend, tmp_path: Path) -> AttemptJobs:
     attempts = Attempts(
         command=("true",), templates=(), environment={}, seed=0, study_dir=tmp_path, output_dir=tmp_path
     )
-    return AttemptJobs(backend, attempts, None)
+    return AttemptJobs(backend, attempts, None, Outage())
 
 
 def start(jobs: AttemptJobs, simulation: int = 3) -> None:

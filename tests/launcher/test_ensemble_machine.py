@@ -10,6 +10,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
+from stream_server.launcher.backends.outage import Outage
 from stream_server.launcher.journal import records
 from stream_server.launcher.journal.history import History, entries_of
 from stream_server.launcher.schedule.progress_clock import CONFIRM_S
@@ -105,7 +106,7 @@ class EnsembleMachine(RuleBasedStateMachine):
         mpirun = NodeMpirun() if self.limits.per_job > 1 else None
         ensemble = Ensemble(
             schedule=SimulationSchedule(self.limits),
-            jobs=AttemptJobs(NodeBackend(node), attempts, mpirun),  # type: ignore[arg-type]
+            jobs=AttemptJobs(NodeBackend(node), attempts, mpirun, Outage()),  # type: ignore[arg-type]
             server=NodeLink(node),  # type: ignore[arg-type]
             journal=journal,
             keep_finished=True,

@@ -1,6 +1,7 @@
 """How many lines, each of which is one fsync, the launcher writes for what one turn decides."""
 
 from stream_server.launcher.backends.backend import JobSpec
+from stream_server.launcher.backends.outage import Outage
 from stream_server.launcher.journal import records
 from stream_server.launcher.schedule.retry_policy import ScheduleLimits
 from stream_server.launcher.schedule.schedule import SimulationSchedule
@@ -37,7 +38,7 @@ def test_what_a_turn_starts_and_sees_end_is_one_line_each() -> None:
         node.server = server = OneRank(incarnation=1, num_simulations=NUM, num_spare=0, checkpoint=None)
         ensemble = Ensemble(
             schedule=SimulationSchedule(limits),
-            jobs=AttemptJobs(backend, NodeAttempts(node), None),  # type: ignore[arg-type]
+            jobs=AttemptJobs(backend, NodeAttempts(node), None, Outage()),  # type: ignore[arg-type]
             server=NodeLink(node),  # type: ignore[arg-type]
             journal=NodeJournal(node),
             keep_finished=True,

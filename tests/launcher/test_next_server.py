@@ -1,5 +1,6 @@
 """The word of the launcher to its jobs while the next server is on its way."""
 
+from stream_server.launcher.backends.outage import Outage
 from stream_server.launcher.schedule.retry_policy import ScheduleLimits
 from stream_server.launcher.schedule.schedule import SimulationSchedule
 from stream_server.launcher.simulations.attempt_jobs import AttemptJobs
@@ -13,7 +14,7 @@ def test_jobs_are_told_to_wait_until_the_next_server_is_there_or_the_study_ends(
     with node.inhabited():
         ensemble = Ensemble(
             schedule=SimulationSchedule(ScheduleLimits(num_simulations=2, max_running=2)),
-            jobs=AttemptJobs(NodeBackend(node), NodeAttempts(node), None),  # type: ignore[arg-type]
+            jobs=AttemptJobs(NodeBackend(node), NodeAttempts(node), None, Outage()),  # type: ignore[arg-type]
             server=NodeLink(node),  # type: ignore[arg-type]
             journal=NodeJournal(node),
             keep_finished=True,

@@ -90,8 +90,7 @@ def test_an_outage_is_told_once_more_to_a_new_server(outage: Outage, clock: Hand
 
 def test_rank_0_shows_that_the_scheduler_does_not_answer_and_that_it_does_again() -> None:
     node = Node(max_running=1, per_job=1)
-    jobs = AttemptJobs(NodeBackend(node), NodeAttempts(node), None)  # type: ignore[arg-type]
-    jobs.outage = Outage(lambda: node.now)
+    jobs = AttemptJobs(NodeBackend(node), NodeAttempts(node), None, Outage(lambda: node.now))  # type: ignore[arg-type]
     with node.inhabited():
         node.server = server = OneRank(incarnation=1, num_simulations=1, num_spare=0, checkpoint=None)
         ensemble = Ensemble(

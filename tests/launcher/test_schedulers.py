@@ -17,6 +17,7 @@ from stream_server.errors import ConfigError
 from stream_server.launcher.backends import batch_backend, flux, lsf, oar, pbs, scheduler
 from stream_server.launcher.backends.backend import JobState, JobStatus, SavedJob
 from stream_server.launcher.backends.batch_backend import BatchBackend
+from stream_server.launcher.backends.outage import Outage
 from stream_server.launcher.backends.registry import load_backend
 from stream_server.launcher.backends.scheduler import BatchJob, JobKind, NotSubmitted, Scheduler, SubmitRefusal
 from tests.cluster.jobs import STUBBORN, WAITING, ended, exit_code, job, output, python, state
@@ -318,7 +319,7 @@ def test_a_node_that_pbs_has_lost_is_an_excuse(code: int) -> None:
 def test_without_the_commands_the_study_is_refused(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
     with pytest.raises(ConfigError, match=r"not found on PATH\. Start the study on a login node"):
-        load_backend(StudyFolder(tmp_path).load({"launcher.backend": name}))
+        load_backend(StudyFolder(tmp_path).load({"launcher.backend": name}), Outage())
 
 
 JOB = JobSettings(

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from stream_server.launcher.backends.backend import JobSpec, JobState, JobStatus, SavedJob, SubmitError
+from stream_server.launcher.backends.backend import Backend, JobSpec, JobState, JobStatus, SavedJob, SubmitError
 from stream_server.launcher.backends.outage import Outage
 from stream_server.launcher.journal.records import ServerStarting
 from stream_server.launcher.supervision.liveness import Liveness
@@ -43,7 +43,7 @@ case "$*" in *KILL*) exec {bkill} "$@" ;; esac
 SAVED = ServerEnd(exit_code=75, message="saved before the time limit", is_of_job=True)
 
 
-class ScriptedBackend:
+class ScriptedBackend(Backend):
     """A backend that says what it is told to say."""
 
     query_interval_s = 0.0

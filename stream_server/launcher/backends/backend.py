@@ -5,12 +5,13 @@ Why: docs/decisions/0048-submission-without-an-answer.md
 
 import contextlib
 import signal
+from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Protocol
 
+from stream_server.launcher.backends.outage import Outage
 from stream_server.storage.disk import UnusableFile, read_file
 
 IDENTITY = ("STREAM_CONNECTION", "STREAM_SIMULATION_ID", "STREAM_ATTEMPT", "MELISSA_SIMU_ID")
@@ -111,7 +112,7 @@ class SubmitError(Exception):
         self.exit_code = exit_code
 
 
-class Backend(Protocol):
+class Backend(ABC):
     """Runs jobs. docs/guide/backends.md explains how to write one.
 
     The launcher calls all methods from its main thread, one at a time, and does nothing else meanwhile: each should
@@ -121,12 +122,23 @@ class Backend(Protocol):
     `submit`, `query`, `cancel` and `reattach` may raise OSError or subprocess.SubprocessError: nothing is known at
     present. The launcher tells of that and calls again later; no job is taken for ended. Any other exception, or a
     return value of another type, ends the study.
+
+    Attributes:
+        query_interval_s: Shortest time between two calls of `query`, in seconds; 0 where asking costs nothing.
+        outage: Set before the first call; for what the backend asks in a thread of its own. The launcher tells of it.
     """
 
-    @property
-    def query_interval_s(self) -> float:
-        """Shortest time between two calls of `query`, in seconds; 0 where asking costs nothing."""
+    query_interval_s: float
+    outage: Outage
 
+    def check(self) -> None:  # noqa: B027
+        """Refuse the jobs of this study, if they would be refused; by default there is nothing to see.
+
+        Raises:
+            ConfigError: they would be, and why.
+        """
+
+    @abstractmethod
     def submit(self, spec: JobSpec) -> str:
         """Start `spec.shell_command` in `spec.folder`, or queue it; return its handle.
 
@@ -139,12 +151,14 @@ class Backend(Protocol):
                 a new attempt only when there is none. For a while it submits nothing else.
         """
 
+    @abstractmethod
     def cancel(self, handles: Collection[str]) -> None:
         """Begin to end these jobs with all their processes: TERM first, KILL after a few seconds. Do not wait.
 
         Jobs that have ended, or were cancelled before, are passed over.
         """
 
+    @abstractmethod
     def query(self, handles: Collection[str]) -> Mapping[str, JobStatus]:
         """Return the state of each of these jobs. One that is missing in the answer is UNKNOWN.
 
@@ -152,6 +166,7 @@ class Backend(Protocol):
         job is ENDED only when no process of it is left; the launcher does not ask for it again.
         """
 
+    @abstractmethod
     def reattach(self, job: SavedJob) -> str:
         """Take over a job of an earlier launcher; return the handle by which it is asked for from now on.
 
@@ -161,6 +176,7 @@ class Backend(Protocol):
             SubmitError: there is no such job. Without a saved handle it may never have been submitted.
         """
 
+    @abstractmethod
     def close(self) -> None:
         """Kill every job that has not ended, at once. The last call."""
 

@@ -23,6 +23,7 @@ from stream_server.launcher.backends.backend import (
     EXIT_FILE,
     LOG_FILE,
     NAME_FILE,
+    Backend,
     JobSpec,
     JobState,
     JobStatus,
@@ -100,7 +101,7 @@ class _Job:
         return self.status
 
 
-class BatchBackend:
+class BatchBackend(Backend):
     """Jobs of a batch scheduler; see `Backend`. A handle is the name of a job.
 
     The main thread says what is wanted; the thread `scheduler` asks it, one question at a time, and notes the answers.

@@ -19,6 +19,7 @@ from stream_server.config import StudyConfig
 from stream_server.errors import ConfigError
 from stream_server.launcher.backends.backend import (
     EXIT_FILE,
+    Backend,
     JobSpec,
     JobState,
     JobStatus,
@@ -94,7 +95,7 @@ class _LocalJob:
             self.shared |= shared_memory.names_of(pid)
 
 
-class LocalBackend:
+class LocalBackend(Backend):
     """Jobs on this machine; see `Backend`. `grace_s`: the time between TERM and KILL, in seconds.
 
     A handle names the first process of a job by its number, its start time and the start of the machine.

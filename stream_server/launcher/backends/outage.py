@@ -32,12 +32,6 @@ class Outage:
         self._was_told = False
         self._lock = threading.Lock()
 
-    @classmethod
-    def of(cls, backend: object) -> "Outage":
-        """The `outage` of a backend, which tells of what its own thread asks; a new one where it has none."""
-        own = getattr(backend, "outage", None)
-        return own if isinstance(own, Outage) else Outage()
-
     @contextlib.contextmanager
     def within(self, what: str) -> Iterator[None]:
         """Ask a question in the block; `what` says what an OSError or SubprocessError of it means."""

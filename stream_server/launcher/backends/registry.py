@@ -18,12 +18,12 @@ PROTOCOL = ("query_interval_s", "submit", "cancel", "query", "reattach", "close"
 MAX_SHOWN = 200
 
 
-def load_backend(config: StudyConfig) -> Backend:
+def load_backend(config: StudyConfig, outage: Outage) -> Backend:
     """Make the backend of a study's simulations; see `load_server_backend`."""
-    return _made(config, config.launcher.backend, JobKind.of_simulations(config))
+    return _made(config, config.launcher.backend, JobKind.of_simulations(config), outage)
 
 
-def load_server_backend(config: StudyConfig, name: str) -> Backend:
+def load_server_backend(config: StudyConfig, name: str, outage: Outage) -> Backend:
     """Make the backend of this name for the jobs of a study's server.
 
     It is one of `BACKENDS`, of an installed package, or FILE.py:Class.
@@ -33,19 +33,20 @@ def load_server_backend(config: StudyConfig, name: str) -> Backend:
             scheduler are not here.
         UserCodeError: the user's file or class raised, which is the cause.
     """
-    return _made(config, name, JobKind.of_server(config))
+    return _made(config, name, JobKind.of_server(config), outage)
 
 
-def _made(config: StudyConfig, name: str, kind: JobKind) -> Backend:
+def _made(config: StudyConfig, name: str, kind: JobKind, outage: Outage) -> Backend:
     is_built_in = name in BACKENDS
     make = load_named(name, BACKENDS, config.study_dir, kind=kind.key)
     backend: Backend = call_user(name, make, config, kind)
     if missing := [part for part in PROTOCOL if not hasattr(backend, part)]:
         raise ConfigError(f"{kind.key}: {name} lacks {' and '.join(missing)} (docs/guide/backends.md)")
+    backend.outage = outage
     return backend if is_built_in else OwnBackend(name, backend)
 
 
-class OwnBackend:
+class OwnBackend(Backend):
     """A backend of the user's; see `Backend`.
 
     What it raises or returns outside the protocol becomes a `UserCodeError` that names class and method.
@@ -54,11 +55,7 @@ class OwnBackend:
     def __init__(self, name: str, backend: Backend) -> None:
         self.name = name
         self.backend = backend
-        self.outage = Outage.of(backend)
-
-    @property
-    def query_interval_s(self) -> float:
-        return self.backend.query_interval_s
+        self.query_interval_s = backend.query_interval_s
 
     def check(self) -> None:
         if (check := getattr(self.backend, "check", None)) is not None:
@@ -110,7 +107,7 @@ def check_backend(config: StudyConfig) -> None:
         UserCodeError: the user's file or class raised, which is the cause.
     """
     if config.simulation.command is not None:
-        _check(config.launcher.backend, load_backend(config))
+        call_user(config.launcher.backend, load_backend(config, Outage()).check)
 
 
 def check_server_backend(config: StudyConfig) -> None:
@@ -120,10 +117,4 @@ def check_server_backend(config: StudyConfig) -> None:
         ConfigError, UserCodeError: as in `check_backend`.
     """
     if config.server.backend != "local":
-        _check(config.server.backend, load_server_backend(config, config.server.backend))
-
-
-def _check(name: str, backend: Backend) -> None:
-    check = getattr(backend, "check", None)
-    if check is not None:
-        call_user(name, check)
+        call_user(config.server.backend, load_server_backend(config, config.server.backend, Outage()).check)

@@ -78,13 +78,19 @@ class AttemptJobs:
     """
 
     def __init__(
-        self, backend: Backend, attempts: Attempts, mpirun: Mpirun | None, *, are_workers: bool = False
+        self,
+        backend: Backend,
+        attempts: Attempts,
+        mpirun: Mpirun | None,
+        outage: Outage,
+        *,
+        are_workers: bool = False,
     ) -> None:
         self.backend = backend
         self.attempts = attempts
         self.mpirun = mpirun
         self.are_workers = are_workers
-        self.outage = Outage.of(backend)
+        self.outage = outage
         self._jobs: dict[Path, _AttemptJob] = {}
         self._submit_at = -math.inf
         self._why_held_back = ""

@@ -14,6 +14,7 @@ from stream_server.errors import ConfigError, UserCodeError
 from stream_server.launcher.backends.backend import Backend
 from stream_server.launcher.backends.environment import release_cores, simulation_environment
 from stream_server.launcher.backends.mpirun import Mpirun
+from stream_server.launcher.backends.outage import Outage
 from stream_server.launcher.backends.registry import OwnBackend, check_backend, check_server_backend, load_backend
 from stream_server.launcher.journal.history import History
 from stream_server.launcher.journal.journal import Journal
@@ -246,8 +247,13 @@ def attempts(config: StudyConfig) -> Attempts:
 
 
 def _make_jobs(config: StudyConfig) -> AttemptJobs:
+    outage = Outage()
     return AttemptJobs(
-        load_backend(config), attempts(config), Mpirun.of(config), are_workers=config.simulation.per_worker != 1
+        load_backend(config, outage),
+        attempts(config),
+        Mpirun.of(config),
+        outage,
+        are_workers=config.simulation.per_worker != 1,
     )
 
 

@@ -4,7 +4,7 @@ import logging
 import os
 from collections.abc import Collection, Sequence
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 from stream_server.config import StudyConfig
 from stream_server.launcher.backends.backend import Backend, JobSpec
@@ -92,10 +92,5 @@ class Servers:
 
     def _of(self, name: str) -> Backend:
         if name not in self._backends:
-            self._backends[name] = backend = load_server_backend(self.config, name)
-            # A backend of the user's is wrapped.
-            each: Any
-            for each in (backend, getattr(backend, "backend", backend)):
-                if isinstance(getattr(each, "outage", None), Outage):
-                    each.outage = self.outage
+            self._backends[name] = load_server_backend(self.config, name, self.outage)
         return self._backends[name]
