@@ -52,7 +52,7 @@ def test_a_report_that_is_none_is_no_word(tmp_path: Path, content: str) -> None:
     assert before.read(0, was_planned=True).exit_code == 7
 
 
-@pytest.mark.parametrize(("status", "code"), [(2, 2), (6, 6), (1, 7), (3, 7), (75, 75), (137, 7), (-9, 7)])
+@pytest.mark.parametrize(("status", "code"), [(2, 2), (6, 6), (1, 7), (3, 7), (75, 75), (137, 7)])
 def test_a_status_is_believed_only_of_a_server_that_refused_to_start(tmp_path: Path, status: int, code: int) -> None:
     assert words(tmp_path).read(status, was_planned=False).exit_code == code
     assert words(tmp_path).read(status, was_planned=True).exit_code == 7
@@ -69,7 +69,3 @@ def test_a_study_that_was_finished_before_is_told_by_its_old_report(tmp_path: Pa
     assert words(tmp_path).read(0, was_planned=False).exit_code == 7
     write(tmp_path, "report.json", exit_code=0)
     assert words(tmp_path).read(0, was_planned=False).exit_code == 0
-
-
-def test_a_signal_is_called_by_its_name(tmp_path: Path) -> None:
-    assert words(tmp_path).read(-9, was_planned=True).message == "the server was killed by SIGKILL and left no report"

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from stream_server.launcher.backends.backend import JobState, JobStatus
 from stream_server.launcher.supervision import server_job
-from stream_server.launcher.supervision.server_job import MARK, ServerJob
+from stream_server.launcher.supervision.server_job import MARK, LocalServer
 from stream_server.machine import processes
 from stream_server.machine.processes import Leader
 from tests.support.timing import until
@@ -39,24 +40,24 @@ def alive(mark: str) -> set[int]:
     return {it.pid for it in processes.running(MARK) if it.mark == mark}
 
 
-def ended(job: ServerJob) -> bool:
+def ended(job: LocalServer) -> bool:
     job.look(time.monotonic())
     return job.is_over
 
 
-def spread(mark: str) -> ServerJob:
+def spread(mark: str) -> LocalServer:
     """A server of three processes in as many sessions."""
     file = Path(mark).with_name("up")
-    job = ServerJob.start([sys.executable, "-c", SPREAD, str(file)], os.environ, mark)
+    job = LocalServer.start([sys.executable, "-c", SPREAD, str(file)], os.environ, mark)
     until(file.exists)
     assert len(alive(mark)) == 3
     return job
 
 
 def test_the_exit_status_is_that_of_the_first_process(mark: str) -> None:
-    job = ServerJob.start([sys.executable, "-c", "raise SystemExit(6)"], os.environ, mark)
+    job = LocalServer.start([sys.executable, "-c", "raise SystemExit(6)"], os.environ, mark)
     until(lambda: ended(job))
-    assert job.status == 6
+    assert job.end == JobStatus(state=JobState.ENDED, exit_code=6, reason="ended with exit code 6")
 
 
 def test_killing_it_reaches_every_process_wherever_it_is(mark: str) -> None:
@@ -71,7 +72,7 @@ def test_what_outlives_its_first_process_is_killed(mark: str) -> None:
     assert job.leader is not None
     os.kill(job.leader.pid, signal.SIGKILL)
     until(lambda: ended(job))
-    assert job.status == -signal.SIGKILL
+    assert job.end == JobStatus(state=JobState.ENDED, exit_code=137, reason="was killed by SIGKILL")
     assert alive(mark) == set()
 
 
@@ -82,7 +83,7 @@ def test_a_rank_that_told_its_number_is_killed_even_without_the_mark(mark: str) 
         stray.stdout.readline()
         leader = Leader.of(stray.pid)
         assert leader is not None
-        job.also_kill(lambda: [leader])
+        job.ranks = {0: leader}
         job.kill(time.monotonic())
         assert stray.wait(DEADLINE_S) == -signal.SIGKILL
     until(lambda: ended(job))
@@ -92,7 +93,7 @@ def test_a_number_that_was_used_again_is_not_killed(mark: str) -> None:
     job = spread(mark)
     own = Leader.of(os.getppid())
     assert own is not None
-    job.also_kill(lambda: [Leader(pid=own.pid, started=own.started - 1)])
+    job.ranks = {0: Leader(pid=own.pid, started=own.started - 1)}
     job.kill(time.monotonic())
     until(lambda: ended(job))
     assert Leader.of(own.pid) == own
@@ -100,19 +101,19 @@ def test_a_number_that_was_used_again_is_not_killed(mark: str) -> None:
 
 def test_a_running_server_can_be_adopted_and_killed(mark: str) -> None:
     first = spread(mark)
-    job = ServerJob.adopt(mark, None)
+    job = LocalServer.adopt(mark, None)
     assert job is not None
     assert job.leader == first.leader
     assert not ended(job)
     job.kill(time.monotonic())
     until(lambda: ended(first) and ended(job))
-    assert job.status is None
+    assert job.end == JobStatus(state=JobState.ENDED, reason="has ended")
     assert alive(mark) == set()
 
 
 def test_there_is_nothing_to_adopt_when_nothing_runs(mark: str) -> None:
-    assert ServerJob.adopt(mark, None) is None
-    assert ServerJob.adopt(mark, Leader(pid=os.getpid(), started=0)) is None
+    assert LocalServer.adopt(mark, None) is None
+    assert LocalServer.adopt(mark, Leader(pid=os.getpid(), started=0)) is None
 
 
 def test_a_process_that_is_stopped_is_found_after_a_while_unless_it_goes_on(

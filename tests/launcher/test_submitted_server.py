@@ -18,6 +18,7 @@ from stream_server.launcher.supervision.liveness import Liveness
 from stream_server.launcher.supervision.server_job import (
     COMING_LIMIT_S,
     COMING_TOLD_S,
+    KILL_LIMIT_S,
     TRY_MPIRUN,
     RunningServer,
 )
@@ -30,7 +31,7 @@ from stream_server.launcher.supervision.server_restart import (
     ServerEnd,
 )
 from stream_server.launcher.supervision.servers import Servers
-from stream_server.launcher.supervision.submitted_server import GONE_S, SubmittedServer, folder_of
+from stream_server.launcher.supervision.submitted_server import SubmittedServer, folder_of
 from tests.launcher import fake_scheduler
 from tests.launcher.study_run import StudyRun
 from tests.support.studies import StudyFolder
@@ -282,8 +283,8 @@ def test_a_cancel_that_was_lost_is_repeated_and_leaves_no_outage_behind(
 def test_a_job_whose_folder_cannot_be_made_has_ended(backend: ScriptedBackend, tmp_path: Path) -> None:
     (tmp_path / "server").touch()
     job = SubmittedServer.submit(backend, spec_in(folder_of(tmp_path, 1)), Outage())
-    assert job.is_over
-    assert job.reason.startswith("could not be submitted: ")
+    assert job.end is not None
+    assert job.end.reason.startswith("could not be submitted: ")
 
 
 def test_the_folder_of_a_job_that_no_journal_knows_any_more_is_not_used_again(tmp_path: Path) -> None:
@@ -306,17 +307,6 @@ def test_a_job_that_was_cancelled_before_it_had_a_plan_leaves_the_study_as_it_wa
 
 
 def test_the_next_server_does_not_wait_for_a_job_on_a_node_that_is_gone(
-    backend: ScriptedBackend, job: SubmittedServer
-) -> None:
-    job.kill(10.0)
-    backend.says = JobStatus(state=JobState.ENDING)
-    job.look(10.0 + GONE_S - 1)
-    assert not job.is_over
-    job.look(10.0 + GONE_S)
-    assert job.is_over
-
-
-def test_a_job_on_a_node_that_is_gone_is_given_up_before_it_counts_as_one_that_cannot_be_killed(
     backend: ScriptedBackend, job: SubmittedServer, tmp_path: Path
 ) -> None:
     backend.query_interval_s = 10.0
@@ -324,10 +314,11 @@ def test_a_job_on_a_node_that_is_gone_is_given_up_before_it_counts_as_one_that_c
     with ExitStack() as stack:
         server = running(job, tmp_path, stack)
         server.kill("rank 1 of the server does not answer any more", 10.0)
-        server.look(10.0 + GONE_S - 1)
-        server.look(10.0 + GONE_S)
-        assert not server.cannot_be_killed(10.0 + GONE_S)
-    assert job.is_over
+        server.look(10.0 + KILL_LIMIT_S - 1)
+        assert not job.is_over
+        server.look(10.0 + KILL_LIMIT_S)
+        assert not server.cannot_be_killed(10.0 + KILL_LIMIT_S)
+        assert server.how_it_ended(tmp_path).message == "rank 1 of the server does not answer any more"
 
 
 def test_what_a_job_prints_is_shown_once_and_without_control_characters(
@@ -391,6 +382,6 @@ def test_a_second_ctrl_c_does_not_wait_for_the_grace_of_the_scheduler(tmp_path: 
         run.launcher.send_signal(signal.SIGINT)
         sent_at = time.monotonic()
         assert run.end() == 75
-        assert time.monotonic() - sent_at < GONE_S / 3
+        assert time.monotonic() - sent_at < KILL_LIMIT_S / 3
     [ended] = [json.loads(it.read_text()) for it in cluster.glob("*.json")]
     assert (ended["state"], ended["how"]) == ("ended", "killed")

@@ -15,7 +15,7 @@ import psutil
 from stream_server.errors import ConfigError
 from stream_server.launcher.backends.backend import JobSpec, JobState
 from stream_server.launcher.backends.local import LocalBackend
-from stream_server.launcher.supervision.server_job import ServerJob
+from stream_server.launcher.supervision.server_job import LocalServer
 from tests.needs import need
 from tests.support.runs import NUMPY_STUDY, start_study
 from tests.support.small_disk import mounted
@@ -78,7 +78,7 @@ def test_a_parallel_simulation_that_is_cancelled_leaves_no_shared_memory(tmp_pat
 def test_ranks_of_a_server_that_have_not_met_yet_leave_no_shared_memory(tmp_path: Path) -> None:
     command, environment = parallel(tmp_path)
     log = tmp_path / "output.log"
-    job = ServerJob.start(["sh", "-c", 'exec "$@" >"$0"', str(log), *command], environment, str(tmp_path))
+    job = LocalServer.start(["sh", "-c", 'exec "$@" >"$0"', str(log), *command], environment, str(tmp_path))
     until(lambda: log.exists() and is_there(log))
     shared = mapped(psutil.Process().children(recursive=True))
     assert shared

@@ -45,8 +45,11 @@ NOTHING_LEFT = JobStatus(state=JobState.ENDED, reason="ended while no launcher w
 
 
 @dataclass(kw_only=True, slots=True, eq=False)
-class _LocalJob:
-    """`process` is that of a job of our own; one that was taken over has a `leader`, if that is known."""
+class LocalJob:
+    """`process` is that of a job of our own; one that was taken over has a `leader`, if that is known.
+
+    What ranks share that are killed is in `shared`: they do not take it away.
+    """
 
     folder: Path
     marks: frozenset[str]
@@ -86,11 +89,12 @@ class _LocalJob:
         return JobStatus(state=JobState.ENDED, reason="was killed from outside") if is_gone else None
 
     @property
-    def has_leader(self) -> bool:
-        return self.process is not None or (self.leader is not None and self.leader.alive)
+    def is_first_over(self) -> bool:
+        if self.process is not None:
+            return self.process.poll() is not None
+        return self.leader is None or not self.leader.alive
 
     def _note_shared_memory(self, members: set[int]) -> None:
-        """Ranks that are about to be killed will not take away what they share."""
         for pid in members:
             self.shared |= shared_memory.names_of(pid)
 
@@ -108,7 +112,7 @@ class LocalBackend(Backend):
     ) -> None:
         self.grace_s = grace_s
         self._config = config
-        self._jobs: dict[str, _LocalJob] = {}
+        self._jobs: dict[str, LocalJob] = {}
 
     def check(self) -> None:
         """Refuse a study whose simulations name a program that is not here.
@@ -146,13 +150,13 @@ class LocalBackend(Backend):
             leader = None
         leader = leader or Leader(pid=process.pid, started=0)
         handle = f"{leader.pid} {leader.started} {processes.this_boot()}"
-        self._jobs[handle] = _LocalJob(folder=spec.folder, marks=spec.marks, leader=leader, process=process)
+        self._jobs[handle] = LocalJob(folder=spec.folder, marks=spec.marks, leader=leader, process=process)
         return handle
 
     def reattach(self, job: SavedJob) -> str:
         """Watch a job of another launcher. It runs as long as any process of it does."""
         handle = job.handle or f"unknown {job.folder}"
-        self._jobs[handle] = _LocalJob(folder=job.folder, marks=job.marks, leader=_leader_of(handle))
+        self._jobs[handle] = LocalJob(folder=job.folder, marks=job.marks, leader=_leader_of(handle))
         return handle
 
     def cancel(self, handles: Collection[str]) -> None:
@@ -177,7 +181,7 @@ class LocalBackend(Backend):
                 continue
             if job.end is None:
                 job.end = job.how_it_ended()
-            if job.end is None and not job.has_leader and not job.members(running()):
+            if job.end is None and job.is_first_over and not job.members(running()):
                 job.end = job.how_it_ended() or NOTHING_LEFT
             is_ending = job.end is not None or job.kill_at is not None
             statuses[handle] = self._status(job, job.members(running()) if is_ending else set())
@@ -199,7 +203,7 @@ class LocalBackend(Backend):
             # not find it, takes it for ended, and the job begins after that.
             processes.end_all(MARK, self._config.output_dir / SIMULATIONS, 0.0)
 
-    def _status(self, job: _LocalJob, members: set[int]) -> JobStatus:
+    def _status(self, job: LocalJob, members: set[int]) -> JobStatus:
         if job.end is None and job.kill_at is None:
             return JobStatus(state=JobState.RUNNING)
         if job.end is None and job.kill_at is not None and time.monotonic() < job.kill_at:
@@ -215,7 +219,7 @@ class LocalBackend(Backend):
         return job.end
 
 
-def _running(jobs: Sequence[_LocalJob]) -> list[Process]:
+def _running(jobs: Sequence[LocalJob]) -> list[Process]:
     """All processes that may belong to one of these jobs, and others."""
     return processes.running(MARK, since=min(job.leader.started if job.leader else 0 for job in jobs))
 

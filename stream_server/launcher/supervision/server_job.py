@@ -1,4 +1,4 @@
-"""The server beside the launcher: its command line, mpirun and its ranks, and one start as the launcher watches it."""
+"""One start of the server: its command line, its mpirun beside the launcher, and how the launcher watches it."""
 
 import contextlib
 import logging
@@ -7,7 +7,8 @@ import os
 import shlex
 import signal
 import subprocess
-from collections.abc import Callable, Mapping, Sequence, Set
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence, Set
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,16 +17,16 @@ from typing import Self
 from stream_server.config import StudyConfig, walltime_s
 from stream_server.errors import EXIT_SAVED, RankLost
 from stream_server.launcher.backends.allocation import ServerSize
-from stream_server.launcher.backends.backend import LOG_FILE, JobState
+from stream_server.launcher.backends.backend import JobState, JobStatus, describe
+from stream_server.launcher.backends.local import LocalJob
 from stream_server.launcher.backends.mpirun import is_open_mpi, program, require_room_for, server_ranks
 from stream_server.launcher.journal.records import ServerStarting
 from stream_server.launcher.supervision.liveness import Liveness
 from stream_server.launcher.supervision.server_restart import EndReports, ServerEnd
-from stream_server.launcher.supervision.submitted_server import SubmittedServer
 from stream_server.machine import processes, shared_memory
 from stream_server.machine.interpreter import python_command
 from stream_server.machine.log_end import log_end
-from stream_server.machine.processes import Leader, Process
+from stream_server.machine.processes import Leader
 from stream_server.machine.program import typed_in
 
 MARK = "STREAM_SERVER_JOB"
@@ -141,26 +142,60 @@ class ServerCommand:
         return python_command(program("stream-server"), "--config", str(self.config), *overrides)
 
 
-class ServerJob:
-    """One start of the server. Main thread only.
+class ServerJob(ABC):
+    """One start of the server, as its launcher follows it. Main thread only.
 
-    All of its processes have `mark` in their environment; `leader`, the first of them, leads a session. `look` moves
-    things on: call it at each SIGCHLD, and at `wake_at` at the latest.
+    `look` moves things on: call it at each SIGCHLD, and at `wake_at` at the latest. Once it `is_over`, `end` tells how
+    it ended, in words that follow the `title`. `ranks` are those that told who they are. `leader` is its first process,
+    if that runs here, and `log` the file that it prints into, if that is not our terminal.
+    `is_followed`: another one goes on where it has saved. `is_cancelled`: it may have been ended before it could save.
     """
 
-    state = JobState.RUNNING
+    title = "the server"
+    is_followed = False
+    is_cancelled = False
+    leader: Leader | None = None
+    log: Path | None = None
+
+    def __init__(self, state: JobState) -> None:
+        self.state = state
+        self.end: JobStatus | None = None
+        self.ranks: Mapping[int, Leader] = {}
+        self.wake_at = 0.0
+
+    @property
+    def is_over(self) -> bool:
+        return self.end is not None
+
+    @abstractmethod
+    def ask_to_leave(self) -> None:
+        """Ask it to leave while nobody listens yet on the link."""
+
+    @abstractmethod
+    def kill(self, now: float) -> None:
+        """KILL everything of it; `is_over` once nothing is left."""
+
+    @abstractmethod
+    def look(self, now: float) -> None:
+        """See what is left of it."""
+
+    def abandon(self) -> None:  # noqa: B027
+        """Wait no longer for the end of one that was killed, if the next may begin beside what is left of it."""
+
+    def stopped_pid(self, now: float) -> int | None:
+        """A process of it that a signal has held for too long, if there is one that can be seen from here."""
+        return None
+
+
+class LocalServer(ServerJob):
+    """The server beside us. All of its processes have `mark` in their environment; `leader` leads a session."""
 
     def __init__(self, mark: str, leader: Leader | None, process: "subprocess.Popen[bytes] | None" = None) -> None:
-        self.mark = mark
+        super().__init__(JobState.RUNNING)
         self.leader = leader
-        self.status: int | None = None
-        self.is_over = False
-        self.killed = False
-        self.wake_at = 0.0
-        self._process = process
-        self._registered: Callable[[], Sequence[Leader]] = tuple
+        self._job = LocalJob(folder=Path(mark), marks=frozenset({mark}), leader=leader, process=process)
+        self._is_killed = False
         self._stopped_since: dict[int, float] = {}
-        self._shared: set[str] = set()
 
     @classmethod
     def start(cls, command: Sequence[str], environment: Mapping[str, str], mark: str) -> Self:
@@ -190,10 +225,6 @@ class ServerJob:
             leader = Leader(pid=firsts[0][1], started=firsts[0][0])
         return cls(mark, leader) if members or (leader is not None and leader.alive) else None
 
-    def also_kill(self, registered: Callable[[], Sequence[Leader]]) -> None:
-        """Kill these with it, such as ranks that have told us who they are."""
-        self._registered = registered
-
     def ask_to_leave(self) -> None:
         """Signal its first process, which passes that on to all ranks."""
         with contextlib.suppress(OSError):
@@ -202,8 +233,7 @@ class ServerJob:
                 os.kill(self.leader.pid, signal.SIGUSR1)
 
     def kill(self, now: float) -> None:
-        """KILL everything of it; `is_over` once nothing is left."""
-        self.killed = True
+        self._is_killed = True
         self.look(now)
 
     def look(self, now: float) -> None:
@@ -215,40 +245,31 @@ class ServerJob:
             self.wake_at = now + LOOK_S
 
     def _look(self, now: float) -> None:
-        first_is_over = self._first_is_over()
-        ending = self.killed or first_is_over
+        is_first_over = self._job.is_first_over
+        ending = self._is_killed or is_first_over
         if self.is_over or (now < self.wake_at and not ending):
             return
         running = processes.running(MARK)
-        members = self._members(running)
-        self._note_stopped(running, members, now)
+        ranks = {(rank.pid, rank.started) for rank in self.ranks.values()}
+        members = self._job.members(running) | {it.pid for it in running if (it.pid, it.started) in ranks}
+        stopped = {it.pid for it in running if it.stopped and it.pid in members}
+        self._stopped_since = {pid: self._stopped_since.get(pid, now) for pid in stopped}
         if ending:
-            # Ranks that are killed before they have met do not take away what they share.
-            self._shared = self._shared.union(*map(shared_memory.names_of, members))
-            processes.send(members, signal.SIGKILL)
-            self.is_over = not members and first_is_over
-            if self.is_over:
-                shared_memory.remove(self._shared)
+            self._job.kill(members)
+        if is_first_over and not members:
+            shared_memory.remove(self._job.shared)
+            self.end = self._how_it_ended()
         self.wake_at = now + (LOOK_KILLED_S if ending else LOOK_S)
 
     def stopped_pid(self, now: float) -> int | None:
-        """A process of it that a signal has held for too long, if there is one."""
         return next((pid for pid, since in self._stopped_since.items() if now >= since + STOPPED_S), None)
 
-    def _first_is_over(self) -> bool:
-        if self._process is not None:
-            self.status = self._process.poll()
-            return self.status is not None
-        return self.leader is None or not self.leader.alive
-
-    def _members(self, running: Sequence[Process]) -> set[int]:
-        registered = {(leader.pid, leader.started) for leader in self._registered()}
-        named = {it.pid for it in running if (it.pid, it.started) in registered}
-        return named | processes.members(running, self.leader, {self.mark})
-
-    def _note_stopped(self, running: Sequence[Process], members: set[int], now: float) -> None:
-        stopped = {it.pid for it in running if it.stopped and it.pid in members}
-        self._stopped_since = {pid: self._stopped_since.get(pid, now) for pid in stopped}
+    def _how_it_ended(self) -> JobStatus:
+        status = None if self._job.process is None else self._job.process.poll()
+        if status is None:
+            return JobStatus(state=JobState.ENDED, reason="has ended")
+        code = status if status >= 0 else 128 - status
+        return JobStatus(state=JobState.ENDED, exit_code=code, reason=describe(code))
 
 
 class RunningServer:
@@ -262,7 +283,7 @@ class RunningServer:
     def __init__(
         self,
         starting: ServerStarting,
-        job: ServerJob | SubmittedServer,
+        job: ServerJob,
         liveness: Liveness,
         stack: ExitStack,
         *,
@@ -280,8 +301,7 @@ class RunningServer:
         self._why_killed = ""
         self._has_all = taken_over
         self._is_coming_told = False
-        if isinstance(job, ServerJob):
-            job.also_kill(lambda: list(liveness.processes.values()))
+        job.ranks = liveness.processes
 
     @property
     def wake_at(self) -> float:
@@ -292,7 +312,9 @@ class RunningServer:
         """See how it is; returns why it must be killed, "" while it need not."""
         self.liveness.take(now)
         self.job.look(now)
-        if self.job.killed or self.job.is_over or self.job.state is JobState.UNKNOWN:
+        if now >= self._killed_at + KILL_LIMIT_S:
+            self.job.abandon()
+        if self._killed_at < math.inf or self.job.is_over or self.job.state is JobState.UNKNOWN:
             return ""
         if self.job.state is JobState.QUEUED:
             self._has_all, self.coming_since = False, now
@@ -327,32 +349,32 @@ class RunningServer:
 
     def how_it_ended(self, output_dir: Path) -> ServerEnd:
         """Tell how it ended: as it said itself, or else why we killed it."""
-        words, job = EndReports(output_dir, self.starting.reports_before), self.job
-        how = f"the job of the server {job.reason}" if isinstance(job, SubmittedServer) else ""
-        end = words.read(
-            None if self._why_killed else job.status,
+        job = self.job
+        assert job.end is not None
+        end = EndReports(output_dir, self.starting.reports_before).read(
+            None if self._why_killed else job.end.exit_code,
             was_planned=self.was_planned,
             has_left=self.leaving_since < math.inf,
-            how=how,
+            how=f"{job.title} {job.end.reason}",
         )
-        if self._why_killed and end.exit_code == RankLost.exit_code:
+        is_lost = end.exit_code == RankLost.exit_code
+        if is_lost and self._why_killed:
             end = replace(end, message=self._why_killed)
-        elif self._was_refused and end.exit_code == RankLost.exit_code:
+        elif is_lost and self._was_refused:
             end = replace(end, why_refused=_why_refused(self.starting.ranks))
         end = replace(end, has_begun=self.liveness.remote is None or self.liveness.has_all_ranks)
-        if not isinstance(job, SubmittedServer):
-            return end
-        if job.status and end.exit_code == RankLost.exit_code and not self.liveness.presence.known:
-            end = _with_last_words(end, log_end(job.folder / LOG_FILE))
-        if job.is_cancelled and not self.was_planned and end.exit_code == RankLost.exit_code:
-            return replace(end, exit_code=EXIT_SAVED, message="the job of the server was cancelled before it had begun")
-        is_cut_off = job.is_outside and end.exit_code == RankLost.exit_code
-        return replace(end, is_of_job=is_cut_off or end.exit_code == EXIT_SAVED)
+        if is_lost and job.log and job.end.exit_code and not self.liveness.presence.known:
+            end = _with_last_words(end, log_end(job.log))
+        if is_lost and job.is_cancelled and not self.was_planned:
+            return replace(end, exit_code=EXIT_SAVED, message=f"{job.title} was cancelled before it had begun")
+        is_cut_off = is_lost and (bool(job.end.excuse) or job.end.is_out_of_time)
+        return replace(end, is_of_job=is_cut_off or (job.is_followed and end.exit_code == EXIT_SAVED))
 
     @property
     def _was_refused(self) -> bool:
         """Whether it ended by itself before any of its ranks came to life; other nodes may have been away."""
-        return self.job.status == FAILED and not self.liveness.presence.known and self.liveness.remote is None
+        assert self.job.end is not None
+        return self.job.end.exit_code == FAILED and not self.liveness.presence.known and self.liveness.remote is None
 
     def close(self) -> None:
         """Listen to its ranks no more."""

@@ -4,7 +4,6 @@ The `Supervisor` asks when mpirun has ended, or has been ended since a rank was 
 """
 
 import json
-import signal
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -132,8 +131,10 @@ class EndReports:
         """Return a text that changes when one of the files is written again."""
         return " ".join(_version(output_dir / name) for name in (REPORT_FILE, FAILURE_FILE))
 
-    def read(self, status: int | None, *, was_planned: bool, has_left: bool = False, how: str = "") -> ServerEnd:
-        """Tell how the server ended; without a word of it, `how` it is known to have, if that is given.
+    def read(
+        self, status: int | None, *, was_planned: bool, has_left: bool = False, how: str = "the server has ended"
+    ) -> ServerEnd:
+        """Tell how the server ended; without a word of it, `how` it is known to have.
 
         Its files say so. The exit `status` of mpirun (None if unknown) lies when ranks differ, and is believed only of
         a server that left before it had a plan for the simulations: then study.json was refused, the set-up stopped, or
@@ -161,7 +162,7 @@ class EndReports:
                 return ServerEnd(exit_code=status, message=f"the server refused to start, with exit code {status}")
             if status == 0 and _read(self.output_dir / REPORT_FILE).get("exit_code") == 0:
                 return ServerEnd(exit_code=0, message="the study had been finished before")
-        return lost(f"{how or f'the server {_described(status)}'} and left no report")
+        return lost(f"{how} and left no report")
 
     @property
     def has_report(self) -> bool:
@@ -187,14 +188,3 @@ def _read(file: Path) -> dict[str, Any]:
     except (OSError, ValueError, RecursionError):
         return {}
     return content if isinstance(content, dict) else {}
-
-
-def _described(status: int | None) -> str:
-    if status is None:
-        return "has ended"
-    if status >= 0:
-        return f"ended with exit code {status}"
-    try:
-        return f"was killed by {signal.Signals(-status).name}"
-    except ValueError:
-        return f"was killed by signal {-status}"

@@ -13,7 +13,7 @@ from stream_server.launcher.backends.outage import EXPECTED, Outage, said_by
 from stream_server.launcher.backends.registry import load_server_backend
 from stream_server.launcher.journal.history import OpenServer
 from stream_server.launcher.journal.records import ServerStarting
-from stream_server.launcher.supervision.server_job import LOCAL, ServerJob
+from stream_server.launcher.supervision.server_job import LOCAL, LocalServer, ServerJob
 from stream_server.launcher.supervision.submitted_server import SubmittedServer, folder_of
 
 IPC_VARIABLE = "STREAM_IPC_FOLDER"
@@ -61,13 +61,11 @@ class Servers:
             number += 1
         return number
 
-    def start(
-        self, starting: ServerStarting, command: Sequence[str], *, is_spread: bool
-    ) -> ServerJob | SubmittedServer:
+    def start(self, starting: ServerStarting, command: Sequence[str], *, is_spread: bool) -> ServerJob:
         """Run a command that starts the server; `is_spread` if its ranks may be on several nodes."""
         if starting.backend == LOCAL:
             environment = mpirun_environment(self.config, None if is_spread else starting.folder)
-            return ServerJob.start(command, {**environment, IPC_VARIABLE: starting.folder}, starting.folder)
+            return LocalServer.start(command, {**environment, IPC_VARIABLE: starting.folder}, starting.folder)
         own = server_environment(self.config)
         folder = folder_of(self.config.output_dir, starting.number)
         return SubmittedServer.submit(
@@ -82,11 +80,11 @@ class Servers:
             self.outage,
         )
 
-    def adopt(self, server: OpenServer) -> ServerJob | SubmittedServer | None:
+    def adopt(self, server: OpenServer) -> ServerJob | None:
         """The server that another launcher has started; None when nothing of it runs any more."""
         starting = server.starting
         if starting.backend == LOCAL:
-            return ServerJob.adopt(starting.folder, server.leader)
+            return LocalServer.adopt(starting.folder, server.leader)
         folder = folder_of(self.config.output_dir, starting.number)
         return SubmittedServer.adopt(self._of(starting.backend), folder, self.outage)
 

@@ -3,6 +3,7 @@
 import logging
 import sys
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Self
 
@@ -18,10 +19,9 @@ from stream_server.launcher.backends.backend import (
     exit_code_of,
 )
 from stream_server.launcher.backends.outage import EXPECTED, Outage
+from stream_server.launcher.supervision.server_job import ServerJob
 from stream_server.machine.screen import escaped
 
-# A job on a node that is gone ends only when the scheduler notices that. The next server need not wait for it.
-GONE_S = 60.0
 LOOK_S = 0.2
 MAX_READ_BYTES = 65536
 NOT_FOUND = "whether the job of the server was submitted is not known"
@@ -31,32 +31,26 @@ NOT_CANCELLED = "the job of the server cannot be cancelled yet"
 log = logging.getLogger(__name__)
 
 
-class SubmittedServer:
-    """One start of the server as a job of `backend`, in the folder `folder`. Main thread only.
+class SubmittedServer(ServerJob):
+    """The server as a job of `backend`, in the folder `folder`.
 
     It has no `handle` until the backend has taken it, or has taken it over: it is looked for until that answers.
-    `look` moves things on; `outage` tells when its scheduler does not answer. `state` is what that said last, `status`
-    the exit code, None if it is not known, and `reason` how it ended, in words that follow its name. `is_outside` when
-    the scheduler has ended it, which is the fault of no server: its time was over, or its node was lost.
+    `outage` tells when its scheduler does not answer, and `state` is what that said last.
     """
 
+    title = "the job of the server"
+    is_followed = True
+
     def __init__(self, backend: Backend, folder: Path, *, outage: Outage, follows_from: int = 0) -> None:
+        super().__init__(JobState.UNKNOWN)
         self.backend = backend
         self.folder = folder
         self.outage = outage
         self.handle = ""
-        self.state = JobState.UNKNOWN
-        self.status: int | None = None
-        self.reason = ""
-        self.is_outside = False
-        self.is_cancelled = False
-        self.is_over = False
+        self.log = folder / LOG_FILE
         self._must_cancel = False
-        self.killed = False
-        self.wake_at = 0.0
-        self._give_up_at: float | None = None
         self._waits_for = ""
-        self._output = Output(folder / LOG_FILE, follows_from)
+        self._output = Output(self.log, follows_from)
 
     @classmethod
     def submit(cls, backend: Backend, spec: JobSpec, outage: Outage) -> Self:
@@ -90,32 +84,22 @@ class SubmittedServer:
         self._cancel()
 
     def kill(self, now: float) -> None:
-        """End it; `is_over` when it has ended, or is taken for gone."""
-        if self._give_up_at is None:
-            self._give_up_at = now + GONE_S
-        self.killed = True
         self._cancel()
         self.look(now)
 
     def abandon(self) -> None:
-        """Wait for its end no longer: its backend ends it for good when it is closed."""
-        self._is_over()
+        """Take it for gone: its incarnation is fenced off, and its backend ends it for good when it is closed."""
+        if not self.is_over:
+            log.warning("the job of the server, %s, has not ended: what is left of it is fenced off", self.handle)
+            self._end(JobStatus(state=JobState.UNKNOWN, reason="has not ended"))
 
     def look(self, now: float) -> None:
         """See what the scheduler says of it, and show what it printed."""
-        is_given_up = self._give_up_at is not None and now >= self._give_up_at
-        if self.is_over or (now < self.wake_at and not is_given_up):
+        if self.is_over or now < self.wake_at:
             return
         self.wake_at = now + max(LOOK_S, self.backend.query_interval_s)
         self._ask()
         self._output.show()
-        if is_given_up and not self.is_over:
-            log.warning("the job of the server, %s, has not ended: what is left of it is fenced off", self.handle)
-            self._is_over()
-
-    def stopped_pid(self, now: float) -> int | None:
-        """A process of it that a signal holds, which nobody can see from here."""
-        return None
 
     def _ask(self) -> None:
         if not self.handle:
@@ -152,15 +136,10 @@ class SubmittedServer:
             self._end(status)
 
     def _end(self, status: JobStatus) -> None:
-        self.status = status.exit_code
+        code = status.exit_code
         with suppress(OSError):
-            self.status = exit_code_of(self.folder / EXIT_FILE) if self.status is None else self.status
-        self.reason = status.reason or "has ended"
-        self.is_outside = bool(status.excuse) or status.is_out_of_time
-        self._is_over()
-
-    def _is_over(self) -> None:
-        self.is_over = True
+            code = exit_code_of(self.folder / EXIT_FILE) if code is None else code
+        self.end = replace(status, exit_code=code, reason=status.reason or "has ended")
         for question in (NOT_FOUND, NOT_KNOWN, NOT_CANCELLED):
             self.outage.answered(question)
 

@@ -27,7 +27,6 @@ from stream_server.launcher.supervision.liveness import HeartbeatSettings, Liven
 from stream_server.launcher.supervision.server_job import LOCAL, RunningServer, ServerCommand, ServerJob
 from stream_server.launcher.supervision.server_restart import EndReports, NoRestart, Restart, Restarts, ServerEnd
 from stream_server.launcher.supervision.servers import Servers
-from stream_server.launcher.supervision.submitted_server import SubmittedServer
 from stream_server.launcher.supervision.takeover import kill
 from stream_server.machine.forced_exit import FIRST_SIGNAL
 from stream_server.machine.screen import tell
@@ -211,7 +210,7 @@ class Supervisor:
     def _run(
         self,
         starting: records.ServerStarting,
-        begin: Callable[[], ServerJob | SubmittedServer],
+        begin: Callable[[], ServerJob],
         *,
         taken_over: bool = False,
         before: LauncherPlace | None = None,
@@ -235,7 +234,7 @@ class Supervisor:
             job = begin()
             failpoint("launcher.after_server_start")
             self._running = RunningServer(starting, job, liveness, stack.pop_all(), taken_over=taken_over)
-        if isinstance(job, ServerJob) and job.leader is not None:
+        if job.leader is not None:
             self.journal.note(
                 records.ServerStarted(number=starting.number, pid=job.leader.pid, started=job.leader.started)
             )
@@ -322,8 +321,7 @@ class Supervisor:
         self._exit_code = RankLost.exit_code
         if self._running is not None:
             self._running.kill(f"{number.name} came again", time.monotonic())
-            if isinstance(self._running.job, SubmittedServer):
-                self._running.job.abandon()
+            self._running.job.abandon()
 
 
 def say(text: str) -> None:

@@ -12,11 +12,9 @@ from stream_server.launcher.journal.records import LauncherStarted
 from stream_server.launcher.simulations.attempt_jobs import AttemptJobs
 from stream_server.launcher.supervision.server_job import ServerJob
 from stream_server.launcher.supervision.servers import Servers
-from stream_server.launcher.supervision.submitted_server import SubmittedServer
 from stream_server.machine import private_folder, processes
 from stream_server.machine.run_folder import SIMULATIONS
 
-KILL_WAIT_S = 10.0
 CANCEL_WAIT_S = 60.0
 LOOK_S = 0.02
 
@@ -92,10 +90,11 @@ def _cancel_jobs(history: History, jobs: AttemptJobs) -> None:
         time.sleep(max(LOOK_S, jobs.backend.query_interval_s) if jobs.num_running else 0.0)
 
 
-def kill(server: ServerJob | SubmittedServer) -> None:
+def kill(server: ServerJob) -> None:
     """End all of a server, and wait for that as long as it may take."""
-    deadline = time.monotonic() + (KILL_WAIT_S if isinstance(server, ServerJob) else CANCEL_WAIT_S)
+    deadline = time.monotonic() + CANCEL_WAIT_S
     server.kill(time.monotonic())
     while not server.is_over and time.monotonic() < deadline:
         time.sleep(LOOK_S)
         server.look(time.monotonic())
+    server.abandon()
