@@ -22,7 +22,7 @@ from unittest import mock
 
 from stream_server.client_api import transport
 from stream_server.launcher.backends import local
-from stream_server.launcher.simulations import server_connection
+from stream_server.launcher.simulations import remote_access, server_connection
 from stream_server.launcher.supervision import runs, server_job, supervisor
 from stream_server.machine import private_folder, processes
 from stream_server.messages import connection
@@ -88,6 +88,7 @@ def replaced(world: "World") -> list[tuple[Any, str, Any]]:
         (sockets, "Ways", messaging.Ways),
         (sockets, "ConnectionGuard", messaging.NoGuard),
         (transport, "Ways", messaging.Ways),
+        (remote_access, "zmq", zmq),
         (server_connection, "zmq", zmq),
         (transport, "zmq", zmq),
         (sockets, "os", os_of(machine)),

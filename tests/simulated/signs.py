@@ -51,10 +51,6 @@ class SimulatedLiveness(Liveness):
     def __exit__(self, *_: object) -> None:
         pass
 
-    @property
-    def sockets(self) -> tuple[()]:
-        return ()
-
     def _receive(self) -> None:
         for sign in self.world.signs.at(self.address):
             if not sign.is_known or (not sign.program.is_stopped and sign.program.status is None):

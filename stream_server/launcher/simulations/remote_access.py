@@ -1,12 +1,14 @@
-"""The access of ranks on other nodes to the launcher: over TCP, with keys from a file of the output folder."""
+"""The access of ranks to the launcher: by ipc, and from other nodes by TCP, with keys from a file of the study."""
 
 import math
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Self
+from types import TracebackType
+from typing import ClassVar, Self
 
 import zmq
 
@@ -80,81 +82,88 @@ class RemoteAccess:
             file.unlink(missing_ok=True)
 
 
-class RemotePort:
-    """The TCP port of a socket of ours: only those come in who have the keys, and floods are cut off. Main thread only.
+class RankRouter:
+    """A ROUTER of ours, to which ranks connect at `address`. Main thread only.
 
-    Made before anything is bound to the socket, to which an `ipc://` address is bound, if at all, before the port is
-    opened: it stays free of keys. `questions` becomes readable when libzmq asks who may connect.
+    With `remote` they connect from other nodes, too, at `place`: over TCP, with the port of the place `before`, if that
+    is given and still free. Only those come in there who have the keys, and floods are cut off; an `ipc://` address
+    stays free of keys. `sockets` become readable when something has come, or libzmq asks who may connect.
+
+    Raises:
+        ConfigError: when it is entered: there is no free port.
     """
 
-    def __init__(self, name: str, guarded: "zmq.Socket[bytes]", access: RemoteAccess) -> None:
-        self.name = name
-        self.access = access
-        self.questions: zmq.Socket[bytes] = guarded.context.socket(zmq.REP)
-        self._socket = guarded
+    name: ClassVar[str]
+    options: ClassVar[Mapping[int, int]]
+
+    def __init__(self, address: str, remote: RemoteAccess | None, before: str | None) -> None:
+        self.address = address
+        self.remote = remote
+        self.place = ""
+        self.sockets: tuple[zmq.Socket[bytes], ...] = ()
+        self._before = before
+        self._guard: ConnectionGuard | None = None
+
+    def __enter__(self) -> Self:
+        self._context = zmq.Context()
+        self._socket = self._context.socket(zmq.ROUTER)
+        for option, value in self.options.items():
+            self._socket.set(option, value)
+        self.sockets = (self._socket,)
+        if self.remote is None:
+            self._socket.bind(self.address)
+            return self
         # Whoever has the keys may send a message of any size, such as the plan of a large study.
         self._guard = ConnectionGuard(
-            name,
-            max_connections=access.max_connections,
-            names=(name,),
+            self.name,
+            max_connections=self.remote.max_connections,
+            names=(self.name,),
             wake=lambda: None,
             max_unfinished=math.inf,
         )
-        self._guard.watch(name, guarded)
-
-    def open(self, place: str | None) -> str:
-        """Bind the socket to a port; returns its address: with the port of `place`, if that is given and still free.
-
-        Raises:
-            ConfigError: there is no free port.
-        """
-        self.questions.bind(ZAP_ADDRESS)
-        secure_server_socket(self._socket, self.access.keys)
+        self._guard.watch(self.name, self._socket)
+        self._socket.bind(self.address)
+        self._questions = self._context.socket(zmq.REP)
+        self._questions.bind(ZAP_ADDRESS)
+        self.sockets = (self._socket, self._questions)
+        secure_server_socket(self._socket, self.remote.keys)
         self._guard.start()
-        if place is not None:
-            _, port = host_and_port(place)
+        self.place = self._bind_tcp(self.remote)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._guard is not None:
+            self._guard.stop()
+            self._questions.close(linger=0)
+        self._socket.close()
+        self._context.term()
+
+    def messages(self) -> Iterator[list[bytes]]:
+        """The messages that have come, without waiting."""
+        while self._guard is not None and self._questions.poll(0):
+            self._questions.send_multipart(zap_reply(self._questions.recv_multipart(), self._is_known))
+        while self._socket.poll(0):
+            if self._guard is None:
+                yield self._socket.recv_multipart()
+            else:
+                frames = self._socket.recv_multipart(copy=False)
+                self._guard.heard(self.name, frames[0].bytes, frames[-1])
+                yield [frame.bytes for frame in frames]
+        if self._guard is not None:
+            self._guard.turn += 1
+
+    def _bind_tcp(self, remote: RemoteAccess) -> str:
+        bind = partial(bind_tcp, self._socket, address=remote.address, host=socket.gethostname())
+        if self._before is not None:
+            _, port = host_and_port(self._before)
             with suppress(ConfigError):
-                return self._bind((port, port))
-        return self._bind(self.access.ports)
-
-    def begin_turn(self) -> None:
-        """Answer all that libzmq asks."""
-        while self.questions.poll(0):
-            self.questions.send_multipart(zap_reply(self.questions.recv_multipart(), self._is_known))
-
-    def heard(self, frames: Sequence[zmq.Frame]) -> None:
-        """Take note of a message."""
-        self._guard.heard(self.name, frames[0].bytes, frames[-1])
-
-    def end_turn(self) -> None:
-        """End a turn, in which all that had come to the socket was read."""
-        self._guard.turn += 1
-
-    def close(self) -> None:
-        """Watch the socket no more, which may be closed afterwards."""
-        self._guard.stop()
-        self.questions.close(linger=0)
-
-    def _bind(self, ports: tuple[int, int] | None) -> str:
-        return bind_tcp(self._socket, address=self.access.address, host=socket.gethostname(), ports=ports)
+                return bind(ports=(port, port))
+        return bind(ports=remote.ports)
 
     def _is_known(self, key: str) -> bool:
-        return key == self.access.keys.public
-
-
-def messages_of(read: "zmq.Socket[bytes]", port: RemotePort | None) -> Iterator[list[bytes]]:
-    """The messages that have come to a socket, which may have a TCP port; without waiting."""
-    if port is not None:
-        port.begin_turn()
-    while read.poll(0):
-        if port is None:
-            yield read.recv_multipart()
-        else:
-            frames = read.recv_multipart(copy=False)
-            port.heard(frames)
-            yield [frame.bytes for frame in frames]
-    if port is not None:
-        port.end_turn()
+        return self.remote is not None and key == self.remote.keys.public
 
 
 def place_file(folder: Path, output_dir: Path, number: int) -> Path:

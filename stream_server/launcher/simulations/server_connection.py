@@ -1,60 +1,41 @@
 """The launcher's end of the link to rank 0: its door to ZeroMQ, beside that of `liveness`."""
 
 import math
-from types import TracebackType
-from typing import Self
+from typing import ClassVar, Self
 
 import zmq
 
-from stream_server.launcher.simulations.remote_access import RemoteAccess, RemotePort, messages_of
+from stream_server.launcher.simulations.remote_access import RankRouter, RemoteAccess
 from stream_server.messages import launcher_link
 
 Readable = int | zmq.Socket[bytes]
 
 
-class ServerConnection:
-    """A ROUTER bound to `address`, and the one poller for all that the launcher waits for. Main thread only.
+class ServerConnection(RankRouter):
+    """The link, and the one poller for all that the launcher waits for. Main thread only.
 
     It speaks with one rank 0: the one that said `Here` or `Plan` last, unless its incarnation is an older one. What any
     other says is dropped, for it is that of a server that is gone. With `remote` it can come from another node, too.
 
-    `place` is where ranks on other nodes connect to, "" without `remote`.
     `was_interrupted`: the same rank 0 has come over another connection than before, so that messages may be lost.
     """
 
+    name = "link"
+    # Both ends keep everything: what passes is small, and nothing of it may be lost.
+    options: ClassVar = {zmq.SNDHWM: 0, zmq.RCVHWM: 0, zmq.LINGER: 1000}
+
     def __init__(self, address: str, remote: RemoteAccess | None = None) -> None:
-        self.address = address
-        self.remote = remote
-        self.place = ""
+        before = None if remote is None or remote.before is None else remote.before.link
+        super().__init__(address, remote, before)
         self.incarnation = 0
         self.was_interrupted = False
-        self._context = zmq.Context()
-        self._socket = self._context.socket(zmq.ROUTER)
         self._poller = zmq.Poller()
         self._peer: bytes | None = None
-        self._port: RemotePort | None = None
 
     def __enter__(self) -> Self:
-        self._socket.linger = 0
-        # Both ends keep everything: what passes is small, and nothing of it may be lost.
-        self._socket.sndhwm = self._socket.rcvhwm = 0
-        if self.remote is not None:
-            self._port = RemotePort("link", self._socket, self.remote)
-            self.watch(self._port.questions)
-        self._socket.bind(self.address)
-        self.watch(self._socket)
-        if self._port is not None:
-            before = self._port.access.before
-            self.place = self._port.open(None if before is None else before.link)
+        super().__enter__()
+        self.watch(*self.sockets)
         return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        if self._port is not None:
-            self._port.close()
-        self._socket.close(linger=1000)
-        self._context.term()
 
     @property
     def connected(self) -> bool:
@@ -83,7 +64,7 @@ class ServerConnection:
             MalformedMessage: rank 0 and the launcher are of different versions.
         """
         messages = []
-        for peer, frame in messages_of(self._socket, self._port):
+        for peer, frame in self.messages():
             message = launcher_link.to_launcher(frame)
             if self._is_heard(peer, message):
                 messages.append(message)

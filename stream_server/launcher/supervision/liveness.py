@@ -13,12 +13,11 @@ import math
 from collections.abc import Set
 from contextlib import suppress
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Self
+from typing import ClassVar
 
 import zmq
 
-from stream_server.launcher.simulations.remote_access import RemoteAccess, RemotePort, messages_of
+from stream_server.launcher.simulations.remote_access import RankRouter, RemoteAccess
 from stream_server.machine.processes import Leader
 from stream_server.messages.launcher_link import rank_name, rank_of
 
@@ -97,12 +96,20 @@ class Presence:
         self.left.add(rank)
 
 
-class Liveness:
+class Liveness(RankRouter):
     """The launcher's end of the ranks' connections. Main thread only.
 
-    `sockets` become readable when there is something to `take`, which is due at `wake_at` at the latest. With `remote`
-    ranks on other nodes can connect, too, at `place`: that of the launcher `before`, if it is still free.
+    There is something to `take` when one of the `sockets` is readable, and at `wake_at` at the latest.
     """
+
+    name = "alive"
+    # A rank that connects anew takes over its name from the connection that it has lost.
+    options: ClassVar = {
+        zmq.LINGER: 0,
+        zmq.MAXMSGSIZE: MAX_BYTES,
+        zmq.ROUTER_HANDOVER: 1,
+        zmq.ROUTER_MANDATORY: 1,
+    }
 
     def __init__(
         self,
@@ -113,40 +120,11 @@ class Liveness:
         remote: RemoteAccess | None = None,
         before: str | None = None,
     ) -> None:
-        self.address = address
+        super().__init__(address, remote, before)
         self.heartbeat = heartbeat or HeartbeatSettings()
         self.presence = Presence(num_ranks, self.heartbeat)
         self.processes: dict[int, Leader] = {}
-        self.remote = remote
-        self.place = ""
         self.wake_at = 0.0
-        self._before = before
-        self._port: RemotePort | None = None
-
-    def __enter__(self) -> Self:
-        self._context = zmq.Context()
-        self._socket = self._context.socket(zmq.ROUTER)
-        self._socket.linger, self._socket.maxmsgsize = 0, MAX_BYTES
-        # A rank that connects anew takes over its name from the connection that it has lost.
-        self._socket.router_handover = self._socket.router_mandatory = True
-        if self.remote is not None:
-            self._port = RemotePort("alive", self._socket, self.remote)
-        self._socket.bind(self.address)
-        if self._port is not None:
-            self.place = self._port.open(self._before)
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        if self._port is not None:
-            self._port.close()
-        self._socket.close(linger=0)
-        self._context.term()
-
-    @property
-    def sockets(self) -> tuple[zmq.Socket[bytes], ...]:
-        return (self._socket,) if self._port is None else (self._socket, self._port.questions)
 
     def take(self, now: float) -> None:
         """Take note of all that has come, and ask again when it is time."""
@@ -162,7 +140,7 @@ class Liveness:
         return len(self.presence.known) >= self.presence.num_ranks
 
     def _receive(self) -> None:
-        for name, frame, *_ in ([*frames, b""] for frames in messages_of(self._socket, self._port)):
+        for name, frame, *_ in ([*frames, b""] for frames in self.messages()):
             rank = rank_of(name)
             if rank is not None and rank < self.presence.num_ranks:
                 self.presence.heard(rank)
