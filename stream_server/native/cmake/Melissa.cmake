@@ -3,7 +3,7 @@
 # Neither passes MPI on: a code that calls melissa_init has its own.
 find_package(MPI QUIET COMPONENTS C)
 
-set(melissa_sources melissa/relay.c melissa/rows.c melissa/melissa_api_no_mpi.c)
+set(melissa_sources melissa/relay.c melissa/melissa_api_no_mpi.c)
 set(melissa_targets melissa_api_no_mpi)
 add_library(stream_client_melissa_api_no_mpi SHARED ${melissa_sources})
 if(MPI_C_FOUND)

@@ -5,7 +5,6 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "rows.h"
 #include "stream_client.h"
 
 #define MAX_FIELDS 64
@@ -154,6 +153,27 @@ static void fail_total(const char *field, int64_t total, int64_t expected) {
                   field, (long long)expected, relay.group->num_ranks, (long long)total, field);
 }
 
+static int64_t count_values(int ndim, const int64_t shape[]) {
+    int64_t num = 1;
+    for (int d = 0; d < ndim; ++d) num *= shape[d];
+    return num;
+}
+
+/* A range of a field's values, counted through in C order, as a block: whole rows of the first dimension. Offset and
+ * count of the block of `size` values from `before` on; false: they are no whole rows. */
+static bool find_rows(int ndim, const int64_t shape[], int64_t before, int64_t size, int64_t offset[], int64_t count[]) {
+    if (ndim == 0) return true;
+    const int64_t row = count_values(ndim - 1, shape + 1);
+    if (before % row || size % row) return false;
+    for (int d = 0; d < ndim; ++d) {
+        offset[d] = 0;
+        count[d] = size > 0 ? shape[d] : 0;
+    }
+    offset[0] = size > 0 ? before / row : 0;
+    count[0] = size / row;
+    return true;
+}
+
 static void fail_rows(const char *field, int64_t before, int64_t size, int64_t num_values, int64_t row) {
     sc_relay_fail("this rank has the values %lld to %lld of the field '%s', which are no whole rows of %lld values. "
                   "Give the field one dimension in study.json, [%lld], and reshape it in the server class.",
@@ -166,10 +186,10 @@ static bool declares(const char *name, int64_t size, int64_t before, int64_t tot
     int64_t shape[STREAM_MAX_DIMENSIONS], offset[STREAM_MAX_DIMENSIONS], count[STREAM_MAX_DIMENSIONS];
     const int ndim = stream_field_shape(relay.simulation, field, shape);
     if (!succeeds(ndim)) return false;
-    const int64_t num_values = sc_num_values(ndim, shape);
+    const int64_t num_values = count_values(ndim, shape);
     if (total != num_values) {
         fail_total(field, total, num_values);
-    } else if (!sc_rows(ndim, shape, before, size, offset, count)) {
+    } else if (!find_rows(ndim, shape, before, size, offset, count)) {
         fail_rows(field, before, size, num_values, num_values / shape[0]);
     } else if (ndim > 0 || size > 0) { /* a scalar has no empty block: a rank without it does not declare it */
         succeeds(stream_declare_field(relay.simulation, field, STREAM_FLOAT64, ndim, shape, offset, count));

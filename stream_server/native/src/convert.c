@@ -1,6 +1,5 @@
 /* Each type is read into, and written from, one of three wide ones: int64_t (all integers; where they become integers
  * again, uint64_t by its bits), uint64_t and double. */
-#include "convert.h"
 
 #include <fenv.h>
 #include <inttypes.h>

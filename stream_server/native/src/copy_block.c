@@ -2,7 +2,6 @@
 #include <math.h>
 #include <string.h>
 
-#include "convert.h"
 #include "dtype.h"
 
 enum { CHUNK_BYTES = 8192 };

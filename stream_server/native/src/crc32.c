@@ -1,4 +1,4 @@
-#include "crc32.h"
+#include "wire.h"
 
 /* Slicing by 8: table k holds the remainders of a byte that k bytes follow. The remainder of a byte is the sum of those
  * of its bits, so 64 numbers (the powers of x modulo the polynomial edb88320) make all tables. */

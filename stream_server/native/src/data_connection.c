@@ -3,77 +3,11 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "crc32.h"
 #include "patience.h"
-#include "steps.h"
-#include "transport.h"
 
 #define PENDING_S 0.005
-
-static int send_message(sc_dealer *dealer, sc_data *data, const sc_frame *frames, int num_frames, sc_buffer *buffer,
-                        sc_error *error) {
-    data->has_checksum = dealer->needs_checksum;
-    data->checksum = 0;
-    for (int i = 0; i < num_frames && data->has_checksum; ++i)
-        data->checksum = sc_crc32(data->checksum, frames[i].bytes, frames[i].num_bytes);
-    return sc_dealer_send_data(dealer, data, frames, num_frames, buffer, error);
-}
-
-/* One frame for each present block: its rows of all steps. */
-static int send_whole(sc_dealer *dealer, const sc_layout *layout, const sc_steps *steps, sc_data *data,
-                      sc_error *error) {
-    sc_frame frames[SC_MAX_FIELDS];
-    int num_frames = 0;
-    uint8_t *rows = sc_steps_rows(steps, layout);
-    for (int i = 0; i < layout->num_blocks; ++i) {
-        if (!(steps->present >> i & 1))
-            continue;
-        size_t row_bytes = sc_steps_row_bytes(steps, layout, i);
-        frames[num_frames++] = (sc_frame){rows, steps->num * row_bytes};
-        rows += steps->num_rows * row_bytes;
-    }
-    data->field = SC_ALL_FIELDS;
-    data->last = true;
-    return send_message(dealer, data, frames, num_frames, steps->buffer, error);
-}
-
-/* One step, block by block, and each block in pieces. */
-static int send_parts(sc_dealer *dealer, const sc_layout *layout, const sc_steps *steps, sc_data *data,
-                      sc_error *error) {
-    uint8_t *next = sc_steps_rows(steps, layout);
-    const uint8_t *end = next + sc_steps_step_bytes(steps, layout);
-    for (int i = 0; i < layout->num_blocks; ++i) {
-        size_t num_left = steps->present >> i & 1 ? sc_steps_row_bytes(steps, layout, i) : 0;
-        data->field = i;
-        for (data->offset = 0; num_left > 0; data->offset += SC_MAX_PART_BYTES) {
-            sc_frame part = {next, num_left < SC_MAX_PART_BYTES ? num_left : SC_MAX_PART_BYTES};
-            next += part.num_bytes;
-            num_left -= part.num_bytes;
-            data->last = next == end;
-            int code = send_message(dealer, data, &part, 1, steps->buffer, error);
-            if (code != STREAM_OK)
-                return code;
-            ++data->sequence;
-        }
-    }
-    return STREAM_OK;
-}
-
-/* The first message's header, as far as it is known before: simulation, attempt, incarnation and sequence. The number of
- * messages that it took is in *num_messages. */
-static int send_messages(sc_dealer *dealer, const sc_layout *layout, const sc_steps *steps, sc_data data,
-                         int64_t *num_messages, sc_error *error) {
-    data.index = steps->index;
-    data.present = steps->present;
-    data.num_steps = steps->num;
-    *num_messages = 1;
-    if (steps->num > 1 || sc_steps_step_bytes(steps, layout) <= SC_MAX_PART_BYTES)
-        return send_whole(dealer, layout, steps, &data, error);
-    int64_t first = data.sequence;
-    int code = send_parts(dealer, layout, steps, &data, error);
-    *num_messages = data.sequence - first;
-    return code;
-}
+#define MESSAGE_BYTES ((size_t)512 * 1024)
+#define PENDING_BYTES ((size_t)16 * 1024 * 1024)
 
 void sc_data_connection_begin(sc_data_connection *connection, const sc_opening *opening, int server_rank,
                               sc_dealer *dealer, sc_retained *retained) {
@@ -154,11 +88,112 @@ int sc_data_connection_send_statics(sc_data_connection *connection, sc_error *er
     if (code != STREAM_OK)
         return code;
     sc_steps_add(&steps, &statics->layout, statics->arrays);
-    code = send_parts(connection->dealer, &statics->layout, &steps, &data, error);
+    code = sc_send_parts(connection->dealer, &statics->layout, &steps, &data, error);
     sc_steps_release(&steps);
     if (code != STREAM_OK)
         return code;
     return sc_flow_control_sent(&connection->flow, 0, data.sequence - connection->flow.sequence, error);
+}
+
+/* How many steps may travel in one message: the length of a ragged block is told by the size of its message. */
+static uint32_t steps_per_message(const sc_opening *opening, uint32_t credit) {
+    if (opening->layout->has_ragged)
+        return 1;
+    size_t message_bytes = PENDING_BYTES / opening->num_server_ranks;
+    if (message_bytes > MESSAGE_BYTES)
+        message_bytes = MESSAGE_BYTES;
+    size_t step_bytes = sc_layout_bytes(opening->layout, UINT64_MAX);
+    size_t num = message_bytes / (step_bytes > 0 ? step_bytes : 1);
+    return num < credit / 2 ? (uint32_t)num : credit / 2;
+}
+
+static int take_opened(sc_data_connection *connection, const sc_opened *opened, sc_error *error) {
+    const sc_opening *opening = connection->opening;
+    if (connection->is_open)
+        return STREAM_OK;
+    connection->is_open = true;
+    connection->incarnation = opened->incarnation;
+    connection->credit = opened->credit;
+    connection->flow = sc_flow_control_begin(opened->credit);
+    if (!sc_bits_load(&connection->known, opened->known, opened->num_known_bytes))
+        return sc_no_memory(error);
+    uint32_t num = steps_per_message(opening, opened->credit);
+    connection->pending = (sc_pending){
+        .pool = opening->pool,
+        .layout = opening->layout,
+        .capacity = num > 1 ? num : 0,
+        .stride = opening->stride,
+    };
+    bool at_once = opening->layout->num_blocks == 0 || opened->num_known_bytes > 0;
+    return at_once ? sc_data_connection_send_statics(connection, error) : STREAM_OK;
+}
+
+static void take_ack(sc_data_connection *connection, const sc_ack *ack) {
+    sc_flow_control_received(&connection->flow, ack->received);
+    connection->retained->received = ack->received;
+    sc_retained_durable(connection->retained, ack->durable);
+    connection->has_ended |= ack->ended;
+    connection->has_stopped |= ack->stop;
+}
+
+/* Become the owner of a reply's text. */
+static void take_text(char **place, char **text) {
+    free(*place);
+    *place = *text;
+    *text = NULL;
+}
+
+static int take_refusal(sc_data_connection *connection, sc_refusal *refusal, bool *heard, sc_error *error) {
+    if (refusal->reason == SC_STALE_INCARNATION) {
+        take_text(&connection->stale, &refusal->text);
+        return STREAM_OK;
+    }
+    if (refusal->reason == SC_NOT_OPEN) {
+        connection->is_unknown = true;
+        return STREAM_OK;
+    }
+    *heard = true;
+    if (refusal->reason == SC_BUSY)
+        return STREAM_OK;
+    char name[SC_ERROR_BYTES / 4];
+    sc_data_connection_name(connection, name, sizeof name);
+    return sc_fail(error, STREAM_ERROR_REFUSED, "%s refused simulation %lld: %s", name,
+                   (long long)connection->opening->welcome->simulation, refusal->text);
+}
+
+static int take(sc_data_connection *connection, sc_reply *answer, bool *heard, sc_error *error) {
+    if (answer->kind == SC_REFUSAL)
+        return take_refusal(connection, &answer->refusal, heard, error);
+    *heard = true;
+    switch (answer->kind) {
+    case SC_ACK:
+        take_ack(connection, &answer->ack);
+        return STREAM_OK;
+    case SC_OPENED:
+        return take_opened(connection, &answer->opened, error);
+    case SC_STOPPED:
+        connection->has_stopped = true;
+        take_text(&connection->stop_reason, &answer->stop_text);
+        return STREAM_OK;
+    default:
+        return STREAM_OK;
+    }
+}
+
+int sc_data_connection_take_answers(sc_data_connection *connection, bool *heard, sc_error *error) {
+    for (;;) {
+        bool is_there;
+        sc_reply answer;
+        int code = sc_dealer_receive(connection->dealer, &is_there, &answer, error);
+        if (code != STREAM_OK || !is_there)
+            return code;
+        code = take(connection, &answer, heard, error);
+        sc_reply_free(&answer);
+        if (code != STREAM_OK)
+            return code;
+        if (*heard)
+            connection->silent_s = 0;
+    }
 }
 
 /* Send steps, and keep them. */
@@ -167,7 +202,7 @@ static int send_steps(sc_data_connection *connection, sc_steps *steps, sc_error 
     uint32_t num_steps = steps->num;
     int code = sc_data_connection_send_statics(connection, error);
     if (code == STREAM_OK)
-        code = send_messages(connection->dealer, connection->opening->layout, steps, next_data(connection),
+        code = sc_send_steps(connection->dealer, connection->opening->layout, steps, next_data(connection),
                              &num_messages, error);
     if (code == STREAM_OK)
         code = sc_flow_control_sent(&connection->flow, num_steps, num_messages, error);

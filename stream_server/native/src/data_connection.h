@@ -3,10 +3,9 @@
 #define SC_DATA_CONNECTION_H
 
 #include "bits.h"
-#include "pending.h"
-#include "retention.h"
-#include "transport.h"
 #include "flow_control.h"
+#include "retention.h"
+#include "step_messages.h"
 
 /* The data that all connections of one client rank to one start of the server share. */
 typedef struct {

@@ -14,6 +14,10 @@
 #define REFUSALS 0
 #endif
 
+const char *sc_zmq_reason(int number, char text[SC_REASON_BYTES]) {
+    return number >= ZMQ_HAUSNUMERO ? zmq_strerror(number) : sc_reason(number, text);
+}
+
 static void let_go(void *bytes, void *buffer) {
     (void)bytes;
     sc_buffer_release(buffer);

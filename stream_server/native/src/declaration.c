@@ -4,7 +4,6 @@
 #include "dtype.h"
 #include "own_field.h"
 #include "placement.h"
-#include "shares.h"
 
 int sc_check_extents(const char *name, int ndim, const int64_t extents[], sc_error *error) {
     if (ndim < 0 || ndim > STREAM_MAX_DIMENSIONS)

@@ -6,10 +6,10 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "convert.h"
 #include "stream_client.h"
 
 #define SC_NUM_DTYPES 15
+#define SC_NUMBER_BYTES 64
 
 bool sc_dtype_is_valid(int dtype); /* one of 1 ... 14 */
 size_t sc_dtype_bytes(stream_dtype dtype);
@@ -20,6 +20,15 @@ extern const char *const sc_dtype_codes[SC_NUM_DTYPES];
 /* NumPy's rules numpy.can_cast(from, to, "same_kind") and (…, "safe"). */
 bool sc_same_kind(stream_dtype from, stream_dtype to);
 bool sc_safe(stream_dtype from, stream_dtype to);
+
+/* Numbers of one type as numbers of another, as NumPy's astype does: integers wrap, floating numbers round once to the
+ * nearest, a boolean becomes 0 or 1, and the imaginary part of a real number is 0. Both arrays are contiguous, and need
+ * not be aligned; sc_same_kind holds for the types. Returns whether all numbers fit: no integer has wrapped, and none
+ * has become infinite. */
+bool sc_convert(void *to, stream_dtype to_dtype, const void *from, stream_dtype from_dtype, size_t num);
+
+/* As Python's "d" and ".6g" write it. */
+const char *sc_number_text(char text[SC_NUMBER_BYTES], stream_dtype dtype, const void *number);
 
 /* Copy a block into contiguous memory, in C order, converting its elements. strides count elements; NULL: contiguous.
  * Returns whether all of them fit into the type: an integer that does not wraps, and a floating number becomes infinite.

@@ -38,4 +38,7 @@ void sc_fields_drop(sc_fields *fields);
 /* The blocks, once they are fixed; `num` -1 before. */
 const sc_block *sc_fields_blocks(const sc_fields *fields, int *num);
 
+/* "the study has no field 'x', only 'y'; did you mean 'y'?", as STREAM_ERROR_ARGUMENT. */
+int sc_unknown_field(const char *name, const sc_field *fields, int num_fields, sc_error *error);
+
 #endif

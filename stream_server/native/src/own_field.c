@@ -5,7 +5,6 @@
 
 #include "dtype.h"
 #include "placement.h"
-#include "shares.h"
 
 static int check_count(const sc_own_field *own, const int64_t expected[], int ndim, const int64_t count[],
                        sc_error *error) {

@@ -2,7 +2,6 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "nearest.h"
 #include "simulation.h"
 
 /* The study's Welcome, or NULL. */

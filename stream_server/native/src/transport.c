@@ -28,10 +28,6 @@ static int fail(sc_error *error, const char *what) {
     return sc_fail(error, STREAM_ERROR_SYSTEM, "%s: %s", what, sc_zmq_reason(errno, text));
 }
 
-const char *sc_zmq_reason(int number, char text[SC_REASON_BYTES]) {
-    return number >= ZMQ_HAUSNUMERO ? zmq_strerror(number) : sc_reason(number, text);
-}
-
 /* Whether this process may still open so many files; if not, errno tells why. */
 static bool may_open(int num) {
     int descriptors[NUM_FILES], num_open = 0, reason = 0;

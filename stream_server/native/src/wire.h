@@ -164,6 +164,9 @@ typedef struct {
 
 void sc_encode_data(const sc_data *data, uint8_t header[SC_DATA_BYTES]);
 
+/* CRC-32 as in zlib: of "123456789" it is cbf43926. Begin with 0, and pass the last result on for more bytes. */
+uint32_t sc_crc32(uint32_t crc, const void *bytes, size_t num_bytes);
+
 /* Bytes of one step's block, of a ragged one at most. */
 size_t sc_block_bytes(const sc_block *block);
 

@@ -1,7 +1,7 @@
 /* Converts and copies arrays, tells the casting rules, and makes checksums. */
 #include "check.h"
-#include "crc32.h"
 #include "dtype.h"
+#include "wire.h"
 #include "words.h"
 
 /* A block inside of an array, from the element `first` on, as contiguous bytes of another type. */

@@ -1,8 +1,9 @@
-/* Small steps on their way to becoming one message. */
-#ifndef SC_PENDING_H
-#define SC_PENDING_H
+/* Steps as messages: small ones travel together, large ones in parts. */
+#ifndef SC_STEP_MESSAGES_H
+#define SC_STEP_MESSAGES_H
 
 #include "steps.h"
+#include "transport.h"
 
 /* Neighbouring steps with the same fields, `stride` apart, copied side by side; steps.num of them are there. */
 typedef struct {
@@ -22,5 +23,12 @@ int sc_pending_add(sc_pending *pending, int64_t index, uint64_t present, const s
 /* Hand over all steps; none is pending any more. */
 int sc_pending_take(sc_pending *pending, sc_steps *steps, sc_error *error);
 void sc_pending_free(sc_pending *pending);
+
+/* Send steps. `data` is the first message's header, as far as it is known before: simulation, attempt, incarnation and
+ * sequence. *num_messages becomes the number of messages that it took. */
+int sc_send_steps(sc_dealer *dealer, const sc_layout *layout, const sc_steps *steps, sc_data data,
+                  int64_t *num_messages, sc_error *error);
+/* Send one step, block by block, and each block in pieces; data->sequence becomes that of the next message. */
+int sc_send_parts(sc_dealer *dealer, const sc_layout *layout, const sc_steps *steps, sc_data *data, sc_error *error);
 
 #endif
