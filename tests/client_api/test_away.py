@@ -1,28 +1,22 @@
-"""The behaviour of a simulation while the server does not answer: the study's `client.if_server_away`."""
+"""The behaviour of a simulation, in each language, while the server does not answer: `client.if_server_away`."""
 
 import os
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
-import numpy as np
 import pytest
 
-from stream_server.client_api import connect, session, watch
-from stream_server.client_api.simulation import Simulation
-from stream_server.errors import SimulationError, Unreachable
-from stream_server.messages.client import Away, Data, End
-from tests.client_api.test_restart import SMALL, TINY, assert_has, messages, send
+from stream_server.messages.client import Away, Data, End, Open
+from tests.client_api.clients import SMALL, Client, assert_has, messages
 from tests.support.fake_server import FakeServer
 
-TIMEOUT_S = 0.5
+TIMEOUT_S = 0.3
 FIRST = range(3)
-
-
-@pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watch, "LOOK_S", 0.01)
-    monkeypatch.setattr(session, "PING_S", 0.02)
+COMPLAINT = (
+    "simulation 7 rank 0: the server of study heat/1 is away. The simulation ends without it; a new attempt will"
+)
 
 
 @pytest.fixture
@@ -32,49 +26,36 @@ def server() -> Iterator[FakeServer]:
         yield server
 
 
-def begin(server: FakeServer, policy: Away, *, wait_s: float = 20.0) -> Simulation:
+def begin_and_lose(client: Client, server: FakeServer, policy: Away, *, wait_s: float = 20.0) -> None:
     server.if_server_away, server.wait_s = policy, wait_s
-    simulation = connect(server.path, timeout_s=TIMEOUT_S)
-    assert send(simulation, *FIRST) == [True] * 3
-    return simulation
-
-
-def begin_and_lose(server: FakeServer, policy: Away, *, wait_s: float = 20.0) -> Simulation:
-    simulation = begin(server, policy, wait_s=wait_s)
+    assert client.connect(server, f"timeout={TIMEOUT_S}") == "ok"
+    assert client.send(*FIRST) == ["ok"] * 3
     server.do_now(server.die)
-    return simulation
 
 
-def test_stop_ends_the_simulation_as_soon_as_the_server_is_away(server: FakeServer) -> None:
-    simulation = begin_and_lose(server, Away.STOP)
-    with pytest.raises(Unreachable, match=r"simulation 7 rank 0 waits for server rank \d .*: no word for 0\.5 s"):
-        send(simulation, *range(3, 20))
-    with pytest.raises(Unreachable):
-        simulation.finish()
+def test_stop_ends_the_simulation_as_soon_as_the_server_is_away(client: Client, server: FakeServer) -> None:
+    begin_and_lose(client, server, Away.STOP)
+    failed = client.send(*range(3, 20))[-1]
+    assert re.fullmatch(
+        r"error UNREACHABLE: simulation 7 rank 0 waits for server rank \d at ipc://\S+: no word for 0\.3 s", failed
+    )
+    assert client.ask("put u float64 4 20") == "staged"
+    assert client.ask("send 20") == failed
+    assert client.ask("finish") == failed
 
 
-def test_wait_waits_for_a_server_that_comes_back_after_the_time_limit(server: FakeServer) -> None:
-    simulation = begin_and_lose(server, Away.WAIT)
-    with ThreadPoolExecutor(1) as pool:
-        sending = pool.submit(send, simulation, *range(3, 20))
-        with pytest.raises(TimeoutError):
-            sending.result(3 * TIMEOUT_S)
-        server.do_now(lambda: server.restart(incarnation=4, known={0}))
-        assert sending.result(100) == [True] * 17
-        simulation.finish()
+def test_wait_waits_for_a_server_that_comes_back_after_the_time_limit(
+    client: Client, begin: Callable[[], Client], server: FakeServer
+) -> None:
+    begin_and_lose(client, server, Away.WAIT)
+    sending = client.begin_to_send(*range(3, 20))
+    # Another simulation is told of the silence of just this server; by then the first one has waited as long.
+    with begin() as other:
+        assert "UNREACHABLE" in other.connect(server, f"timeout={3 * TIMEOUT_S}")
+    server.do_now(lambda: server.restart(incarnation=4, known={0}))
+    assert sending() == ["ok"] * 17
+    assert client.ask("finish") == "ok"
     assert_has(server, 20)
-
-
-def test_wait_gives_up_after_its_time(server: FakeServer) -> None:
-    simulation = begin_and_lose(server, Away.WAIT, wait_s=1.0)
-    with pytest.raises(Unreachable, match=r"no word for 1 s"):
-        send(simulation, *range(3, 20))
-
-
-def test_wait_never_gives_up_before_the_server_is_away(server: FakeServer) -> None:
-    simulation = begin_and_lose(server, Away.WAIT, wait_s=0.01)
-    with pytest.raises(Unreachable, match=r"no word for 0\.5 s"):
-        simulation.finish()
 
 
 def touch(server: FakeServer, waiting: "Future[Any]") -> None:
@@ -82,150 +63,159 @@ def touch(server: FakeServer, waiting: "Future[Any]") -> None:
     for _ in range(20):
         os.utime(server.path)
         with pytest.raises(TimeoutError):
-            waiting.result(TIMEOUT_S / 5)
+            waiting.result(TIMEOUT_S / 3)
 
 
 def test_a_simulation_that_begins_while_no_server_is_there_waits_as_long_as_the_launcher_says_that_one_will_come(
-    server: FakeServer,
+    client: Client, server: FakeServer
 ) -> None:
     server.do_now(server.die)
     with ThreadPoolExecutor(1) as pool:
-        entering = pool.submit(begin, server, Away.WAIT)
+        entering = pool.submit(client.connect, server, f"timeout={TIMEOUT_S}")
         touch(server, entering)
         server.do_now(lambda: server.restart(incarnation=4))
-        with entering.result(100) as simulation:
-            send(simulation, *range(3, 20))
+        assert entering.result(100) == "ok"
+    assert client.send(*range(20)) == ["ok"] * 20
+    assert client.ask("finish") == "ok"
     assert_has(server, 20)
 
 
-def test_wait_waits_as_long_as_the_launcher_says_that_a_server_will_come(server: FakeServer) -> None:
-    simulation = begin_and_lose(server, Away.WAIT, wait_s=TIMEOUT_S)
+def test_wait_waits_as_long_as_the_launcher_says_that_a_server_will_come(client: Client, server: FakeServer) -> None:
+    begin_and_lose(client, server, Away.WAIT, wait_s=TIMEOUT_S)
     with ThreadPoolExecutor(1) as pool:
-        sending = pool.submit(send, simulation, *range(3, 20))
+        sending = pool.submit(client.send, *range(3, 20))
         touch(server, sending)
-        with pytest.raises(Unreachable, match=r"no word for 0\.5 s"):
-            sending.result(100)
+        assert sending.result(100)[-1].endswith(f"no word for {TIMEOUT_S} s")
 
 
-def test_stop_does_not_wait_though_the_launcher_says_that_a_server_will_come(server: FakeServer) -> None:
-    simulation = begin_and_lose(server, Away.STOP)
+def test_stop_does_not_wait_though_the_launcher_says_that_a_server_will_come(
+    client: Client, server: FakeServer
+) -> None:
+    begin_and_lose(client, server, Away.STOP)
     with ThreadPoolExecutor(1) as pool:
-        sending = pool.submit(send, simulation, *range(3, 20))
+        sending = pool.submit(client.send, *range(3, 20))
         while not sending.done():
             os.utime(server.path)
-        with pytest.raises(Unreachable):
-            sending.result()
+        assert "UNREACHABLE" in sending.result()[-1]
 
 
-def test_continue_goes_on_without_the_server_and_says_so_at_the_end(
-    server: FakeServer, capsys: pytest.CaptureFixture[str]
-) -> None:
-    simulation = begin_and_lose(server, Away.CONTINUE)
-    assert send(simulation, *range(3, 200)) == [True] * 197
-    simulation.finish()
-    simulation.finish()
-    [line] = capsys.readouterr().err.splitlines()
-    assert line.startswith("simulation 7 rank 0: the server of study heat/1 is away.")
-    assert "a new attempt will produce what is missing" in line
+def test_wait_gives_up_after_its_time(client: Client, server: FakeServer) -> None:
+    begin_and_lose(client, server, Away.WAIT, wait_s=0.6)
+    assert client.send(*range(3, 20))[-1].endswith("no word for 0.6 s")
 
 
-def test_continue_leaves_when_the_server_goes_away_at_the_end(
-    server: FakeServer, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with begin_and_lose(server, Away.CONTINUE):
-        pass
-    assert "is away" in capsys.readouterr().err
+def test_wait_never_gives_up_before_the_server_is_away(client: Client, server: FakeServer) -> None:
+    begin_and_lose(client, server, Away.WAIT, wait_s=0.01)
+    assert client.ask("finish").endswith(f"no word for {TIMEOUT_S} s")
 
 
-def test_continue_takes_part_again_when_the_server_comes_back(
-    server: FakeServer, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with begin_and_lose(server, Away.CONTINUE) as simulation:
-        send(simulation, *range(3, 50))
-        server.do_now(lambda: server.restart(incarnation=4, known={1}, num_ranks=3))
-        send(simulation, *range(50, 60))
+def test_continue_goes_on_without_the_server_and_says_so_at_the_end(client: Client, server: FakeServer) -> None:
+    begin_and_lose(client, server, Away.CONTINUE)
+    assert client.send(*range(3, 200)) == ["ok"] * 197
+    assert client.ask("finish") == "ok"
+    client.complaint = COMPLAINT
+
+
+def test_continue_leaves_when_the_server_goes_away_at_the_end(client: Client, server: FakeServer) -> None:
+    begin_and_lose(client, server, Away.CONTINUE)
+    assert client.ask("finish") == "ok"
+    client.complaint = COMPLAINT
+
+
+def test_continue_takes_part_again_when_the_server_comes_back(client: Client, server: FakeServer) -> None:
+    begin_and_lose(client, server, Away.CONTINUE)
+    client.send(*range(3, 50))
+    server.do_now(lambda: server.restart(incarnation=4, known={1}, num_ranks=3))
+    client.send(*range(50, 60))
+    assert client.ask("finish") == "ok"
     assert_has(server, 60)
-    assert capsys.readouterr().err == ""
 
 
-def test_continue_looks_for_a_new_server_once_more_at_the_end(server: FakeServer) -> None:
-    with begin_and_lose(server, Away.CONTINUE) as simulation:
-        send(simulation, *range(3, 50))
-        server.do_now(lambda: server.restart(incarnation=4))
+def test_continue_looks_for_a_new_server_once_more_at_the_end(client: Client, server: FakeServer) -> None:
+    begin_and_lose(client, server, Away.CONTINUE)
+    client.send(*range(3, 50))
+    server.do_now(lambda: server.restart(incarnation=4))
+    assert client.ask("finish") == "ok"
     assert_has(server, 50)
 
 
 def test_continue_holds_no_more_than_the_window_and_stays_without_a_server_that_needs_more(
-    server: FakeServer, capsys: pytest.CaptureFixture[str]
+    client: Client, server: FakeServer
 ) -> None:
     server.window_bytes = 10_000
-    with begin_and_lose(server, Away.CONTINUE) as simulation:
-        send(simulation, *range(3, 100))
-        retention = simulation._session._retention  # type: ignore[attr-defined]
-        assert 5_000 < retention.num_bytes <= 10_000
-        server.do_now(lambda: server.restart(incarnation=4))
-        assert send(simulation, *range(100, 120)) == [True] * 20
-    assert messages(server, Data) + messages(server, End) == []
-    assert len(capsys.readouterr().err.splitlines()) == 1
+    begin_and_lose(client, server, Away.CONTINUE)
+    client.send(*range(3, 100))
+    server.do_now(lambda: server.restart(incarnation=4))
+    num_sent = 100
+    while not messages(server, Open):
+        assert client.send(num_sent) == ["ok"]
+        num_sent += 1
+    server.move(incarnation=5)
+    assert client.send(*range(num_sent, num_sent + 20)) == ["ok"] * 20
+    assert client.ask("finish") == "ok"
+    assert len(server.hellos) == 2
+    assert messages(server, Open) + messages(server, Data) + messages(server, End) == []
+    client.complaint = COMPLAINT
 
 
-def test_continue_does_not_wait_again_for_a_new_server_that_did_not_answer(
-    server: FakeServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    simulation = begin_and_lose(server, Away.CONTINUE)
-    monkeypatch.setattr(watch, "LOOK_S", 0.0)
-    send(simulation, *range(3, 50))
+def test_continue_does_not_wait_again_for_a_new_server_that_did_not_answer(client: Client, server: FakeServer) -> None:
+    begin_and_lose(client, server, Away.CONTINUE)
+    client.send(*range(3, 50))
 
     def restart_silent() -> None:
         server.silent = True
         server.restart(incarnation=4)
 
     server.do_now(restart_silent)
-    assert send(simulation, *range(50, 100)) == [True] * 50
-    assert len(server.hellos) == 2
+    num_sent = 50
+    while len(server.hellos) == 1:
+        assert client.send(num_sent) == ["ok"]
+        num_sent += 1
+    said = len(server.hellos)
+    assert client.send(*range(num_sent, num_sent + 50)) == ["ok"] * 50
+    assert len(server.hellos) == said
     server.do_now(lambda: setattr(server, "silent", False))
     server.move(incarnation=5)
-    simulation.finish()
-    assert_has(server, 100)
+    assert client.ask("finish") == "ok"
+    assert_has(server, num_sent + 50)
 
 
-def test_continue_goes_on_though_it_never_spoke_to_a_server_rank(
-    server: FakeServer, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_continue_goes_on_though_it_never_spoke_to_a_server_rank(client: Client, server: FakeServer) -> None:
     server.if_server_away = Away.CONTINUE
-    with connect(server.path, timeout_s=TIMEOUT_S) as simulation:
-        server.do_now(server.die)
-        assert simulation.send(0, u=TINY)
-        assert simulation.send(1, u=TINY)
-    assert "is away" in capsys.readouterr().err
+    client.connect(server, f"timeout={TIMEOUT_S}")
+    server.do_now(server.die)
+    assert client.send(0, 1) == ["ok"] * 2
+    assert client.ask("finish") == "ok"
+    client.complaint = COMPLAINT
 
 
-def test_continue_still_tells_a_mistake_where_it_is_made(server: FakeServer) -> None:
-    simulation = begin_and_lose(server, Away.CONTINUE)
-    send(simulation, *range(3, 50))
-    with pytest.raises(ValueError, match="shape"):
-        simulation.send(50, u=np.zeros(3))
-    simulation.finish()
+def test_continue_still_tells_a_mistake_where_it_is_made(client: Client, server: FakeServer) -> None:
+    begin_and_lose(client, server, Away.CONTINUE)
+    client.send(*range(3, 50))
+    (answer,) = client.send(50, count="3")
+    assert answer == "error ARGUMENT: field 'u' must have the shape (4,), but has (3,)"
+    assert client.ask("finish") == "ok"
+    client.complaint = COMPLAINT
 
 
 @pytest.mark.parametrize("policy", [Away.STOP, Away.WAIT])
-def test_a_simulation_that_cannot_be_invalidated_ends(server: FakeServer, policy: Away) -> None:
-    simulation = begin_and_lose(server, policy, wait_s=0.7)
-    with pytest.raises(SimulationError, match="no word"):
-        simulation.invalidate("diverged")
+def test_a_simulation_that_cannot_be_invalidated_ends(client: Client, server: FakeServer, policy: Away) -> None:
+    begin_and_lose(client, server, policy, wait_s=0.4)
+    failed = client.ask("invalidate diverged")
+    assert "UNREACHABLE" in failed
+    assert client.ask("send 3") == failed
 
 
-def test_continue_does_not_insist_on_being_invalidated(server: FakeServer, capsys: pytest.CaptureFixture[str]) -> None:
-    simulation = begin_and_lose(server, Away.CONTINUE)
-    simulation.invalidate("diverged")
-    assert send(simulation, 3) == [False]
-    assert "is away" in capsys.readouterr().err
+def test_continue_does_not_insist_on_being_invalidated(client: Client, server: FakeServer) -> None:
+    begin_and_lose(client, server, Away.CONTINUE)
+    assert client.ask("invalidate diverged") == "ok"
+    assert client.send(3) == ["stop"]
+    client.complaint = COMPLAINT
 
 
-def test_a_restarted_server_hears_of_an_invalid_simulation(server: FakeServer) -> None:
-    simulation = begin_and_lose(server, Away.WAIT)
-    with ThreadPoolExecutor(1) as pool:
-        invalidating = pool.submit(simulation.invalidate, "diverged")
-        server.do_now(lambda: server.restart(incarnation=4))
-        invalidating.result(100)
+def test_a_restarted_server_hears_of_an_invalid_simulation(client: Client, server: FakeServer) -> None:
+    begin_and_lose(client, server, Away.WAIT)
+    invalidating = client.begin("invalidate diverged")
+    server.do_now(lambda: server.restart(incarnation=4))
+    assert invalidating() == "ok"
     assert [it.reason for it in server.invalidated] == ["diverged"]

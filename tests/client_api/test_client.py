@@ -12,52 +12,20 @@ import numpy as np
 import pytest
 
 from stream_server.client_api import connect, simulations
-from stream_server.errors import ConfigError, Refused, SimulationError, Unreachable
+from stream_server.client_api.retention import ENTRY_BYTES
+from stream_server.errors import ConfigError, Refused, SimulationError
 from stream_server.messages.client import (
-    ALL_FIELDS,
     ATTACHING,
-    MAX_PART_BYTES,
-    Data,
     End,
     FieldSpec,
-    Open,
-    Ping,
     Reason,
     Refusal,
-    Routing,
-    Stop,
     TimeSteps,
 )
 from tests.support.fake_server import FakeServer
 
 SMALL = (FieldSpec(name="u", shape=(4,)),)
 TINY = np.arange(4.0)
-
-
-def data(server: FakeServer, rank: int = 0) -> list[Data]:
-    return [it for it in server.messages[rank] if isinstance(it, Data)]
-
-
-def num_pings(server: FakeServer) -> int:
-    return sum(isinstance(it, Ping) for messages in server.messages.values() for it in messages)
-
-
-@pytest.mark.parametrize("transport", ["ipc", "tcp", "curve"])
-@pytest.mark.parametrize("num_ranks", [1, 3])
-@pytest.mark.parametrize("routing", Routing)
-def test_every_step_arrives_at_its_rank_as_it_was_sent(transport: str, num_ranks: int, routing: Routing) -> None:
-    fields = (FieldSpec(name="u", shape=(3, 4)), FieldSpec(name="energy", shape=(), optional=True))
-    with FakeServer(fields, num_ranks=num_ranks, transport=transport) as server:
-        server.routing = routing
-        with connect(server.connection) as simulation:
-            u = np.zeros((3, 4))
-            for step in range(50):
-                u[:] = step
-                assert simulation.send(step, u=u, **({"energy": 2 * step} if step % 10 else {}))
-    assert sorted(server.steps) == [(7, step) for step in range(50)]
-    assert all((server.steps[7, step]["u"] == step).all() for step in range(50))
-    assert all(server.steps[7, step]["energy"] == 2 * step for step in range(50) if step % 10)
-    assert "energy" not in server.steps[7, 20]
 
 
 def test_a_parameter_that_the_study_does_not_have_is_told_once(capsys: pytest.CaptureFixture[str]) -> None:
@@ -104,20 +72,6 @@ def test_any_memory_layout_arrives_in_c_order(arrange: Callable[[np.ndarray], np
     assert np.array_equal(server.steps[7, 0]["u"], sent)
 
 
-def test_a_field_above_the_largest_part_travels_in_parts() -> None:
-    shape = (3, MAX_PART_BYTES // 16)
-    fields = (FieldSpec(name="u", shape=shape), FieldSpec(name="v", shape=(5,)))
-    u, v = np.random.default_rng(1).random(shape), np.arange(5.0)
-    with FakeServer(fields, num_ranks=1, transport="tcp") as server, connect(server.connection) as simulation:
-        for step in range(3):
-            simulation.send(step, u=u + step, v=v)
-        simulation.finish()
-    assert np.array_equal(server.steps[7, 2]["u"], u + 2)
-    assert np.array_equal(server.steps[7, 2]["v"], v)
-    parts = [(it.field, it.offset, it.last) for it in data(server) if it.index == 0]
-    assert parts == [(0, 0, False), (0, MAX_PART_BYTES, False), (1, 0, True)]
-
-
 def test_the_user_may_change_an_array_as_soon_as_it_is_sent() -> None:
     with FakeServer((FieldSpec(name="u", shape=(1000, 100)),)) as server, connect(server.connection) as simulation:
         u = np.empty((1000, 100))
@@ -127,81 +81,6 @@ def test_the_user_may_change_an_array_as_soon_as_it_is_sent() -> None:
             u[:] = -1
         simulation.finish()
     assert all((server.steps[7, step]["u"] == step).all() for step in range(20))
-
-
-def test_quick_small_steps_travel_together() -> None:
-    with FakeServer(SMALL, num_ranks=2) as server, connect(server.connection) as simulation:
-        server.credit = 1000
-        for step in range(1000):
-            simulation.send(step, u=TINY)
-        simulation.finish()
-    assert sum(it.num_steps for it in data(server, 0) + data(server, 1)) == 1000
-    assert len(data(server, 0)) < 400
-
-
-def test_never_more_steps_than_the_credit_are_unacknowledged() -> None:
-    with FakeServer(SMALL, num_ranks=1) as server:
-        server.credit = 3
-        server.withholds_acks = True
-        with connect(server.connection) as simulation, ThreadPoolExecutor(1) as pool:
-            sending = pool.submit(lambda: [simulation.send(step, u=TINY) for step in range(10)])
-            server.wait_until(lambda: num_pings(server) == 1)
-            assert sum(it.num_steps for it in data(server)) == 3
-            server.do(server.acknowledge_all)
-            assert sending.result(100) == [True] * 10
-    assert len(server.steps) == 10
-
-
-def test_a_rank_that_waits_for_credit_holds_nothing_back_for_the_others() -> None:
-    with FakeServer(SMALL, num_ranks=2) as server:
-        server.credit = 4
-        server.withholds_acks = True
-        with connect(server.connection, simulation_id=0) as simulation, ThreadPoolExecutor(1) as pool:
-            odd_first = [1, 0, 2, 4, 6, 8]
-            sending = pool.submit(lambda: [simulation.send(step, u=TINY) for step in odd_first])
-            server.wait_until(lambda: num_pings(server) == 1)
-            assert [it.index for it in data(server, 1)] == [1]
-            server.do(server.acknowledge_all)
-            assert all(sending.result(100))
-
-
-def test_lost_acknowledgements_are_asked_for_again() -> None:
-    with FakeServer(SMALL, num_ranks=1) as server:
-        server.credit = 2
-        server.drops_acks = True
-        with connect(server.connection) as simulation:
-            assert all(simulation.send(step, u=TINY) for step in range(3))
-    assert len(server.steps) == 3
-
-
-def test_what_the_server_knows_is_not_sent_again_but_counts() -> None:
-    with FakeServer(SMALL, num_ranks=2) as server:
-        server.known = {0: bytes([0b0101]), 1: b""}
-        with connect(server.connection, simulation_id=0) as simulation:
-            assert all(simulation.send(step, u=TINY) for step in range(6))
-    assert sorted(server.steps) == [(0, 1), (0, 3), (0, 4), (0, 5)]
-    ends = [it for rank in (0, 1) for it in server.messages[rank] if isinstance(it, End)]
-    assert [(it.share, it.total) for it in ends] == [(3, 6), (3, 6)]
-
-
-def test_a_step_sent_twice_counts_once() -> None:
-    with FakeServer(SMALL, num_ranks=1) as server, connect(server.connection) as simulation:
-        for step in (0, 1, 1):
-            simulation.send(step, u=TINY)
-        simulation.finish()
-    assert [(it.share, it.total) for it in server.messages[0] if isinstance(it, End)] == [(2, 2)]
-    assert sum(it.num_steps for it in data(server)) == 3
-
-
-def test_a_simulation_that_sends_nothing_finishes_with_an_empty_share() -> None:
-    with FakeServer(SMALL, num_ranks=2) as server, connect(server.connection):
-        pass
-    for rank in (0, 1):
-        opening, end = server.messages[rank]
-        assert isinstance(opening, Open)
-        assert opening.blocks == ()
-        assert isinstance(end, End)
-        assert (end.share, end.total) == (0, 0)
 
 
 def test_the_ranks_of_a_parallel_simulation_send_their_blocks() -> None:
@@ -254,13 +133,6 @@ def test_what_is_no_integer_is_no_time_step(wrong: Any, told: str, monkeypatch: 
         simulation.send(np.int64(1), u=TINY)
 
 
-def test_without_a_number_of_steps_labels_are_still_bounded() -> None:
-    with FakeServer(SMALL) as server, connect(server.connection) as simulation:
-        assert simulation.time_steps is None
-        with pytest.raises(ValueError, match="0 to 999999"):
-            simulation.send(1_000_000, u=TINY)
-
-
 def test_a_mistake_raises_at_the_users_send_and_the_simulation_goes_on() -> None:
     with FakeServer(SMALL) as server, connect(server.connection) as simulation:
         with pytest.raises(ValueError, match="no field 'v'"):
@@ -272,137 +144,6 @@ def test_a_mistake_raises_at_the_users_send_and_the_simulation_goes_on() -> None
     assert len(server.steps) == 2
 
 
-def test_send_returns_false_once_the_study_has_ended() -> None:
-    with FakeServer(SMALL, num_ranks=2) as server:
-        server.credit = 2
-        with connect(server.connection) as simulation:
-            assert simulation.send(0, u=TINY)
-            server.withholds_acks = True
-            server.do(server.stop_study)
-            answers = [simulation.send(step, u=TINY) for step in range(1, 20)]
-            assert answers[-1] is False
-            first = answers.index(False)
-            assert not any(answers[first:])
-            assert simulation.stop_reason == "training converged"
-            assert simulation.send(10**9, u="nonsense is not even looked at") is False
-
-
-def test_a_client_that_waits_learns_that_the_study_has_ended() -> None:
-    with FakeServer(SMALL, num_ranks=2) as server:
-        server.credit = 2
-        server.withholds_acks = True
-        with connect(server.connection) as simulation, ThreadPoolExecutor(1) as pool:
-            waiting = pool.submit(lambda: [simulation.send(step, u=TINY) for step in range(9)])
-            server.wait_until(lambda: num_pings(server) == 1)
-            server.do(server.stop_study)
-            assert waiting.result(100)[-1] is False
-            assert simulation.stop_reason == "training converged"
-
-
-def test_a_simulation_that_comes_too_late_runs_on_without_a_study() -> None:
-    with FakeServer(SMALL) as server:
-        server.answers_to_hello = [Stop(text="over")]
-        late = msgspec.structs.replace(server.connection, simulation=3, attempt=1, parameters={"viscosity": 2.0})
-        with connect(late) as simulation:
-            assert simulation.parameters == {"viscosity": 2.0}
-            assert simulation.send(0, u=TINY) is False
-            assert simulation.stop_reason == "over"
-
-
-def test_refused_data_raises_at_the_users_call_and_ends_the_simulation() -> None:
-    with FakeServer(SMALL, num_ranks=1) as server:
-        server.answers_to_data = [Refusal(reason=Reason.WRONG_STEP, text="step 0 is not wanted", sequence=0)]
-        simulation = connect(server.connection)
-
-        def run() -> None:
-            simulation.send(0, u=TINY)
-            simulation.finish()
-
-        with pytest.raises(Refused, match=r"server rank 0 .* refused simulation 7: step 0 is not wanted"):
-            run()
-        with pytest.raises(Refused, match="step 0 is not wanted"):
-            simulation.send(5, u=TINY)
-
-
-def test_a_refused_open_raises_at_the_first_send() -> None:
-    with FakeServer(SMALL) as server:
-        server.answers_to_open = [Refusal(reason=Reason.WRONG_BLOCKS, text="the blocks overlap")]
-        simulation = connect(server.connection)
-        with pytest.raises(Refused, match="the blocks overlap"):
-            simulation.send(0, u=TINY)
-
-
-def test_a_refused_hello_raises_at_connect() -> None:
-    with FakeServer(SMALL) as server:
-        server.answers_to_hello = [Refusal(reason=Reason.UNKNOWN_SIMULATION, text="there is no simulation 900")]
-        with pytest.raises(
-            Refused, match="simulation 900 rank 0 cannot take part in study heat/1: there is no simulation"
-        ):
-            connect(server.connection, simulation_id=900)
-
-
-def test_a_busy_server_is_asked_again_later() -> None:
-    busy = Refusal(reason=Reason.BUSY, text="later")
-    with FakeServer(SMALL, num_ranks=1) as server:
-        server.answers_to_hello = [busy]
-        server.answers_to_open = [busy]
-        with connect(server.connection, timeout_s=20) as simulation:
-            assert simulation.send(0, u=TINY)
-    assert len(server.hellos) == 2
-
-
-def test_a_hello_without_an_answer_is_said_again() -> None:
-    with FakeServer(SMALL) as server:
-        server.answers_to_hello = [None]
-        with connect(server.connection) as simulation:
-            assert simulation.id == 7
-    assert server.hellos[0] == server.hellos[1]
-
-
-def test_a_silent_server_is_unreachable_after_the_time_limit() -> None:
-    with FakeServer(SMALL) as server:
-        server.silent = True
-        with pytest.raises(Unreachable, match=r"rank 0 waits for study heat/1 at ipc://.*: no word for 0\.1 s"):
-            connect(server.connection, timeout_s=0.1)
-
-
-def test_a_server_that_falls_silent_is_named() -> None:
-    with FakeServer(SMALL, num_ranks=3) as server:
-        simulation = connect(server.connection, simulation_id=17, timeout_s=1)
-        assert simulation.send(0, u=TINY)
-        server.do(lambda: setattr(server, "silent", True))
-        with pytest.raises(
-            Unreachable, match=r"simulation 17 rank 0 waits for server rank \d at ipc://.*: no word for 1 s"
-        ):
-            simulation.finish()
-
-
-def test_a_slow_server_that_answers_is_waited_for_beyond_the_time_limit() -> None:
-    with FakeServer(SMALL, num_ranks=1) as server:
-        server.withholds_acks = True
-        with connect(server.connection, timeout_s=0.7) as simulation, ThreadPoolExecutor(1) as pool:
-            simulation.send(0, u=TINY)
-            finishing = pool.submit(simulation.finish)
-            server.wait_until(lambda: num_pings(server) >= 3)
-            server.do(server.acknowledge_all)
-            finishing.result(100)
-
-
-def test_an_exception_leaves_the_simulation_unfinished_but_sends_what_was_pending() -> None:
-    with FakeServer(SMALL, num_ranks=1) as server:
-
-        def fail_after_three_steps() -> None:
-            with connect(server.connection) as simulation:
-                for step in range(3):
-                    simulation.send(step, u=TINY)
-                raise ZeroDivisionError
-
-        with pytest.raises(ZeroDivisionError):
-            fail_after_three_steps()
-        server.wait_until(lambda: len(server.steps) == 3)
-    assert not any(isinstance(it, End) for it in server.messages[0])
-
-
 def test_finish_may_be_called_twice_and_nothing_is_sent_afterwards() -> None:
     with FakeServer(SMALL) as server, connect(server.connection) as simulation:
         simulation.send(0, u=TINY)
@@ -412,27 +153,12 @@ def test_finish_may_be_called_twice_and_nothing_is_sent_afterwards() -> None:
             simulation.send(1, u=TINY)
 
 
-def test_an_invalidated_simulation_is_withdrawn_and_sends_no_more() -> None:
-    with FakeServer(SMALL) as server, connect(server.connection) as simulation:
-        simulation.send(0, u=TINY)
-        simulation.invalidate("diverged")
-        assert simulation.send(1, u=TINY) is False
-    assert [(it.simulation, it.reason) for it in server.invalidated] == [(7, "diverged")]
-    assert not any(isinstance(it, End) for it in server.messages[0] + server.messages[1])
-
-
 def test_an_attaching_client_says_so_and_takes_what_the_server_gives() -> None:
     with FakeServer(SMALL) as server, connect(server.connection, parameters={"viscosity": 1}) as simulation:
         assert simulation.id == 7
         assert simulation.parameters == {"viscosity": 0.5}
     (hello,) = server.hellos
     assert (hello.simulation, hello.attempt, hello.parameters) == (None, ATTACHING, {"viscosity": 1.0})
-
-
-def test_a_launched_client_says_who_it_is() -> None:
-    with FakeServer(SMALL) as server, connect(msgspec.structs.replace(server.connection, simulation=4, attempt=2)):
-        pass
-    assert (server.hellos[0].simulation, server.hellos[0].attempt) == (4, 2)
 
 
 def test_a_launched_client_cannot_be_another_simulation() -> None:
@@ -462,18 +188,6 @@ def test_a_worker_gets_simulations_until_none_is_left() -> None:
                 server.answers_to_hello = [Refusal(reason=Reason.NO_SIMULATION_LEFT, text="none left")]
         assert seen == [7, 7, 7]
     assert sum(isinstance(it, End) for it in server.messages[0]) == 3
-
-
-def test_a_worker_that_was_launched_for_one_simulation_gets_that_one() -> None:
-    with FakeServer(SMALL) as server:
-        launched = msgspec.structs.replace(server.connection, simulation=4)
-        assert [simulation.id for simulation in simulations(launched)] == [4]
-
-
-def test_a_worker_ends_when_the_study_has_ended() -> None:
-    with FakeServer(SMALL) as server:
-        server.answers_to_hello = [Stop(text="over")]
-        assert list(simulations(server.connection)) == []
 
 
 def test_alone_every_call_does_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -512,30 +226,6 @@ def test_parameters_that_are_none_are_refused_with_an_example(monkeypatch: pytes
     monkeypatch.setenv("STREAM_PARAMETERS", variable)
     with pytest.raises(ConfigError, match=r'STREAM_PARAMETERS must be a JSON object such as \{"initial": 300'):
         connect("none")
-
-
-def test_checksums_are_sent_over_tcp_in_the_clear_only() -> None:
-    for transport, expected in (("tcp", True), ("ipc", False), ("curve", False)):
-        with FakeServer(SMALL, num_ranks=1, transport=transport) as server, connect(server.connection) as simulation:
-            simulation.send(0, u=TINY)
-            simulation.finish()
-        assert [it.checksum is not None for it in data(server)] == [expected]
-        assert data(server)[0].field == ALL_FIELDS
-
-
-def test_a_key_of_another_run_does_not_get_in() -> None:
-    with FakeServer(SMALL, transport="curve") as server, FakeServer(SMALL, transport="curve") as other:
-        stale = msgspec.structs.replace(server.connection, security=other.connection.security)
-        with pytest.raises(Unreachable, match="is the connection file its newest"):
-            connect(stale, timeout_s=0.2)
-    assert server.hellos == []
-
-
-def test_ipc_is_used_only_on_the_servers_own_node() -> None:
-    with FakeServer(SMALL) as server:
-        elsewhere = msgspec.structs.replace(server.connection, host="another-node")
-        with pytest.raises(Unreachable, match="none of the server's addresses can be used"):
-            connect(elsewhere)
 
 
 def test_a_process_that_forgets_to_finish_still_ends(tmp_path: Path) -> None:
@@ -607,3 +297,24 @@ with connect(sys.argv[1]) as simulation:
         subprocess.run([sys.executable, "-c", script, str(tmp_path / "connection.json")], check=True, timeout=60)
         server.wait_until(lambda: any(isinstance(it, End) for it in server.messages[0]))
     assert sorted(step for _, step in server.steps) == [0, 3]
+
+
+def test_what_is_kept_stays_within_the_window() -> None:
+    with FakeServer(SMALL, num_ranks=3) as server:
+        server.credit, server.window_bytes = 8, 100_000
+        with connect(server.path) as simulation:
+            for index in range(500):
+                simulation.send(index, u=TINY)
+                retention = simulation._session._retention  # type: ignore[attr-defined]
+                # To each of three ranks eight steps may be on their way, each alone in its message.
+                assert retention.num_bytes <= 100_000 + 24 * (ENTRY_BYTES + TINY.nbytes)
+            assert retention.num_bytes > 50_000
+
+
+def test_without_the_path_of_a_file_a_new_server_cannot_be_found() -> None:
+    with FakeServer(SMALL, num_ranks=1) as server:
+        simulation = connect(server.connection)
+        simulation.send(0, u=TINY)
+        server.do_now(lambda: server.restart_in_place(incarnation=4))
+        with pytest.raises(Refused, match=r"was started again: .* not given the path of a connection file"):
+            simulation.finish()

@@ -7,7 +7,8 @@ import pytest
 
 from stream_server.messages.client import Data, FieldSpec, TimeSteps
 from stream_server.server.intake import mailbox
-from tests.native.native_client import NativeClient, assert_has, client, library, messages, program, u
+from tests.client_api.clients import assert_has, messages, u
+from tests.native.native_client import NativeClient, client, library, program
 from tests.network.crossing import crossing
 from tests.network.faults import CLEAR, Close, Fault, Flip, HalfOpen, Reset, Silence, Slow, Way
 from tests.network.proxy import LOOPBACK

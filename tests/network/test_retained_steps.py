@@ -4,7 +4,7 @@ import pytest
 
 from stream_server.client_api import connect, session, watch
 from stream_server.messages.client import Data, FieldSpec
-from tests.native.native_client import assert_has, messages, u
+from tests.client_api.clients import assert_has, messages, u
 from tests.support.fake_server import FakeServer
 
 SMALL = (FieldSpec(name="u", shape=(4,)),)

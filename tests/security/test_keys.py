@@ -1,12 +1,12 @@
 """Who has the wrong key is told so within seconds, who has none mostly; the right one takes part. In Python and C."""
 
-import dataclasses
 import re
 import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 import zmq
 from zmq.utils import z85
@@ -18,7 +18,8 @@ from stream_server.messages.client import Hello
 from stream_server.messages.connection import ConnectionFile
 from stream_server.messages.operator import AskStatus
 from stream_server.server.run.curve import CurveAccess, KeyPair
-from tests.native.native_client import SMALL, NativeClient, assert_has, built, client, library, program
+from tests.client_api.clients import SMALL, assert_has
+from tests.native.native_client import NativeClient, built, client, library, program
 from tests.support.fake_server import FakeServer
 
 __all__ = ["client", "library", "program"]
@@ -41,12 +42,12 @@ def wrong_key(server: FakeServer, what: str) -> ConnectionFile:
     assert security is not None
     stranger = KeyPair.make()
     if what == "none":
-        return dataclasses.replace(server.connection, security=None)
+        return msgspec.structs.replace(server.connection, security=None)
     if what == "an older attempt's":
         server.access.allow(3, 0, stranger.public)
         server.access.allow(3, 1, KeyPair.make().public)
-    changed = dataclasses.replace(security, client_public_key=stranger.public, client_secret_key=stranger.secret)
-    return dataclasses.replace(server.connection, security=changed)
+    changed = msgspec.structs.replace(security, client_public_key=stranger.public, client_secret_key=stranger.secret)
+    return msgspec.structs.replace(server.connection, security=changed)
 
 
 def timeout_s(what: str) -> float:
@@ -130,7 +131,7 @@ def test_a_key_speaks_its_own_language() -> None:
     assert [access.answer(request(it))[2] for it in (new, officer, attaching, old)] == [b"200", b"200", b"200", b"400"]
     assert [it for it in (attaching, officer, old, keys) if not access.problem(it.public, hello)] == []
     assert [it for it in (attaching, new, old, keys) if access.is_operator(it.public)] == []
-    assert access.problem(new.public, dataclasses.replace(hello, attempt=0)) != ""
+    assert access.problem(new.public, msgspec.structs.replace(hello, attempt=0)) != ""
     # Neither takes a message of the other for one of its own.
     with pytest.raises(MalformedMessage):
         operator.question(b"".join(wire.encode(hello)))

@@ -38,15 +38,17 @@ def c_driver(library: Path, *flags: str) -> Path:
     return program
 
 
-def fortran(library: Path, program: str, source: Path, *, compiler: str = "gfortran", is_strict: bool = True) -> Path:
+def fortran(
+    library: Path, program: str, source: Path, *options: str, compiler: str = "gfortran", is_strict: bool = True
+) -> Path:
     """A program of the module and this source, with this library; not strict where MPI's own interfaces are not."""
     folder = library.with_name(program)
     folder.mkdir()
-    compile_module(folder, compiler=compiler)
+    compile_module(folder, *options, compiler=compiler)
     executable = folder / program
     flags = FORTRAN_FLAGS if is_strict else ("-g", "-fcheck=all,no-array-temps")
     files = (str(folder / "stream_client.o"), str(source), str(library))
-    _run(compiler, *flags, *files, *LIBRARIES, "-o", str(executable), folder=folder)
+    _run(compiler, *flags, *options, *files, *LIBRARIES, "-o", str(executable), folder=folder)
     return executable
 
 
