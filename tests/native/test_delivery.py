@@ -1,10 +1,10 @@
 """What only programs in C can do, or get wrong; the rest is in tests/client_api, for all languages."""
 
-import dataclasses
 import signal
 import subprocess
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -230,7 +230,7 @@ def test_a_field_of_which_nothing_but_zeros_is_left_is_told_once(
     kept: str, small: float, library: Path, tmp_path: Path
 ) -> None:
     vanishing = built(library, tmp_path, "vanishing.c")
-    with FakeServer((dataclasses.replace(SMALL[0], dtype=kept),)) as server:
+    with FakeServer((msgspec.structs.replace(SMALL[0], dtype=kept),)) as server:
         done = subprocess.run(
             [str(vanishing), str(server.path), str(small)], capture_output=True, text=True, timeout=120
         )

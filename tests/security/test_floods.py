@@ -7,13 +7,13 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import zmq
+from msgspec.structs import replace
 
 from stream_server.client_api import connect
 from stream_server.launcher.simulations.remote_access import RemoteAccess

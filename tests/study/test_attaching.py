@@ -4,11 +4,12 @@ import json
 import signal
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from stream_server.client_api import connect, simulations
 from stream_server.client_api.handshake import ask
@@ -197,7 +198,11 @@ def overheard(tmp_path_factory: pytest.TempPathFactory) -> Overheard:
     with start_study(NUMPY_STUDY, folder / "run", settings=settings) as live:
         live.wait_until(lambda: all("waiting" in live.log(simulation) for simulation in (0, 1)))
         own, whole = over_tcp(attempt_file(live, 0)), over_tcp(live.connection)
-        wrong = (replace(own, simulation=1), replace(own, attempt=1), replace(whole, simulation=1))
+        wrong = (
+            replace(own, simulation=1),
+            replace(own, attempt=1),
+            replace(whole, simulation=1),
+        )
         refusals = [refusal(file) for file in wrong]
         withdraw = Invalidate(study=own.study, simulation=1, attempt=0, reason="not mine")
         answers = [ask(withdraw, ConnectionWatch(file), who="a stranger", timeout_s=5) for file in (own, whole)]

@@ -5,6 +5,8 @@ import zlib
 from collections.abc import Callable, Collection
 from typing import Any
 
+import msgspec
+
 from stream_server.messages import wire
 from stream_server.messages.client import (
     ATTACHING,
@@ -49,7 +51,7 @@ class RecordingServer(FakeServer):
         number = self._numbers.setdefault(self._peer, 17 + len(self._numbers))
         simulation = number if hello.simulation is None else hello.simulation
         attempt = 1 if hello.attempt == ATTACHING else hello.attempt
-        return dataclasses.replace(super().welcome(hello), simulation=simulation, attempt=attempt)
+        return msgspec.structs.replace(super().welcome(hello), simulation=simulation, attempt=attempt)
 
     def data(self) -> list[Data]:
         """The Data of this incarnation, by server rank."""
@@ -58,7 +60,7 @@ class RecordingServer(FakeServer):
     def _bind_all(self) -> None:
         super()._bind_all()
         who = {"simulation": 17, "attempt": 1} if self.launched else {}
-        self.connection: ConnectionFile = dataclasses.replace(self.connection, study="heat", **who)  # type: ignore[arg-type]
+        self.connection: ConnectionFile = msgspec.structs.replace(self.connection, study="heat", **who)  # type: ignore[arg-type]
 
     def _take_control(self, peer: bytes, header: bytes) -> None:
         self._record("control", header)
@@ -94,7 +96,7 @@ def one_by_one(recorded: list[Recorded]) -> list[Recorded]:
                 continue
             for i in range(message.num_steps):
                 payload = [_row(frame, i, message.num_steps) for frame in it.frames[1:]]
-                single = dataclasses.replace(
+                single = msgspec.structs.replace(
                     message,
                     sequence=sequence,
                     index=message.index + i * stride,
