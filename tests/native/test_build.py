@@ -4,11 +4,11 @@ import re
 import shutil
 import subprocess
 import sys
-from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from stream_server.messages.client import FieldSpec, TimeSteps
 from stream_server.server.commands.cli import main

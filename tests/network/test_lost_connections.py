@@ -45,7 +45,7 @@ def test_who_opens_again_hears_what_is_known_and_the_old_connection_is_none_any_
             open_at_last(lost, opening())
             send(lost, 0, 2)
             acknowledged(lost, 2)
-            assert open_at_last(next_one, opening()).known == b"\x05"
+            assert open_at_last(next_one, opening()).known == "05"
             lost.say(data(2, 3), [value(0, 3).tobytes()])
             assert refusal(lost) is Reason.NOT_OPEN
             send(next_one, 1, 3, 4, 5)
@@ -69,7 +69,7 @@ def test_credit_begins_anew_once_all_that_was_sent_is_in_the_stream() -> None:
             assert refusal(next_one) is Reason.BUSY
             for _ in range(4):
                 study.first.draw()
-            assert open_at_last(next_one, opening()).known == b"\x1f"
+            assert open_at_last(next_one, opening()).known == "1f"
             send(next_one, 5)
             study.first.draw()
             acknowledged(next_one, 1)
@@ -91,7 +91,7 @@ def test_what_a_client_rank_has_sent_of_unfinished_steps_comes_again() -> None:
             open_at_last(other, half(1))
             send(lost, 0, 1, 2, 3)
             lost.ask(Ping())
-            assert open_at_last(next_one, half(0)).known == b""
+            assert open_at_last(next_one, half(0)).known == ""
             send(next_one, 0, 1, 2, 3)
             # Nothing is received before the other client rank's half is there.
             assert next_one.ask(Ping()) == Ack(received=0, durable=0)
