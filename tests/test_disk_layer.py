@@ -68,7 +68,7 @@ def _changes(call: ast.Call) -> bool:
             return name not in ALLOWED_OF_SHUTIL
         case ast.Attribute(ast.Name("tempfile"), _):
             return True
-        case ast.Attribute(ast.Name("disk"), _):
+        case ast.Attribute(ast.Name("disk"), _) | ast.Attribute(ast.Attribute(ast.Name("msgspec"), "structs"), _):
             return False
         case ast.Attribute(_, "open"):
             return _opens_to_write(call.args, call.keywords)
