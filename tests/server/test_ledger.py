@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from stream_server.client_api.retention import Bits
 from stream_server.messages.client import Routing
 from stream_server.messages.routing import Dealing
-from stream_server.server.intake.ledger import Ledger, StepSet
-from stream_server.server.intake.saved_ledger import redealt
+from stream_server.server.intake.ledger import Ledger, StepSet, saved_entries
 from stream_server.storage.plain_state import from_bytes, to_bytes
 
 
@@ -50,7 +49,7 @@ def test_a_restored_ledger_knows_the_same_steps() -> None:
     ledger[900].accept(range(5, 6))
     other = Ledger()
     other.load_state_dict(ledger.state_dict())
-    assert other.state_dict()["simulations"].tolist() == [3, 900]
+    assert list(other.entries) == [3, 900]
     assert other.duplicates == 7
     for simulation in (3, 900):
         assert other[simulation].settled.packed().rstrip(b"\0") == ledger[simulation].settled.packed().rstrip(b"\0")
@@ -172,7 +171,7 @@ def redealt_ledgers(states: list[dict[str, Any]], num_ranks: int, routing: Routi
     ledgers = []
     for rank in range(num_ranks):
         ledger = Ledger()
-        ledger.load_state_dict(from_bytes(to_bytes(redealt(states, rank, Dealing(routing, num_ranks)))))
+        ledger.load_state_dict(from_bytes(to_bytes(Ledger.redealt(states, rank, Dealing(routing, num_ranks)))))
         ledgers.append(ledger)
     return ledgers
 
@@ -222,7 +221,8 @@ def test_a_share_is_not_whole_if_some_rank_never_heard_of_its_simulation() -> No
     known[7].accept(range(2))
     known[7].complete = True
     states = [known.state_dict(), unknown.state_dict()]
-    assert redealt(states, 0, Dealing(Routing.STEPS, 1))["complete"].tolist() == [False]
+    [entry] = saved_entries(Ledger.redealt(states, 0, Dealing(Routing.STEPS, 1)))
+    assert not entry.complete
 
 
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=4), st.integers(1, 4))

@@ -28,9 +28,8 @@ from stream_server.messages.client import (
     TimeSteps,
 )
 from stream_server.server.intake import mailbox
-from stream_server.server.intake.ledger import LedgerEntry
+from stream_server.server.intake.ledger import LedgerEntry, saved_entries
 from stream_server.server.intake.mailbox import CheckpointCommitted
-from stream_server.server.intake.saved_ledger import saved_entries
 from stream_server.server.reception.receiver import Receiver
 from tests.support.reception import (
     DEADLINE_S,
@@ -197,7 +196,7 @@ def test_the_main_thread_reads_the_ledger_only_between_two_turns(ask: Callable[[
 
         ledger = receiver.intake.state.ledger
         ledger[0].accept(range(1))
-        ledger._entries, ledger._unsaved = Guarded(ledger._entries), Guarded(ledger._unsaved)
+        ledger._entries = Guarded(ledger._entries)
         ask(receiver)
 
 
@@ -211,9 +210,9 @@ def keys_in(saved: SavedReception) -> tuple[list[Key], list[Key], set[Key]]:
         in_buffers += zip(state["simulation_ids"].tolist(), state["time_steps"].tolist(), strict=True)
         rows = taken.validation
         held_out += [(i, row.time_step) for i, row in zip(rows.simulation_ids, rows.steps, strict=True)]
-        for simulation, marks in saved_entries(taken.state["intake"]["ledger"]):
-            settled = np.unpackbits(np.frombuffer(marks.settled, np.uint8), bitorder="little")
-            accepted |= {(simulation, index) for index in np.flatnonzero(settled).tolist()}
+        for entry in saved_entries(taken.state["intake"]["ledger"]):
+            settled = np.unpackbits(np.frombuffer(entry.settled, np.uint8), bitorder="little")
+            accepted |= {(entry.simulation, index) for index in np.flatnonzero(settled).tolist()}
     return in_buffers, held_out, accepted
 
 

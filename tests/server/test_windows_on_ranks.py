@@ -14,7 +14,6 @@ from stream_server.buffers import Policy, Slots, WindowBuffer, WindowShape, num_
 from stream_server.messages.client import Routing
 from stream_server.messages.routing import Dealing
 from stream_server.server.intake.ledger import Ledger
-from stream_server.server.intake.saved_ledger import redealt
 from stream_server.storage.plain_state import from_bytes, to_bytes
 from tests.buffers.policies import POLICIES
 from tests.buffers.test_windows import drain, drawn
@@ -85,7 +84,7 @@ class Study:
         )
         self.ledgers, self.buffers = [None] * num_ranks, [None] * num_ranks  # type: ignore[list-item]
         for rank, share in enumerate(dealt):
-            ledger = redealt(states, rank, self.dealing(num_ranks))
+            ledger = Ledger.redealt(states, rank, self.dealing(num_ranks))
             rows = zip(share.ranks.tolist(), share.rows.tolist(), strict=True)
             values = np.array([saved[old][1]["u"][row] for old, row in rows], np.int64)
             self._load(rank, from_bytes(to_bytes(ledger)), share.state, values)

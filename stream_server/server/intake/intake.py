@@ -47,8 +47,7 @@ from stream_server.server.intake.filling import (
     keep_rows,
 )
 from stream_server.server.intake.layout import Place
-from stream_server.server.intake.ledger import LedgerEntry
-from stream_server.server.intake.saved_ledger import redealt
+from stream_server.server.intake.ledger import Ledger, LedgerEntry
 from stream_server.server.intake.series import SeriesIntake
 from stream_server.server.intake.settlement import Settlement
 from stream_server.server.intake.state import IntakeState
@@ -390,7 +389,7 @@ class Intake:
         """The rank's own ledger, the types everywhere, and the counts on rank 0."""
         refused = sum((Counter(state["refused"]) for state in states), Counter())
         return {
-            "ledger": redealt([state["ledger"] for state in states], rank, dealing),
+            "ledger": Ledger.redealt([state["ledger"] for state in states], rank, dealing),
             "dtypes": {name: dtype for state in states for name, dtype in state["dtypes"].items()},
             "refused": {} if rank else dict(refused),
             "withdrawn": 0 if rank else sum(state["withdrawn"] for state in states),

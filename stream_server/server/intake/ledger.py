@@ -2,18 +2,20 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from itertools import islice
 from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from stream_server.server.intake.saved_ledger import LedgerColumns, SavedEntry, saved_entries
+from stream_server.messages.routing import Dealing
 
 
 class StepSet:
     """A growing set of step indices, made for asking and adding whole strided ranges at once.
 
-    It has a byte for each index, or, as long as nobody asks, a bit.
+    It has a byte for each index, or, once it was packed, a bit, until somebody asks again.
     """
 
     __slots__ = ("_flags", "_num", "_packed")
@@ -21,7 +23,7 @@ class StepSet:
     def __init__(self, packed: bytes = b"") -> None:
         self._flags: bytearray | None = None
         self._num = int.from_bytes(packed, "little").bit_count()
-        self._packed: bytes | None = packed
+        self._packed = packed
 
     def __len__(self) -> int:
         return self._num
@@ -48,7 +50,6 @@ class StepSet:
             flags.extend(bytes(missing))
         flags[indices.start : indices.stop : indices.step] = b"\1" * len(indices)
         self._num += len(indices)
-        self._packed = None
 
     def array(self) -> NDArray[np.int64]:
         """The indices, in ascending order."""
@@ -56,20 +57,27 @@ class StepSet:
 
     def packed(self) -> bytes:
         """One bit for each, in little-endian bit order; what did not change since the last call costs nothing."""
-        if self._packed is None:
-            self._packed = np.packbits(np.frombuffer(self._unpacked(), np.uint8), bitorder="little").tobytes()
+        if self._flags is not None:
+            self._packed = np.packbits(np.frombuffer(self._flags, np.uint8), bitorder="little").tobytes()
+            self._flags = None
         return self._packed
-
-    def shrink(self) -> None:
-        """Keep the bits alone: nothing more is expected."""
-        self.packed()
-        self._flags = None
 
     def _unpacked(self) -> bytearray:
         if self._flags is None:
-            assert self._packed is not None
             self._flags = bytearray(np.unpackbits(np.frombuffer(self._packed, np.uint8), bitorder="little"))
         return self._flags
+
+
+class SavedEntry(msgspec.Struct, frozen=True, array_like=True):
+    """The entry of one simulation in a checkpoint. The sets of steps have a bit for each."""
+
+    simulation: int
+    settled: bytes
+    rejected: bytes
+    reasons: dict[str, int]
+    complete: bool
+    finished: bool
+    total: int | None
 
 
 class LedgerEntry:
@@ -101,15 +109,16 @@ class LedgerEntry:
     def num_rejected(self) -> int:
         return len(self.rejected)
 
-    def to_save(self) -> SavedEntry:
+    def saved(self, simulation: int) -> SavedEntry:
         """All of it, as it is now."""
         return SavedEntry(
-            settled=self.settled.packed(),
-            rejected=self.rejected.packed(),
-            reasons=dict(self.reasons),
-            complete=self.complete,
-            finished=self.finished,
-            total=self.total,
+            simulation,
+            self.settled.packed(),
+            self.rejected.packed(),
+            self.reasons,
+            self.complete,
+            self.finished,
+            self.total,
         )
 
     def restore(self, saved: SavedEntry) -> None:
@@ -117,11 +126,6 @@ class LedgerEntry:
         self.settled, self.rejected = StepSet(saved.settled), StepSet(saved.rejected)
         self.reasons = Counter(saved.reasons)
         self.complete, self.finished, self.total = saved.complete, saved.finished, saved.total
-
-    def shrink(self) -> None:
-        """Take less memory: nothing more is expected."""
-        self.settled.shrink()
-        self.rejected.shrink()
 
     def accepted(self) -> NDArray[np.int64]:
         """The accepted steps, in ascending order."""
@@ -142,16 +146,12 @@ class Ledger:
     def __init__(self) -> None:
         self.duplicates = 0
         self._entries: dict[int, LedgerEntry] = {}
-        self._columns = LedgerColumns()
-        # By their rows in the columns, which lag behind.
-        self._unsaved: dict[int, LedgerEntry] = {}
 
     def __getitem__(self, simulation: int) -> LedgerEntry:
         """The entry of a simulation, an empty one if it is new."""
         entry = self._entries.get(simulation)
         if entry is None:
             entry = self._entries[simulation] = LedgerEntry()
-            self._unsaved[self._columns.append(simulation)] = entry
         return entry
 
     @property
@@ -164,18 +164,36 @@ class Ledger:
         return {simulation: entry.total for simulation, entry in self._entries.items() if entry.complete}
 
     def state_dict(self) -> dict[str, Any]:
-        """All of it, as `LedgerColumns`: what is finished does not change any more, and costs a copy alone."""
-        for row, entry in self._unsaved.items():
-            self._columns.put(row, entry.to_save())
-        for row in [row for row, entry in self._unsaved.items() if entry.finished]:
-            self._unsaved.pop(row).shrink()
-        return {"duplicates": self.duplicates, **self._columns.state_dict()}
+        return _state(self.duplicates, [entry.saved(simulation) for simulation, entry in self._entries.items()])
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         assert not self._entries
         self.duplicates = int(state["duplicates"])
-        for simulation, saved in saved_entries(state):
-            self[simulation].restore(saved)
+        for saved in saved_entries(state):
+            self[saved.simulation].restore(saved)
+
+    @staticmethod
+    def redealt(states: Sequence[Mapping[str, Any]], rank: int, dealing: Dealing) -> dict[str, Any]:
+        """Every step goes to the rank to which its routing brings it now. A share is complete only if all were.
+
+        A rank knows of the ends that the one of its number was told of.
+        """
+        saved = [{entry.simulation: entry for entry in saved_entries(state)} for state in states]
+        entries = [
+            _redealt_entry(simulation, [entries.get(simulation) for entries in saved], rank, dealing)
+            for simulation in sorted({simulation for entries in saved for simulation in entries})
+        ]
+        return _state(0 if rank else sum(state["duplicates"] for state in states), entries)
+
+
+def saved_entries(state: Mapping[str, Any]) -> list[SavedEntry]:
+    """The entries in what `Ledger.state_dict` gave."""
+    return msgspec.msgpack.decode(state["entries"], type=list[SavedEntry])
+
+
+def _state(duplicates: int, entries: Sequence[SavedEntry]) -> dict[str, Any]:
+    # As one value: a saver would take long to walk through as many as there are simulations.
+    return {"duplicates": duplicates, "entries": msgspec.msgpack.encode(entries)}
 
 
 def finished_simulations(complete: Sequence[Mapping[int, int | None]]) -> dict[int, int | None]:
@@ -183,3 +201,40 @@ def finished_simulations(complete: Sequence[Mapping[int, int | None]]) -> dict[i
     first, *others = complete
     everywhere = [simulation for simulation in first if all(simulation in other for other in others)]
     return {it: next((each[it] for each in complete if each[it] is not None), None) for it in everywhere}
+
+
+def _redealt_entry(simulation: int, saved: Sequence[SavedEntry | None], rank: int, dealing: Dealing) -> SavedEntry:
+    known = [it for it in saved if it is not None]
+    settled, rejected = _union([it.settled for it in known]), _union([it.rejected for it in known])
+    shares = [_of_share(rejected, dealing.share(simulation, it, len(rejected))) for it in range(rank + 1)]
+    # Which rejected step had which reason is not written down; the sums over the ranks stay what they were.
+    reasons = iter([reason for it in known for reason, num in it.reasons.items() for _ in range(num)])
+    *_, own = [list(islice(reasons, int(np.count_nonzero(bits)))) for bits in shares]
+    return SavedEntry(
+        simulation=simulation,
+        settled=_packed(_of_share(settled, dealing.share(simulation, rank, len(settled)))),
+        rejected=_packed(shares[-1]),
+        reasons=Counter(own),
+        complete=len(known) == len(saved) and all(it.complete for it in known),
+        finished=any(it is not None and it.finished for it in saved[rank : rank + 1]),
+        total=next((it.total for it in known if it.total is not None), None),
+    )
+
+
+def _union(packed: Sequence[bytes]) -> NDArray[np.bool_]:
+    flags = [np.unpackbits(np.frombuffer(bits, np.uint8), bitorder="little").astype(bool) for bits in packed]
+    union = np.zeros(max(map(len, flags)), bool)
+    for it in flags:
+        union[: len(it)] |= it
+    return union
+
+
+def _of_share(bits: NDArray[np.bool_], share: range) -> NDArray[np.bool_]:
+    mine = np.zeros_like(bits)
+    indices = slice(share.start, share.stop, share.step)
+    mine[indices] = bits[indices]
+    return mine
+
+
+def _packed(bits: NDArray[np.bool_]) -> bytes:
+    return np.packbits(bits, bitorder="little").tobytes()

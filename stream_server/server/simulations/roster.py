@@ -64,7 +64,7 @@ class Roster:
         self.num_missing = 0
         self._origins_of = origins_of
         names = tuple((parameters[0] or ()) if names is None else names)
-        self.table = SimulationTable(names, lookahead=lookahead)
+        self.table = SimulationTable(lookahead=lookahead)
         self.entries = self.table.entries
         for i in range(num_planned):
             self.table.add(i, SimulationState(parameters=_copy(parameters[i])))
@@ -136,7 +136,7 @@ class Roster:
     def state_dict(self) -> dict[str, Any]:
         """Every simulation as it stands, and the failures; rank 0's part of a checkpoint."""
         return {
-            "simulations": self.table.state_dict(),
+            "simulations": self.table.rows(),
             "num_planned": self._num_planned,
             "num_survived": self.num_survived,
             "warnings": self.warnings.state_dict(),

@@ -1,18 +1,17 @@
-"""The simulations of a study: the state of each, counts that follow each change, and the columns that are saved.
+"""The simulations of a study: the state of each, counts that follow each change, and the rows that are saved.
 
 Rank 0; pure.
 
 Why: docs/decisions/0041-state-as-columns.md
 """
 
-import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
-import numpy as np
+import msgspec
 
 from stream_server.messages import notices
 from stream_server.messages.client import ATTACHING
@@ -23,10 +22,6 @@ PHASE_TRANSITIONS = {
     # A new attempt may begin before the end of the previous one was reported.
     SimulationPhase.RUNNING: TERMINAL | {SimulationPhase.RUNNING, SimulationPhase.WAITING},
 }
-UNKNOWN = -1
-PHASES = tuple(SimulationPhase)
-COLUMNS = ("simulations", "parameters", "phase", "attempt", "begun", "total", "num_settled")
-_NUMBERS = {phase: number for number, phase in enumerate(PHASES)}
 
 
 @dataclass(kw_only=True, slots=True)
@@ -106,80 +101,40 @@ class SimulationState:
         return ATTACHING if self.attached else self.attempt
 
 
-class RosterColumns:
-    """The simulations of a roster, column by column: as many objects would take a saver long to encode.
+class SavedSimulation(msgspec.Struct, frozen=True, array_like=True):
+    """One simulation in a checkpoint."""
 
-    `state_dict` copies the columns, so that its cost for what has not changed is that of a copy. `names` are those of
-    the parameters.
-    """
+    simulation: int
+    parameters: dict[str, float] | None
+    phase: SimulationPhase
+    attempt: int
+    begun: bool
+    reason: str
+    total: int | None
+    num_settled: int
 
-    def __init__(self, names: tuple[str, ...]) -> None:
-        self.names = names
-        self._row_of: dict[int, int] = {}
-        self._reasons: dict[int, str] = {}
-        self._rows = np.empty(
-            16,
-            [
-                ("simulations", np.int64),
-                ("parameters", np.float64, (len(names),)),
-                ("phase", np.uint8),
-                ("attempt", np.int64),
-                ("begun", np.bool_),
-                ("total", np.int64),
-                ("num_settled", np.int64),
-            ],
+    @property
+    def state(self) -> SimulationState:
+        return SimulationState(
+            parameters=self.parameters,
+            phase=self.phase,
+            attempt=self.attempt,
+            begun=self.begun,
+            reason=self.reason,
+            total=self.total,
+            num_settled=self.num_settled,
         )
 
-    def put(self, simulation: int, entry: SimulationState) -> None:
-        """Write the row of a simulation."""
-        row = self._row_of.setdefault(simulation, len(self._row_of))
-        if row == len(self._rows):
-            self._rows = np.concatenate([self._rows, np.empty_like(self._rows)])
-        parameters = [math.nan if entry.parameters is None else entry.parameters[it] for it in self.names]
-        total = UNKNOWN if entry.num_steps is None else entry.num_steps
-        numbers = _NUMBERS[entry.phase], entry.attempt, entry.begun, total, entry.num_settled
-        self._rows[row] = (simulation, parameters, *numbers)
-        if entry.reason:
-            self._reasons[simulation] = entry.reason
-        else:
-            self._reasons.pop(simulation, None)
 
-    def state_dict(self) -> dict[str, Any]:
-        """The columns; `phase` has the numbers of `phases`, and parameters that are yet to be suggested are NaN."""
-        rows = self._rows[: len(self._row_of)]
-        return {
-            "names": list(self.names),
-            "phases": [phase.value for phase in PHASES],
-            "reasons": dict(sorted(self._reasons.items())),
-            **{column: rows[column].copy() for column in COLUMNS},
-        }
-
-
-def saved_simulations(state: Mapping[str, Any]) -> Iterator[tuple[int, SimulationState]]:
-    """Go through what `RosterColumns.state_dict` gave, simulation by simulation."""
-    names = [str(name) for name in state["names"]]
-    phases = [SimulationPhase(phase) for phase in state["phases"]]
-    reasons = {int(simulation): str(reason) for simulation, reason in state["reasons"].items()}
-    rows = zip(*(np.asarray(state[column]).tolist() for column in COLUMNS), strict=True)
-    for simulation, parameters, phase, attempt, begun, total, num_settled in rows:
-        yield (
-            simulation,
-            SimulationState(
-                parameters=None if any(map(math.isnan, parameters)) else dict(zip(names, parameters, strict=True)),
-                phase=phases[phase],
-                attempt=attempt,
-                begun=begun,
-                reason=reasons.get(simulation, ""),
-                total=None if total == UNKNOWN else total,
-                num_settled=num_settled,
-            ),
-        )
+def saved_simulations(rows: bytes) -> list[SavedSimulation]:
+    """The simulations in what `SimulationTable.rows` gave."""
+    return msgspec.msgpack.decode(rows, type=list[SavedSimulation])
 
 
 def given_up_in(state: Mapping[str, Any]) -> list[int]:
     """The simulations that were given up in what `Roster.state_dict` gave; a replay has no roster."""
     entries = saved_simulations(state["simulations"]) if state else ()
-    return [simulation for simulation, entry in entries if entry.phase is SimulationPhase.GIVEN_UP]
+    return [entry.simulation for entry in entries if entry.phase is SimulationPhase.GIVEN_UP]
 
 
 class SimulationTable:
@@ -190,18 +145,17 @@ class SimulationTable:
     that are yet to be suggested are wanted in the order of ids, `lookahead` of them ahead of what starts.
     """
 
-    def __init__(self, names: tuple[str, ...], *, lookahead: int = 0) -> None:
+    def __init__(self, *, lookahead: int = 0) -> None:
         self.entries: dict[int, SimulationState] = {}
         self.running: set[int] = set()
         self.num_settled = 0
-        self._names = names
         self._lookahead = lookahead
         self._num_in = Counter[SimulationPhase]()
         # The order is that of ids.
         self._unsuggested: dict[int, None] = {}
         self._num_ready = 0
-        self._columns = RosterColumns(names)
-        # Their rows in the columns may lag behind.
+        self._rows: dict[int, msgspec.Raw] = {}
+        # Their rows may lag behind.
         self._unsaved: set[int] = set()
 
     def add(self, simulation: int, entry: SimulationState) -> None:
@@ -288,19 +242,23 @@ class SimulationTable:
         """How many of the queued simulations wait for what, the most frequent first."""
         return dict(Counter(entry.waits_for or "" for entry in self._queued()).most_common())
 
-    def state_dict(self) -> dict[str, Any]:
-        """The columns of `RosterColumns`. What does not change any more costs no more than a copy of its row."""
+    def rows(self) -> bytes:
+        """All simulations, for a checkpoint: as one value, of which only what may have changed is encoded anew."""
         for i in sorted(self._unsaved):
-            self._columns.put(i, self.entries[i])
+            it = self.entries[i]
+            counts = it.num_steps, it.num_settled
+            row = SavedSimulation(i, it.parameters, it.phase, it.attempt, it.begun, it.reason, *counts)
+            self._rows[i] = msgspec.Raw(msgspec.msgpack.encode(row))
         # A client that attached tells its parameters while it runs.
         self._unsaved = set(self.running)
-        return self._columns.state_dict()
+        return msgspec.msgpack.encode([*self._rows.values()])
 
-    def load(self, state: Mapping[str, Any], continued: Callable[[int, SimulationState], bool]) -> int:
-        """Replace all simulations by those of a `state_dict` that are `continued`; gives the id after the last."""
+    def load(self, rows: bytes, continued: Callable[[int, SimulationState], bool]) -> int:
+        """Replace all simulations by those of `rows` that are `continued`; gives the id after the last."""
         self._clear()
         following = 0
-        for i, entry in saved_simulations(state):
+        for saved in saved_simulations(rows):
+            i, entry = saved.simulation, saved.state
             following = max(following, i + 1)
             if continued(i, entry):
                 self.add(i, entry)
@@ -312,7 +270,7 @@ class SimulationTable:
         self._unsaved.clear()
         self._unsuggested.clear()
         self._num_ready = 0
-        self._columns = RosterColumns(self._names)
+        self._rows.clear()
         self.num_settled = 0
 
     def _queued(self) -> Iterator[SimulationState]:
