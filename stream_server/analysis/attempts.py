@@ -26,8 +26,8 @@ def history_of(run: RunFolder) -> History:
 
 def newest_failures(run: RunFolder) -> dict[int, str]:
     """The newest failed attempt of each simulation that had one, in words, however the simulation ended."""
-    attempts = history_of(run).all_attempts.values()
-    return {it.simulation: f"attempt {it.attempt} {it.reason}" for it in attempts if it.state == FAILED}
+    attempts = history_of(run).all_attempts.items()
+    return {simulation: f"attempt {number} {it.reason}" for (simulation, number), it in attempts if it.state == FAILED}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -75,8 +75,8 @@ class AttemptTimeline:
         return [self._span(it, is_live=is_live) for it in self._history.all_attempts.values()]
 
     def _span(self, it: RecordedAttempt, *, is_live: bool) -> AttemptSpan:
-        key = (it.simulation, it.attempt)
-        folder = attempt_folder(self._run.path, it.simulation, it.attempt)
+        key = simulation, number = it.key
+        folder = attempt_folder(self._run.path, simulation, number)
         is_over = it.end is not None or it.interrupted or key in self._left
         if not is_over and ((folder / EXIT_FILE).exists() or (folder / WORKER_END_FILE).exists()):
             # Of a simulation that is finished already when its job ends, the journal does not say that it did.
@@ -95,8 +95,8 @@ class AttemptTimeline:
             started_s = first_s if started_s is None else started_s
             ended_s = max(started_s, last_s or started_s) if has_ended and started_s is not None else None
         span = AttemptSpan(
-            simulation=it.simulation,
-            attempt=it.attempt,
+            simulation=simulation,
+            attempt=number,
             state=state,
             started_s=started_s,
             ended_s=ended_s,

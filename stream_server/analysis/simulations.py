@@ -58,17 +58,16 @@ def simulations_of(run: RunFolder) -> list[SimulationSummary]:
         folders = attempt_folders(run.path, simulation) if has_folder else {}
         attempts = 1 + max(max(folders, default=-1), history.highest.get(simulation, -1))
         state = entry.get("state", REPLAYED if is_replay else SimulationPhase.WAITING.value)
-        if simulation in history.given_up:
+        newest = history.all_attempts.get((simulation, history.highest.get(simulation, -1)))
+        if history.is_given_up(simulation):
             state = SimulationPhase.GIVEN_UP.value
         elif state == SimulationPhase.RUNNING or (state == SimulationPhase.WAITING and attempts):
             # The next start of the study tries it again, as it does one that failed and is not given up.
             # One whose attempt has ended may have finished: no checkpoint knows what came of it.
-            newest = history.all_attempts.get((simulation, history.highest.get(simulation, -1)))
             state = newest.state if newest and newest.state in (FAILED, ENDED) else INTERRUPTED
-        reason = entry.get("reason") or history.given_up.get(simulation, "")
-        if state in (FAILED, INTERRUPTED, ENDED):
-            own = newest.reason if newest and newest.state in (FAILED, ENDED) else ""
-            reason = own or history.reasons.get(simulation, "")
+        saved_reason = "" if state in (FAILED, INTERRUPTED, ENDED) else entry.get("reason", "")
+        is_told = state in (FAILED, INTERRUPTED, ENDED, SimulationPhase.GIVEN_UP)
+        reason = saved_reason or (newest.reason if newest and is_told else "")
         if state == ENDED:
             reason = f"{reason}, but its end is in no checkpoint: when the study goes on, it is run again"
         summaries.append(

@@ -175,7 +175,7 @@ def test_the_journal_and_the_folders_tell_of_simulations_that_no_checkpoint_has(
     assert [it.state for it in table] == ["interrupted", "given_up", "failed", "waiting", "ended", "interrupted"]
     assert [it.attempts for it in table] == [2, 3, 1, 0, 1, 1]
     not_saved = "ended with exit code 0, but its end is in no checkpoint: when the study goes on, it is run again"
-    assert [it.reason for it in table] == ["slow", "crashed", "late", "", not_saved, "was killed by SIGTERM"]
+    assert [it.reason for it in table] == ["", "crashed", "late", "", not_saved, "the study stops"]
     assert table[0].parameters == {"x": 0.5}
     assert table[0].seconds == 0
     assert table[3].seconds is None

@@ -9,8 +9,8 @@ import pytest
 
 from stream_server.launcher.backends.backend import Backend, JobSpec, JobState, JobStatus, SavedJob, SubmitError
 from stream_server.launcher.backends.outage import Outage
-from stream_server.launcher.journal.history import History, RecordedAttempt
-from stream_server.launcher.journal.records import AttemptCancelled
+from stream_server.launcher.journal.history import History
+from stream_server.launcher.journal.records import AttemptCancelled, AttemptStarted, AttemptStarting
 from stream_server.launcher.schedule.simulation import RESTARTED
 from stream_server.launcher.simulations import attempt_jobs
 from stream_server.launcher.simulations.attempt_jobs import (
@@ -83,9 +83,10 @@ def left(jobs: AttemptJobs, *, cancelled: bool = False) -> History:
     """The history of that attempt that a killed launcher has left."""
     folder = str(jobs.attempts.folder(3, 0))
     jobs.attempts.folder(3, 0).mkdir(parents=True)
-    cancel = AttemptCancelled(simulation=3, attempt=0, reason="late", excuse="") if cancelled else None
-    attempt = RecordedAttempt(simulation=3, attempt=0, folder=folder, job=folder, handle="job 7", cancelled=cancel)
-    return History(attempts={3: attempt})
+    starting = AttemptStarting(simulation=3, attempt=0, folder=folder, public_key=None)
+    started = AttemptStarted(simulation=3, attempt=0, handle="job 7")
+    cancel = AttemptCancelled(simulation=3, attempt=0, reason="late", excuse="")
+    return History.of([starting, started, *([cancel] if cancelled else [])])
 
 
 @pytest.mark.parametrize("error", [None, OSError("busy"), subprocess.TimeoutExpired("squeue", 1)], ids=str)

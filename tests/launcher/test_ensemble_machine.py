@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from stream_server.launcher.backends.outage import Outage
 from stream_server.launcher.journal import records
-from stream_server.launcher.journal.history import History, entries_of
+from stream_server.launcher.journal.history import History
 from stream_server.launcher.schedule.progress_clock import CONFIRM_S
 from stream_server.launcher.schedule.retry_policy import ScheduleLimits
 from stream_server.launcher.schedule.schedule import POSTPONE_S, SimulationSchedule
@@ -384,8 +384,7 @@ TestEnsemble.settings = settings(max_examples=examples(40), stateful_step_count=
 def test_an_attempt_that_saw_a_restart_is_excused_though_the_launcher_was_killed_since() -> None:
     started = records.AttemptStarting(simulation=0, attempt=0, folder="/0", public_key=None)
     past = History.of([records.PlanTaken(incarnation=1), started, records.PlanTaken(incarnation=2)])
-    (entry,) = entries_of(past, 0.0)
-    assert entry.excuse == RESTARTED
+    assert past.attempts[0].attempt.excuse == RESTARTED
 
 
 def test_a_simulation_whose_launcher_was_killed_before_it_gave_it_up_is_not_tried_again() -> None:
@@ -393,7 +392,7 @@ def test_a_simulation_whose_launcher_was_killed_before_it_gave_it_up_is_not_trie
     ended = Failed(simulation=0, attempt=0, reason="ended with exit code 1", excuse="")
     past = History.of([records.PlanTaken(incarnation=1), started, ended])
     schedule = SimulationSchedule(ScheduleLimits(retries=0, max_failed=100))
-    schedule.restore(past.highest, entries_of(past, 0.0))
+    schedule.restore(past.highest, past.simulations.values(), 0.0)
     assert schedule.replan({0: 0}, 0.0) == [
         GaveUp(simulation=0, attempts=1, reason="ended with exit code 1", redraw=False)
     ]
@@ -402,5 +401,4 @@ def test_a_simulation_whose_launcher_was_killed_before_it_gave_it_up_is_not_trie
 def test_an_attempt_that_saw_no_restart_is_not_excused() -> None:
     started = records.AttemptStarting(simulation=0, attempt=0, folder="/0", public_key=None)
     past = History.of([records.PlanTaken(incarnation=2), started, records.PlanTaken(incarnation=2)])
-    (entry,) = entries_of(past, 0.0)
-    assert not entry.excuse
+    assert not past.attempts[0].attempt.excuse

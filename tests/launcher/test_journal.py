@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from stream_server.errors import ConfigError
 from stream_server.launcher.journal import journal as journals
 from stream_server.launcher.journal import records
-from stream_server.launcher.journal.history import History, RecordedAttempt, entries_of
+from stream_server.launcher.journal.history import History
 from stream_server.launcher.journal.journal import Journal
 from stream_server.launcher.journal.records import (
     AttemptCancelled,
@@ -192,13 +192,13 @@ def attempt(simulation: int, number: int) -> AttemptStarting:
 
 
 def test_an_attempt_without_an_end_is_open() -> None:
-    past = History.of(
-        [BEGIN, attempt(0, 0), AttemptStarted(simulation=0, attempt=0, handle="5 11 boot"), attempt(1, 3)]
-    )
-    assert past.attempts == {
-        0: RecordedAttempt(simulation=0, attempt=0, folder="/0/0", job="/0/0", public_key="k", handle="5 11 boot"),
-        1: RecordedAttempt(simulation=1, attempt=3, folder="/1/3", job="/1/3", public_key="k"),
-    }
+    started = AttemptStarted(simulation=0, attempt=0, handle="5 11 boot")
+    past = History.of([BEGIN, attempt(0, 0), started, attempt(1, 3)])
+    assert [(it.starting, it.handle) for it in past.attempts.values()] == [
+        (attempt(0, 0), "5 11 boot"),
+        (attempt(1, 3), None),
+    ]
+    assert all(past.simulations[it].attempt is past.attempts[it].attempt for it in (0, 1))
     assert past.highest == {0: 0, 1: 3}
 
 
@@ -208,9 +208,10 @@ def test_attempts_of_one_job_are_known_as_such_also_when_some_have_ended() -> No
     ]
     ended = Failed(simulation=0, attempt=0, reason="", excuse="")
     past = History.of([BEGIN, *group, attempt(3, 0), ended])
-    assert past.jobs == {"/0/0": ((0, 0), (1, 0), (2, 0))}
-    assert [it.simulation for it in past.in_job("/0/0")] == [1, 2]
-    assert [it.simulation for it in past.in_job("/3/0")] == [3]
+    assert [it.key for it in past.jobs["/0/0"]] == [(0, 0), (1, 0), (2, 0)]
+    assert [it.key for it in past.in_job("/0/0")] == [(1, 0), (2, 0)]
+    assert [it.key for it in past.in_job("/3/0")] == [(3, 0)]
+    assert [it.attempt.members for it in past.attempts.values()] == [(1, 2), (1, 2), (3,)]
 
 
 def test_a_journal_of_another_format_is_refused_and_says_so(tmp_path: Path) -> None:
@@ -252,21 +253,24 @@ def test_a_line_of_other_things_than_records_is_damage(tmp_path: Path, several: 
 
 def test_how_many_ranks_a_job_has_is_a_matter_of_its_start() -> None:
     starting = AttemptStarting(simulation=0, attempt=0, folder="/0/0", public_key=None, job="/0/0", ranks=4)
-    assert History.of([BEGIN, starting]).attempts[0].ranks == 4
+    assert History.of([BEGIN, starting]).attempts[0].starting == starting
 
 
 def test_a_cancel_outlives_the_launcher_that_sent_it_but_not_its_attempt() -> None:
     cancelled = AttemptCancelled(simulation=0, attempt=0, reason="late", excuse="not its fault")
     past = History.of([BEGIN, attempt(0, 0), attempt(1, 0), cancelled])
-    found = {it.id: (it.cancelled, it.reason, it.excuse) for it in entries_of(past, 0.0)}
-    assert found == {0: (True, "late", "not its fault"), 1: (False, "", "")}
-    assert History.of([BEGIN, attempt(0, 0), cancelled, attempt(0, 1)]).attempts[0].cancelled is None
+    found = [it.attempt for it in past.attempts.values()]
+    assert [(it.is_cancelled, it.reason, it.excuse) for it in found] == [
+        (True, "late", "not its fault"),
+        (False, "", ""),
+    ]
+    assert not History.of([BEGIN, attempt(0, 0), cancelled, attempt(0, 1)]).attempts[0].attempt.is_cancelled
 
 
 def test_failures_count_only_when_they_count() -> None:
     ends = [Failed(simulation=0, attempt=i, reason="", excuse="restarted" if i == 1 else "") for i in range(3)]
     past = History.of([BEGIN, *ends])
-    assert past.failures == {0: 2}
+    assert past.simulations[0].failures == 2
     assert past.attempts == {}
 
 
@@ -301,7 +305,8 @@ def test_a_launcher_that_resumes_knows_everything() -> None:
     assert past.launcher == RESUME
     assert past.server is not None
     assert past.anything_came
-    assert past.given_up == {1: "r"}
+    assert past.is_given_up(1)
+    assert not past.is_given_up(0)
     assert set(past.attempts) == {0}
 
 

@@ -12,6 +12,9 @@ from stream_server.launcher.schedule.simulation import (
     Action,
     Cancel,
     Continue,
+    ScheduledAttempt,
+    ScheduledJob,
+    ScheduledPhase,
     ScheduledSimulation,
     ScheduledState,
     Submit,
@@ -64,18 +67,24 @@ def test_a_simulation_whose_job_ended_while_the_server_was_away_runs_again_and_h
     assert schedule.replan({0: 0}, 2.0) == [Submit(simulation=0, attempt=1)]
 
 
-def recalled(entry: ScheduledSimulation, **limits: object) -> SimulationSchedule:
-    """A schedule of one simulation, of which another launcher has started attempt 0."""
+def recalled(*, cancelled: str = "", excuse: str = "", **limits: object) -> SimulationSchedule:
+    """A schedule of one simulation, of which another launcher has started attempt 0, and maybe cancelled it."""
+    attempt = ScheduledAttempt(
+        simulation=0,
+        number=0,
+        phase=ScheduledPhase.RUNNING,
+        job=ScheduledJob(members=(0,), is_cancelled=bool(cancelled)),
+    )
+    if cancelled:
+        attempt.cancel(cancelled, excuse)
+    entry = ScheduledSimulation(id=0, state=ScheduledState.RUNNING, attempt=attempt)
     schedule = SimulationSchedule(ScheduleLimits(**limits))  # type: ignore[arg-type]
-    schedule.restore({0: 0}, [entry], anything_came=True)
+    schedule.restore({0: 0}, [entry], 0.0, anything_came=True)
     return schedule
 
 
 def test_an_attempt_that_was_cancelled_and_ended_before_the_plan_came_has_failed() -> None:
-    entry = ScheduledSimulation(
-        id=0, state=ScheduledState.RUNNING, attempt=0, has_job=True, cancelled=True, reason="no new time step for 8 s"
-    )
-    schedule = recalled(entry, retries=1)
+    schedule = recalled(cancelled="no new time step for 8 s", retries=1)
     assert schedule.job_ended(0, 0, 143, "was killed by SIGTERM", 1.0) == []
     assert schedule.replan({0: 0}, 2.0, new_incarnation=False) == [
         Failed(simulation=0, attempt=0, reason="no new time step for 8 s"),
@@ -84,10 +93,7 @@ def test_an_attempt_that_was_cancelled_and_ended_before_the_plan_came_has_failed
 
 
 def test_an_attempt_that_was_cancelled_and_ended_before_the_plan_came_fails_with_its_excuse() -> None:
-    entry = ScheduledSimulation(
-        id=0, state=ScheduledState.RUNNING, attempt=0, has_job=True, cancelled=True, reason="over", excuse="another"
-    )
-    schedule = recalled(entry, retries=0)
+    schedule = recalled(cancelled="over", excuse="another", retries=0)
     schedule.job_ended(0, 0, 143, "was killed by SIGTERM", 1.0)
     fail, submit = schedule.replan({0: 0}, 2.0, new_incarnation=False)
     assert fail == Failed(simulation=0, attempt=0, reason="over", excuse="another")
@@ -208,8 +214,7 @@ def test_under_the_same_server_a_failure_counts_whatever_launcher_sees_it() -> N
 
 
 def test_under_the_same_server_a_last_word_is_still_awaited() -> None:
-    schedule = SimulationSchedule(ScheduleLimits())
-    schedule.restore({0: 0}, [ScheduledSimulation(id=0, state=ScheduledState.RUNNING, attempt=0, has_job=True)])
+    schedule = recalled()
     schedule.job_ended(0, 0, 0, "over", 1.0)
     assert schedule.replan({0: 0}, 5.0, new_incarnation=False) == []
     assert schedule.wake_at == 5.0 + CONFIRM_S
@@ -238,7 +243,7 @@ def test_an_attached_client_keeps_its_attempt() -> None:
 @pytest.mark.parametrize(("own", "planned", "attempt"), [(0, 5, 6), (7, 5, 8)])
 def test_numbers_of_attempts_never_go_back(own: int, planned: int, attempt: int) -> None:
     schedule = SimulationSchedule(ScheduleLimits())
-    schedule.restore({0: own})
+    schedule.restore({0: own}, [], 0.0)
     assert schedule.replan({0: planned}, 0.0) == [Submit(simulation=0, attempt=attempt)]
 
 

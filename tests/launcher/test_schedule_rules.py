@@ -204,9 +204,9 @@ class ScheduleRules(RuleBasedStateMachine):
             num_places = len({self.job_members[it] for it in self.jobs}) if self.are_workers else len(self.jobs)
             assert num_places <= self.limits.max_running * self.limits.starts_jobs
             assert len(self.attached) <= self.limits.max_attached
-            assert (
-                self.schedule.counts[ScheduledState.RUNNING] <= len(self.jobs) + len(self.attached) + self.stopped * 99
-            )
+            num_unconfirmed = sum(map(self.schedule.is_unconfirmed, self.attempts))
+            num_running = self.schedule.counts[ScheduledState.RUNNING] - num_unconfirmed
+            assert num_running <= len(self.jobs) + len(self.attached) + self.stopped * 99
             assert self.schedule.done == (self.told_to_stop and not self.jobs)
 
     def teardown(self) -> None:

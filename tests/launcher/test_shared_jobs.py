@@ -11,6 +11,9 @@ from stream_server.launcher.schedule.simulation import (
     Action,
     Cancel,
     Continue,
+    ScheduledAttempt,
+    ScheduledJob,
+    ScheduledPhase,
     ScheduledSimulation,
     ScheduledState,
     Submit,
@@ -68,7 +71,7 @@ def test_an_attempt_after_a_failure_has_a_job_of_its_own() -> None:
 
 def test_what_was_ever_tried_under_another_server_has_a_job_of_its_own() -> None:
     schedule = SimulationSchedule(ScheduleLimits(per_job=2, max_running=4))
-    schedule.restore({2: 0})
+    schedule.restore({2: 0}, [], 0.0)
     actions = schedule.replan({0: -1, 1: 3, 2: -1, 3: -1}, 0.0)
     assert actions == [together(0, 3), Submit(simulation=1, attempt=4), Submit(simulation=2, attempt=1)]
 
@@ -169,13 +172,21 @@ def test_all_of_a_job_go_on_under_the_next_server_and_what_is_finished_waits_for
     assert schedule.wake_at == 210.0
 
 
+def in_one_job(*, cancelled: str = "") -> list[ScheduledSimulation]:
+    """Two simulations whose attempts another launcher has started in one job, and maybe cancelled for the first."""
+    job = ScheduledJob(members=(0, 1), is_cancelled=bool(cancelled))
+    found = []
+    for it in job.members:
+        attempt = ScheduledAttempt(simulation=it, number=0, phase=ScheduledPhase.RUNNING, job=job)
+        if cancelled:
+            attempt.cancel(cancelled, CANCELLED if it else "")
+        found.append(ScheduledSimulation(id=it, state=ScheduledState.RUNNING, attempt=attempt))
+    return found
+
+
 def test_those_that_a_launcher_finds_in_one_job_are_cancelled_with_it() -> None:
     schedule = SimulationSchedule(ScheduleLimits(per_job=2, max_running=2, timeout_s=60))
-    found = [
-        ScheduledSimulation(id=it, state=ScheduledState.RUNNING, attempt=0, has_job=True, job_members=(0, 1))
-        for it in (0, 1)
-    ]
-    schedule.restore({0: 0, 1: 0}, found, anything_came=True)
+    schedule.restore({0: 0, 1: 0}, in_one_job(), 0.0, anything_came=True)
     # The server has seen a later attempt of the second.
     assert schedule.replan({0: 0, 1: 4}, 1.0) == [
         Continue(simulation=0, attempt=0, attached=False),
@@ -293,7 +304,7 @@ def test_who_is_to_blame_for_a_cancel_is_known_before_the_job_has_ended() -> Non
     schedule.ranks_ended(3, 0, "", 1.0, over=True)
     schedule.tick(60.0)
     # Of what had ended before, the cancel says nothing.
-    assert [(it.id, it.reason, it.excuse) for it in schedule.decided(0)] == [
+    assert [(it.simulation, it.reason, it.excuse) for it in schedule.decided(0)] == [
         (0, "sent no new time step for 60 s (simulation.timeout_s)", ""),
         (1, WITH_ITS_JOB, CANCELLED),
     ]
@@ -307,20 +318,7 @@ def test_the_end_of_a_study_is_held_against_nobody() -> None:
 
 def test_a_cancel_of_a_launcher_that_was_killed_is_held_against_the_same_ones() -> None:
     schedule = SimulationSchedule(ScheduleLimits(per_job=2, max_running=2, retries=0, max_failed=100))
-    entries = [
-        ScheduledSimulation(
-            id=it,
-            state=ScheduledState.RUNNING,
-            attempt=0,
-            has_job=True,
-            job_members=(0, 1),
-            cancelled=True,
-            reason="late",
-        )
-        for it in (0, 1)
-    ]
-    entries[1].excuse = CANCELLED
-    schedule.restore({0: 0, 1: 0}, entries, anything_came=True)
+    schedule.restore({0: 0, 1: 0}, in_one_job(cancelled="late"), 0.0, anything_came=True)
     assert schedule.replan({0: 0, 1: 0}, 1.0, new_incarnation=False) == []
     assert [(it.simulation, not it.excuse) for it in fails(killed(schedule, 0, 1, now=2.0))] == [(0, True), (1, False)]
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from stream_server.launcher.schedule.retry_policy import ScheduleLimits
 from stream_server.launcher.schedule.schedule import SimulationSchedule
-from stream_server.launcher.schedule.simulation import Action, ScheduledSimulation, Submit
+from stream_server.launcher.schedule.simulation import Action, ScheduledAttempt, ScheduledPhase, Submit
 from tests.support.examples import examples
 
 NUM = 9
@@ -49,8 +49,7 @@ class World:
         schedule = self.schedule
         match event:
             case ("progress", simulation, received, blocked):
-                attempt = schedule._simulations[simulation].attempt
-                self.note(schedule.progress(simulation, attempt, received, blocked, self.now))
+                self.note(schedule.progress(simulation, newest(schedule, simulation), received, blocked, self.now))
             case ("finished", simulation):
                 self.note(schedule.finished(simulation, self.now))
             case ("invalid", simulation):
@@ -64,8 +63,7 @@ class World:
                         self.note(schedule.job_ended(simulation, attempt, exit_code, "ended", self.now))
                 self.jobs = [it for it in self.jobs if it]
             case ("rank ended", simulation, at_fault, over):
-                attempt = schedule._simulations[simulation].attempt
-                schedule.ranks_ended(simulation, attempt, at_fault, self.now, over=over)
+                schedule.ranks_ended(simulation, newest(schedule, simulation), at_fault, self.now, over=over)
             case ("not begun", position) if self.jobs:
                 for simulation, attempt in self.jobs.pop(position % len(self.jobs)):
                     if schedule.runs(simulation, attempt):
@@ -87,13 +85,23 @@ class World:
                 self.note(schedule.stop(self.now, 5.0))
 
 
+def attempt_of(schedule: SimulationSchedule, simulation: int) -> ScheduledAttempt:
+    attempt = schedule._simulations[simulation].attempt
+    assert attempt is not None
+    return attempt
+
+
+def newest(schedule: SimulationSchedule, simulation: int) -> int:
+    return schedule._simulations[simulation].highest
+
+
 def clocks_of_all(schedule: SimulationSchedule) -> dict[int, float]:
     timed = [] if schedule.away else [it for it in schedule._live if not waits(schedule, it)]
-    deadlines = {it.id: schedule._clock._deadline(it) for it in timed}
+    deadlines = {it.simulation: schedule._clock._deadline(it) for it in timed}
     return {simulation: deadline for simulation, deadline in deadlines.items() if deadline is not None}
 
 
-def waits(schedule: SimulationSchedule, it: ScheduledSimulation) -> bool:
+def waits(schedule: SimulationSchedule, it: ScheduledAttempt) -> bool:
     if it.is_spent:
         return not all(mate.is_spent for mate in schedule.jobs.members(it))
     return schedule.jobs.is_behind(it)
@@ -113,13 +121,14 @@ def test_the_first_clock_is_the_one_that_a_look_at_all_simulations_finds(
         live = list(schedule._live)
         if not schedule.stopped:
             assert schedule._clock.earliest() == min(clocks_of_all(schedule).values(), default=math.inf)
-        assert {it.id for it in schedule._live.attached.values()} == {it.id for it in live if it.attached}
-        with_job = [it for it in live if not it.attached]
-        num = len({it.job_members for it in with_job}) if limits.per_worker > 1 else len(with_job)
-        assert schedule.jobs.num(schedule._live) == num
-        for simulation in range(NUM):
-            shares = any(it.id != simulation and simulation in it.job_members for it in live)
-            assert schedule.shares_a_job(simulation) == shares
+        assert list(schedule._live.attached.values()) == [it for it in live if it.job is None]
+        with_job = [it for it in live if it.job is not None]
+        num = len({id(it.job) for it in with_job}) if limits.per_worker > 1 else len(with_job)
+        assert schedule.jobs.num == num
+        for it in live:
+            assert schedule.shares_a_job(it.simulation) == any(
+                mate.job is it.job for mate in with_job if mate is not it
+            )
 
 
 def test_the_end_of_a_simulation_makes_the_schedule_look_at_few_of_its_worker(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,12 +136,12 @@ def test_the_end_of_a_simulation_makes_the_schedule_look_at_few_of_its_worker(mo
     schedule.replan(dict.fromkeys(range(200), -1), 0.0)
     num_looks = 0
 
-    def count(it: ScheduledSimulation) -> bool:
+    def count(it: ScheduledAttempt) -> bool:
         nonlocal num_looks
         num_looks += 1
-        return it.state.terminal
+        return it.phase is ScheduledPhase.SPENT
 
-    monkeypatch.setattr(ScheduledSimulation, "is_spent", property(count))
+    monkeypatch.setattr(ScheduledAttempt, "is_spent", property(count))
     for simulation in range(99):
         schedule.progress(simulation, 0, 5, False, simulation)
         schedule.finished(simulation, simulation)
@@ -154,7 +163,7 @@ def test_a_clock_that_stood_still_for_long_runs_again_under_a_new_plan() -> None
 def test_the_clock_of_the_next_one_runs_when_the_ranks_of_the_one_before_have_ended() -> None:
     schedule = SimulationSchedule(ScheduleLimits(timeout_s=60.0, per_worker=2))
     schedule.replan({0: -1, 1: -1, 2: -1, 3: -1}, 0.0)
-    assert schedule.jobs.members(schedule._simulations[0]) == [schedule._simulations[i] for i in range(2)]
+    assert [it.simulation for it in schedule.jobs.members(attempt_of(schedule, 0))] == [0, 1]
     schedule.progress(0, 0, 1, False, 50.0)
     schedule.tick(100.0)
     assert schedule.ranks_ended(0, 0, "", 105.0, over=True)

@@ -17,7 +17,15 @@ from stream_server.launcher.journal.records import (
     ServerStarted,
     ServerStarting,
 )
-from stream_server.launcher.schedule.simulation import RESTARTED, ScheduledSimulation, ScheduledState
+from stream_server.launcher.schedule.simulation import (
+    RESTARTED,
+    ScheduledAttempt,
+    ScheduledEvent,
+    ScheduledJob,
+    ScheduledPhase,
+    ScheduledSimulation,
+    ScheduledState,
+)
 from stream_server.machine.processes import Leader
 from stream_server.messages.launcher_link import Attached, Committed, Failed, FinishSimulations, GaveUp
 
@@ -30,40 +38,35 @@ INTERRUPTED = "interrupted"
 
 @dataclass(kw_only=True, slots=True)
 class RecordedAttempt:
-    """An attempt: with `folder` that of a job, without that of the `client` that attached.
+    """An attempt as the schedule had it, and what was written beside that.
 
-    `job` is the folder in which its job runs, with `ranks` ranks for each attempt. `cancelled` if that is to end, and
-    `end` once that was written. `interrupted`: its launcher ended before. `saw_restart`: it began under an earlier
-    server.
+    `starting` tells of its job, and is None without one or where no record of its begin is left. `end` is there once
+    that was written. `interrupted`: its launcher ended before.
     """
 
-    simulation: int
-    attempt: int
-    folder: str | None = None
-    client: str = ""
-    job: str | None = None
-    ranks: int = 1
-    public_key: str | None = None
+    attempt: ScheduledAttempt
+    starting: AttemptStarting | None = None
     handle: str | None = None
-    cancelled: AttemptCancelled | None = None
     end: AttemptEnded | Failed | None = None
     interrupted: bool = False
-    saw_restart: bool = False
+
+    @property
+    def key(self) -> tuple[int, int]:
+        return self.attempt.simulation, self.attempt.number
 
     @property
     def state(self) -> str:
         """One of running, ended, cancelled, failed, or interrupted by the end of its launcher."""
         if isinstance(self.end, Failed):
             return FAILED
-        if self.cancelled is not None:
+        if self.attempt.is_cancelled:
             return CANCELLED
         return ENDED if self.end is not None else INTERRUPTED if self.interrupted else RUNNING
 
     @property
     def reason(self) -> str:
         """Why it was cancelled, or how it ended."""
-        said = self.cancelled or self.end
-        return "" if said is None else said.reason
+        return self.attempt.reason
 
 
 @dataclass(kw_only=True, slots=True)
@@ -80,9 +83,9 @@ class History:
 
     `all_attempts` has every attempt in the order in which they began, `highest` the highest one of every simulation,
     and `num_starts` counts the server's starts, over all runs. All else is of the last run alone, the one that the
-    `launcher` began which wrote last, or that it resumed. `attempts` has those of which no end was written, and `jobs`
-    all attempts, open or not, of each job that was shared, by its folder. `reasons` tell how the last attempt of a
-    simulation ended. `why_finishing` tells why nothing is started any more, "" unless that is so.
+    `launcher` began which wrote last, or that it resumed. `attempts` has those of which no end was written, `jobs` all
+    attempts, open or not, of each job, by its folder, and `simulations` what a schedule needs to go on.
+    `why_finishing` tells why nothing is started any more, "" unless that is so.
     """
 
     launcher: LauncherStarted | None = None
@@ -92,10 +95,8 @@ class History:
     num_starts: int = 0
     incarnation: int = 0
     attempts: dict[int, RecordedAttempt] = field(default_factory=dict)
-    jobs: dict[str, tuple[tuple[int, int], ...]] = field(default_factory=dict)
-    failures: dict[int, int] = field(default_factory=dict)
-    reasons: dict[int, str] = field(default_factory=dict)
-    given_up: dict[int, str] = field(default_factory=dict)
+    jobs: dict[str, list[RecordedAttempt]] = field(default_factory=dict)
+    simulations: dict[int, ScheduledSimulation] = field(default_factory=dict)
     anything_came: bool = False
     why_finishing: str = ""
     server: OpenServer | None = None
@@ -121,7 +122,11 @@ class History:
 
     def in_job(self, job: str) -> list[RecordedAttempt]:
         """The attempts of a job of which no end was written."""
-        return [it for it in self.attempts.values() if it.job == job]
+        return [it for it in self.jobs[job] if self.attempts.get(it.attempt.simulation) is it]
+
+    def is_given_up(self, simulation: int) -> bool:
+        """Whether no attempt is left for a simulation in the last run."""
+        return simulation in self.simulations and self.simulations[simulation].state is ScheduledState.GIVEN_UP
 
     def of_other_runs(self) -> "History":
         """Return what a new run needs to know of the ones before it."""
@@ -138,15 +143,15 @@ class History:
                 self.ended_in_order = True
                 self._interrupt()
             case PlanTaken(incarnation=incarnation):
-                for it in self.attempts.values():
-                    it.saw_restart |= incarnation != self.incarnation
+                for it in self.attempts.values() if incarnation != self.incarnation else ():
+                    it.attempt.excuse = it.attempt.excuse or RESTARTED
                 self.incarnation = incarnation
             case FirstStep():
                 self.anything_came = True
             case FinishSimulations(reason=reason):
                 self.why_finishing = reason
-            case GaveUp(simulation=simulation, reason=reason):
-                self.given_up[simulation] = reason
+            case GaveUp(simulation=simulation, attempts=attempts):
+                self._ended(simulation, attempts - 1, record.reason).state = ScheduledState.GIVEN_UP
             case ServerStarting() | ServerStarted() | ServerEnded() | Committed():
                 self._add_of_server(record)
             case AttemptStarting() | AttemptStarted() | Attached() | AttemptCancelled() | AttemptEnded() | Failed():
@@ -168,66 +173,54 @@ class History:
     def _add_of_attempt(
         self, record: AttemptStarting | AttemptStarted | Attached | AttemptCancelled | AttemptEnded | Failed
     ) -> None:
-        simulation, attempt = record.simulation, record.attempt
-        self.highest[simulation] = max(attempt, self.highest.get(simulation, -1))
+        simulation, number = record.simulation, record.attempt
+        self.highest[simulation] = max(number, self.highest.get(simulation, -1))
         match record:
             case AttemptStarting():
-                job = record.job or record.folder
-                self._begin(
-                    RecordedAttempt(
-                        simulation=simulation,
-                        attempt=attempt,
-                        folder=record.folder,
-                        job=job,
-                        ranks=record.ranks,
-                        public_key=record.public_key,
-                    )
-                )
-                if record.job is not None:
-                    self.jobs[job] = (*self.jobs.get(job, ()), (simulation, attempt))
-            case Attached():
-                self._begin(RecordedAttempt(simulation=simulation, attempt=attempt, client=record.client))
+                mates = self.jobs.setdefault(record.job or record.folder, [])
+                job = mates[0].attempt.job if mates else None
+                job = ScheduledJob() if job is None else job
+                job.members += (simulation,)
+                attempt = ScheduledAttempt(simulation=simulation, number=number, phase=ScheduledPhase.RUNNING, job=job)
+                mates.append(self._begin(RecordedAttempt(attempt=attempt, starting=record)))
+            case Attached(client=client):
+                attempt = ScheduledAttempt(simulation=simulation, number=number, client=client)
+                self._begin(RecordedAttempt(attempt=attempt))
             case AttemptStarted() if simulation in self.attempts:
                 self.attempts[simulation].handle = record.handle
             case AttemptCancelled() if simulation in self.attempts:
-                self.attempts[simulation].cancelled = record
+                it = self.attempts[simulation].attempt
+                it.reason, it.excuse = record.reason, record.excuse or it.excuse
+                it.cancel()
+                if it.job is not None:
+                    it.job.is_cancelled = True
             case AttemptEnded() | Failed():
-                self.attempts.pop(simulation, None)
-                unknown = RecordedAttempt(simulation=simulation, attempt=attempt)
-                self.all_attempts.setdefault((simulation, attempt), unknown).end = record
-                is_counted = isinstance(record, Failed) and not record.excuse
-                self.failures[simulation] = self.failures.get(simulation, 0) + is_counted
-                self.reasons[simulation] = record.reason
+                known = self._ended(simulation, number, record.reason)
+                self.all_attempts[simulation, number].end = record
+                known.failures += isinstance(record, Failed) and not record.excuse
 
-    def _begin(self, begun: RecordedAttempt) -> None:
-        self.attempts[begun.simulation] = self.all_attempts[begun.simulation, begun.attempt] = begun
+    def _begin(self, begun: RecordedAttempt) -> RecordedAttempt:
+        """An attempt begins, in place of the last one of its simulation if that is open."""
+        simulation = begun.attempt.simulation
+        self._leave(simulation)
+        known = self.simulations.setdefault(simulation, ScheduledSimulation(id=simulation))
+        known.state, known.attempt = ScheduledState.RUNNING, begun.attempt
+        self.attempts[simulation] = self.all_attempts[begun.key] = begun
+        return begun
 
+    def _ended(self, simulation: int, number: int, reason: str) -> ScheduledSimulation:
+        """No attempt of a simulation is open any more. The last one, of this number, ended for this reason."""
+        self._leave(simulation)
+        unknown = RecordedAttempt(attempt=ScheduledAttempt(simulation=simulation, number=number))
+        it = self.all_attempts.setdefault((simulation, number), unknown).attempt
+        it.reason = it.reason or reason
+        it.move(ScheduledEvent.END)
+        known = self.simulations.setdefault(simulation, ScheduledSimulation(id=simulation))
+        known.state, known.attempt = ScheduledState.WAITING, it
+        return known
 
-def entries_of(history: History, now: float) -> list[ScheduledSimulation]:
-    """The simulations that run, have failed before or were given up."""
-    entries = {
-        simulation: ScheduledSimulation(
-            id=simulation,
-            attempt=history.highest.get(simulation, -1),
-            failures=failures,
-            reason=history.reasons[simulation],
-            has_sent=history.anything_came,
-        )
-        for simulation, failures in history.failures.items()
-    }
-    for simulation, reason in history.given_up.items():
-        entry = entries.setdefault(
-            simulation, ScheduledSimulation(id=simulation, attempt=history.highest.get(simulation, -1))
-        )
-        entry.state, entry.reason = ScheduledState.GIVEN_UP, reason
-    for it in history.attempts.values():
-        entry = entries.setdefault(it.simulation, ScheduledSimulation(id=it.simulation, has_sent=history.anything_came))
-        entry.state, entry.attempt, entry.has_job = ScheduledState.RUNNING, it.attempt, it.job is not None
-        entry.highest_known, entry.client = history.highest[it.simulation], it.client
-        entry.started = entry.quiet_since = now
-        if it.job is not None:
-            entry.job_members = tuple(mate.simulation for mate in history.in_job(it.job))
-        if it.cancelled is not None:
-            entry.cancelled, entry.reason, entry.excuse = True, it.cancelled.reason, it.cancelled.excuse
-        entry.excuse = entry.excuse or (RESTARTED if it.saw_restart else "")
-    return list(entries.values())
+    def _leave(self, simulation: int) -> None:
+        """No attempt of a simulation is open any more: for the next launcher it was never in its job."""
+        left = self.attempts.pop(simulation, None)
+        if left is not None and (job := left.attempt.job) is not None:
+            job.members = tuple(member for member in job.members if member != simulation)

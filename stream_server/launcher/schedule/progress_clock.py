@@ -7,8 +7,8 @@ import math
 from collections.abc import Iterable
 from heapq import heappop, heappush
 
-from stream_server.launcher.schedule.shared_jobs import LiveSimulations, SharedJobs
-from stream_server.launcher.schedule.simulation import ScheduledSimulation, ScheduledState
+from stream_server.launcher.schedule.shared_jobs import LiveAttempts, SharedJobs
+from stream_server.launcher.schedule.simulation import ScheduledAttempt, ScheduledPhase
 
 CONFIRM_S = 10.0
 CONFIRM_FAILURE_S = 1.0
@@ -26,26 +26,27 @@ class ProgressClock:
     must be called.
     """
 
-    def __init__(self, jobs: SharedJobs, live: LiveSimulations, *, timeout_s: float) -> None:
+    def __init__(self, jobs: SharedJobs, live: LiveAttempts, *, timeout_s: float) -> None:
         self.timeout_s = timeout_s
         self._jobs = jobs
         self._live = live
         self._heap: list[tuple[float, int]] = []
         self._noted: dict[int, float] = {}
 
-    def note_job(self, it: ScheduledSimulation) -> None:
+    def note_job(self, it: ScheduledAttempt) -> None:
         """The clocks of this attempt and of those in its job may run out earlier than they did, or run again."""
-        first = self._live.first_unspent(it)
+        job = it.job
+        first = None if job is None else job.first_unspent()
         # All that come after the first on the list of a worker wait for it.
-        self.note([it, first] if self._jobs.are_workers and first is not None else self._live.of_job(it))
+        self.note([it, first] if self._jobs.are_workers and first is not None else job.live.values() if job else ())
 
-    def note(self, simulations: Iterable[ScheduledSimulation]) -> None:
+    def note(self, attempts: Iterable[ScheduledAttempt]) -> None:
         """The clocks of these attempts may run out earlier than they did, or run again."""
-        for it in simulations:
+        for it in attempts:
             deadline = self._deadline(it)
-            if deadline is not None and deadline < self._noted.get(it.id, math.inf):
-                self._noted[it.id] = deadline
-                heappush(self._heap, (deadline, it.id))
+            if deadline is not None and deadline < self._noted.get(it.simulation, math.inf):
+                self._noted[it.simulation] = deadline
+                heappush(self._heap, (deadline, it.simulation))
 
     def earliest(self) -> float:
         """The time at which the first clock runs out; infinity if none runs."""
@@ -62,7 +63,7 @@ class ProgressClock:
             heappop(self._heap)
         return math.inf
 
-    def pop_late(self, now: float) -> ScheduledSimulation | None:
+    def pop_late(self, now: float) -> ScheduledAttempt | None:
         """An attempt whose clock has run out, None if there is none; if it goes on, it is to be noted again."""
         if self.earliest() > now:
             return None
@@ -70,7 +71,7 @@ class ProgressClock:
         del self._noted[simulation]
         return self._live.get(simulation)
 
-    def restart(self, it: ScheduledSimulation, now: float) -> None:
+    def restart(self, it: ScheduledAttempt, now: float) -> None:
         """Give the job of this attempt, which may be the last that it ran for, the whole timeout to end or to go on."""
         for member in self._jobs.members(it):
             if self._jobs.are_workers or member is it or member.is_spent:
@@ -81,19 +82,19 @@ class ProgressClock:
         for it in self._live:
             it.quiet_since = min(now, it.quiet_since + seconds)
 
-    def _waits(self, it: ScheduledSimulation) -> bool:
+    def _waits(self, it: ScheduledAttempt) -> bool:
         """Whether this one is done while its shared job still runs for another, or its turn is yet to come."""
-        first = self._live.first_unspent(it)
+        first = None if it.job is None else it.job.first_unspent()
         if it.is_spent:
             return first is not None
         return self._jobs.are_workers and it.has_job and first is not it
 
-    def _deadline(self, it: ScheduledSimulation) -> float | None:
+    def _deadline(self, it: ScheduledAttempt) -> float | None:
         """The deadline of an attempt, also if it waits for others of its job."""
-        if it.cancelled or (it.blocked and it.state is ScheduledState.RUNNING):
-            return None
-        if it.state is ScheduledState.EXITED:
+        if it.phase is ScheduledPhase.ENDED:
             return it.quiet_since + (CONFIRM_S if it.ended_well else CONFIRM_FAILURE_S)
+        if it.is_cancelled or it.blocked:
+            return None
         # Steps that the server knows are not sent again: a new attempt is quiet until it has caught up.
-        catching_up_s = it.reached_s if it.state is ScheduledState.RUNNING and it.received == 0 else 0.0
+        catching_up_s = it.reached_s if it.received == 0 else 0.0
         return it.quiet_since + self.timeout_s + catching_up_s

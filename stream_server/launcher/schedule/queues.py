@@ -8,7 +8,7 @@ from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
-from stream_server.launcher.schedule.simulation import ScheduledSimulation, ScheduledState
+from stream_server.launcher.schedule.simulation import ScheduledAttempt, ScheduledSimulation, ScheduledState
 from stream_server.messages.launcher_link import Attached, NoneLeft
 
 ATTACH_WAIT_S = 10.0
@@ -96,8 +96,8 @@ class PendingRequest:
     since: float
     client: str = ""
 
-    def give(self, it: ScheduledSimulation) -> Attached:
-        return Attached(token=self.token, simulation=it.id, attempt=it.attempt, client=self.client)
+    def give(self, it: ScheduledAttempt) -> Attached:
+        return Attached(token=self.token, simulation=it.simulation, attempt=it.number, client=self.client)
 
     def decline(self, text: str, *, busy: bool) -> NoneLeft:
         return NoneLeft(token=self.token, text=text, busy=busy)
@@ -141,10 +141,10 @@ class AttachQueue:
         simulations: Mapping[int, ScheduledSimulation],
         now: float,
         *,
-        attached: Sequence[ScheduledSimulation],
-        take: Callable[[int | None, str], ScheduledSimulation | None],
+        attached: Sequence[ScheduledAttempt],
+        take: Callable[[int | None, str], ScheduledAttempt | None],
     ) -> list[Answer]:
-        """The answers that are due; `attached` are the simulations that clients have already.
+        """The answers that are due; `attached` are the attempts that clients run already.
 
         `take` begins an attempt of this simulation, or of any that waits, if one does, for the client of this name.
         """
@@ -165,7 +165,7 @@ class AttachQueue:
         self._open = waiting
         return answers
 
-    def _given_before(self, request: PendingRequest, of_client: Mapping[str, ScheduledSimulation]) -> Attached | None:
+    def _given_before(self, request: PendingRequest, of_client: Mapping[str, ScheduledAttempt]) -> Attached | None:
         """The simulation that this client has: the answer was lost with a server or a connection."""
         it = None if request.simulation is not None else of_client.get(request.client)
         return request.give(it) if it else None
@@ -180,8 +180,8 @@ class AttachQueue:
         if it is None or it.state.terminal:
             state = "not in the study" if it is None else it.state
             return request.decline(f"simulation {request.simulation} is {state}", busy=False)
-        if it.attached:
-            return request.give(it)
+        if attempt := it.attached:
+            return request.give(attempt)
         if it.state is not ScheduledState.WAITING:
             return request.decline(f"simulation {request.simulation} is run by the study itself", busy=True)
         return None

@@ -7,7 +7,7 @@ Whose fault the failure of a shared job is, is decided in `shared_jobs.py`. Rest
 import math
 from dataclasses import dataclass
 
-from stream_server.launcher.schedule.simulation import ScheduledSimulation, ScheduledState
+from stream_server.launcher.schedule.simulation import ScheduledAttempt, ScheduledSimulation, ScheduledState
 from stream_server.messages.launcher_link import Failed, GaveUp, TooMany
 
 MAX_EARLY_FAILURES = 3
@@ -55,35 +55,37 @@ class RetryPolicy:
         return it.failures > self.limits.retries
 
     def failed(
-        self, it: ScheduledSimulation, *, anything_came: bool, num_given_up: int
+        self, it: ScheduledSimulation, attempt: ScheduledAttempt, *, anything_came: bool, num_given_up: int
     ) -> list[Failed | GaveUp | TooMany]:
-        """The attempt of a simulation has failed: it waits for the next one, or, when none is left, is given up.
+        """The newest attempt of a simulation has failed: it waits for the next one, or, when none is left, is given up.
 
         `num_given_up` others were given up before.
         """
         it.state = ScheduledState.WAITING
-        failure = Failed(simulation=it.id, attempt=it.attempt, reason=it.why_failed, excuse=it.excuse)
-        if it.excuse:
+        failure = Failed(simulation=it.id, attempt=attempt.number, reason=attempt.why_failed, excuse=attempt.excuse)
+        if attempt.excuse:
             return [failure]
         it.failures += 1
-        why_stop = "" if anything_came else self._failed_early(it)
+        why_stop = "" if anything_came else self._failed_early(attempt)
         if self.is_exhausted(it):
-            return [failure, *self.give_up(it, num_given_up + 1, why_stop)]
-        return [failure, *_abort(it, why_stop)]
+            return [failure, *self.give_up(it, attempt, num_given_up + 1, why_stop)]
+        return [failure, *_abort(attempt, why_stop)]
 
-    def give_up(self, it: ScheduledSimulation, num_given_up: int, why_stop: str = "") -> list[GaveUp | TooMany]:
-        """No attempt is left for a simulation, the `num_given_up`-th one."""
+    def give_up(
+        self, it: ScheduledSimulation, attempt: ScheduledAttempt, num_given_up: int, why_stop: str = ""
+    ) -> list[GaveUp | TooMany]:
+        """No attempt is left for a simulation, the `num_given_up`-th one, after this one."""
         it.state = ScheduledState.GIVEN_UP
         redraw = self.limits.on_failure == "redraw"
         # Said before the last simulation of a study is given up, after which nothing would be left to stop.
         return [
-            *_abort(it, why_stop or self._too_many(num_given_up)),
-            GaveUp(simulation=it.id, attempts=it.attempt + 1, reason=it.why_failed, redraw=redraw),
+            *_abort(attempt, why_stop or self._too_many(num_given_up)),
+            GaveUp(simulation=it.id, attempts=attempt.number + 1, reason=attempt.why_failed, redraw=redraw),
         ]
 
-    def _failed_early(self, it: ScheduledSimulation) -> str:
+    def _failed_early(self, it: ScheduledAttempt) -> str:
         """Return why the study must stop when no simulation can run. Those that shared a job failed once."""
-        self._early_failures.add((it.attempt, it.job_members))
+        self._early_failures.add((it.number, it.members))
         if len(self._early_failures) < MAX_EARLY_FAILURES:
             return ""
         return f"{MAX_EARLY_FAILURES} attempts in a row failed and no time step ever came"
@@ -98,6 +100,6 @@ class RetryPolicy:
         return ""
 
 
-def _abort(it: ScheduledSimulation, why: str) -> list[TooMany]:
-    text = f"{why}: simulation {it.id} {it.why_failed}"
-    return [TooMany(text=text, simulation=it.id, attempt=it.attempt)] if why else []
+def _abort(it: ScheduledAttempt, why: str) -> list[TooMany]:
+    text = f"{why}: simulation {it.simulation} {it.why_failed}"
+    return [TooMany(text=text, simulation=it.simulation, attempt=it.number)] if why else []

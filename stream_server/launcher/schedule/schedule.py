@@ -9,13 +9,17 @@ from operator import attrgetter
 from stream_server.launcher.schedule.progress_clock import ProgressClock
 from stream_server.launcher.schedule.queues import AttachQueue, StartQueue
 from stream_server.launcher.schedule.retry_policy import RetryPolicy, ScheduleLimits
-from stream_server.launcher.schedule.shared_jobs import LiveSimulations, SharedJobs
+from stream_server.launcher.schedule.shared_jobs import LiveAttempts, SharedJobs
 from stream_server.launcher.schedule.simulation import (
     NOT_BEGUN,
     RESTARTED,
     Action,
     Cancel,
     Continue,
+    ScheduledAttempt,
+    ScheduledEvent,
+    ScheduledJob,
+    ScheduledPhase,
     ScheduledSimulation,
     ScheduledState,
     Submit,
@@ -41,8 +45,8 @@ class SimulationSchedule:
         self.away = True
         self._simulations: dict[int, ScheduledSimulation] = {}
         self._highest_known: dict[int, int] = {}
-        self.jobs = SharedJobs(self._simulations, limits)
-        self._live = LiveSimulations()
+        self._live = LiveAttempts()
+        self.jobs = SharedJobs(self._live, limits)
         self._clock = ProgressClock(self.jobs, self._live, timeout_s=limits.timeout_s)
         self._waiting = StartQueue()
         self._requests = AttachQueue(limits.max_attached)
@@ -69,24 +73,30 @@ class SimulationSchedule:
 
     def runs(self, simulation: int, attempt: int) -> bool:
         """The job of this attempt has not ended."""
-        it = self._simulations.get(simulation)
-        return it is not None and it.has_job and it.attempt == attempt
+        return self._running(simulation, attempt) is not None
+
+    def is_unconfirmed(self, simulation: int) -> bool:
+        """The job of a simulation is over, and the server has yet to confirm that it has all."""
+        return self._simulations[simulation].unconfirmed is not None
 
     def failed_later(self, simulation: int) -> bool:
         """The job of a simulation that is finished has ended, and with a failure of its own."""
-        it = self._simulations[simulation]
-        is_over = it.state is ScheduledState.FINISHED and not it.has_job and self.jobs.is_last(it)
-        return is_over and not (it.ended_well or it.cancelled or it.excuse or self.stopped)
+        state, it = self._simulations[simulation].state, self._simulations[simulation].attempt
+        if state is not ScheduledState.FINISHED or it is None or it.phase is not ScheduledPhase.ENDED or self.stopped:
+            return False
+        return self.jobs.is_last(it) and not (it.ended_well or it.is_cancelled or it.excuse)
 
     def shares_a_job(self, simulation: int) -> bool:
         """Some other attempt was in the job of this one, and what that one's end means is not known yet."""
-        return self._live.shares_a_job(simulation)
+        it = self._simulations[simulation].attempt
+        return it is not None and it.job is not None and bool(it.job.live.keys() - {simulation})
 
-    def decided(self, simulation: int) -> list[ScheduledSimulation]:
+    def decided(self, simulation: int) -> list[ScheduledAttempt]:
         """The members of the cancelled job of this simulation whose `reason` and `excuse` are known by that."""
-        it = self._simulations[simulation]
-        members = () if self.stopped else self.jobs.members(it)
-        return [each for each in members if each.is_decided and not each.state.terminal]
+        it = self._simulations[simulation].attempt
+        cancelled = [] if it is None or self.stopped else self.jobs.members(it)
+        cancelled = [each for each in cancelled if each.phase is ScheduledPhase.CANCELLED]
+        return [each for each in cancelled if not self.state(each.simulation).terminal]
 
     @property
     def wake_at(self) -> float:
@@ -95,7 +105,7 @@ class SimulationSchedule:
         if self._postponed_to > -math.inf and not self.away:
             deadlines.append(self._postponed_to)
         if self.stopped:
-            deadlines += [self._cancel_at] if any(not it.cancelled for it in self._live) else []
+            deadlines += [self._cancel_at] if any(not it.is_cancelled for it in self._live) else []
         elif not self.away:
             deadlines.append(self._clock.earliest())
         return min(deadlines, default=math.inf)
@@ -103,7 +113,8 @@ class SimulationSchedule:
     def restore(
         self,
         highest_known: Mapping[int, int],
-        entries: Iterable[ScheduledSimulation] = (),
+        entries: Iterable[ScheduledSimulation],
+        now: float,
         *,
         anything_came: bool = False,
         why_finishing: str = "",
@@ -114,7 +125,6 @@ class SimulationSchedule:
         have failed before or were given up, of the same study run.
         """
         assert not self._simulations
-        jobs: dict[tuple[int, ...], tuple[int, ...]] = {}
         self._highest_known = dict(highest_known)
         self.anything_came = anything_came
         self.why_finishing = why_finishing
@@ -122,10 +132,13 @@ class SimulationSchedule:
             if it.state is ScheduledState.WAITING and self._policy.is_exhausted(it):
                 # Its launcher was killed before it had given it up.
                 it.state = ScheduledState.GIVEN_UP
-            it.job_members = jobs.setdefault(it.job_members, it.job_members)
+            it.highest = self._highest_known.get(it.id, it.highest)
             self._simulations[it.id] = it
-            if it.state is ScheduledState.RUNNING:
-                self._live.add(it)
+            if it.attempt is not None:
+                it.attempt.has_sent = anything_came
+                it.attempt.begin_clock(now)
+                if it.state is ScheduledState.RUNNING:
+                    self._live.add(it.attempt)
 
     def pause(self) -> None:
         """The server is gone; the next one will send its plan."""
@@ -145,17 +158,19 @@ class SimulationSchedule:
         self._waiting.keep(planned)
         actions: list[Action] = []
         for it in list(self._simulations.values()):
-            it.quiet_since = now
+            if it.attempt is not None:
+                it.attempt.quiet_since = now
             if it.id in planned:
                 continue
             if not it.state.terminal:
                 self._close(it, ScheduledState.FINISHED)
             # Its clients may not have heard that it is over, and wait for the server. Not so those of a redraw, of
             # which the server may not know yet.
-            if it.has_job and not it.cancelled and it.id < self._policy.num_planned:
-                actions.append(Continue(simulation=it.id, attempt=it.attempt, attached=False))
-        for simulation, attempt in planned.items():
-            actions += self._want(simulation, attempt, new_incarnation=new_incarnation)
+            attempt = it.in_job
+            if attempt is not None and not attempt.is_cancelled and it.id < self._policy.num_planned:
+                actions.append(Continue(simulation=it.id, attempt=attempt.number, attached=False))
+        for simulation, known in planned.items():
+            actions += self._want(simulation, known, new_incarnation=new_incarnation)
         self._clock.note(self._live)
         return actions + self._fill(now)
 
@@ -166,19 +181,19 @@ class SimulationSchedule:
     def renumber(self, simulation: int, attempt: int) -> None:
         """The attempt that has just begun gets a higher number, since its own was used before."""
         it = self._simulations[simulation]
-        assert attempt >= it.attempt
-        it.attempt = attempt
+        assert it.attempt is not None
+        assert attempt >= it.highest
+        it.attempt.number = it.highest = attempt
 
     def begun(self, simulation: int, now: float) -> None:
         """The job of an attempt runs only now: it may have taken long to start it, and those before it."""
-        it = self._simulations[simulation]
-        it.started = it.quiet_since = now
+        if (it := self._simulations[simulation].attempt) is not None:
+            it.begin_clock(now)
 
     def postpone(self, simulation: int, now: float) -> list[Action]:
         """The job of an attempt could not even be begun; that is not its fault. Nothing is started for a while."""
         it = self._simulations[simulation]
-        it.has_job = False
-        self._live.discard(simulation)
+        self._leave(it)
         if not it.state.terminal:
             it.state = ScheduledState.WAITING
             self._waiting.add(simulation, again=True)
@@ -187,9 +202,10 @@ class SimulationSchedule:
 
     def progress(self, simulation: int, attempt: int, received: int, blocked: bool, now: float) -> list[Action]:
         """The server has `received` steps of this attempt; `blocked` while it holds the simulation back."""
-        it = self._simulations.get(simulation)
+        known = self._simulations.get(simulation)
+        it = known.attempt if known is not None and known.state is ScheduledState.RUNNING else None
         # What was said of the last attempt may come after the next one has begun.
-        if it is None or attempt != it.attempt or it.state not in (ScheduledState.RUNNING, ScheduledState.EXITED):
+        if it is None or attempt != it.number:
             return []
         it.progress(received, blocked, now)
         self._clock.note([it])
@@ -202,9 +218,9 @@ class SimulationSchedule:
         """The server has all steps of a simulation, however its job ends."""
         self.anything_came = True
         it = self._simulations.get(simulation)
-        had_exited = it is not None and it.state is ScheduledState.EXITED
+        unconfirmed = None if it is None else it.unconfirmed
         actions = self._end(simulation, ScheduledState.FINISHED, now)
-        return [*self._failed_later(it), *actions] if it is not None and had_exited else actions
+        return actions if unconfirmed is None else [*self._failed_later(unconfirmed), *actions]
 
     def invalid(self, simulation: int, now: float) -> list[Action]:
         """A simulation withdrew itself."""
@@ -216,12 +232,15 @@ class SimulationSchedule:
         `at_fault` tells how one of them failed, "" if none did. Returns whether this is news of the attempt: that
         nothing more is to come of it.
         """
-        it = self._simulations.get(simulation)
+        it = self._running(simulation, attempt)
         # Failures of jobs that were asked to end are not counted against them.
-        if it is None or it.cancelled or not self.runs(simulation, attempt):
+        if it is None or it.is_cancelled:
             return False
         was_spent = it.is_spent
-        it.at_fault, it.over = it.at_fault or at_fault, it.over or over
+        if at_fault:
+            it.fail(at_fault)
+        elif over:
+            it.move(ScheduledEvent.SPEND)
         if was_spent or not it.is_spent:
             return False
         self._clock.restart(it, now)
@@ -242,18 +261,14 @@ class SimulationSchedule:
 
         Called for each attempt that shared the job.
         """
-        it = self._simulations[simulation]
-        assert it.has_job
-        assert it.attempt == attempt
-        it.has_job = False
-        it.cancelled = it.is_decided
-        # The excuse of a cancelled attempt is known since it was cancelled.
-        it.excuse = it.excuse or ("" if it.cancelled else excuse)
-        if it.cancelled and not (self.away or self.stopped or it.state.terminal):
+        it = self._running(simulation, attempt)
+        assert it is not None
+        it.job_ended(exit_code, reason, excuse, now)
+        is_terminal = self.state(simulation).terminal
+        if it.phase is ScheduledPhase.KILLED and not (self.away or self.stopped or is_terminal):
             return self._fail(it) + self._fill(now)
-        it.job_exited(exit_code, reason, now)
-        if self.stopped or it.state.terminal:
-            self._live.discard(it.id)
+        if self.stopped or is_terminal:
+            self._live.discard(simulation)
         self._clock.note_job(it)
         return [*self._failed_later(it), *self._fill(now)]
 
@@ -269,7 +284,7 @@ class SimulationSchedule:
         """Time has passed."""
         actions: list[Action] = []
         for it in self._late(now):
-            if it.state is ScheduledState.RUNNING:
+            if it.phase in (ScheduledPhase.RUNNING, ScheduledPhase.ATTACHED):
                 it.reason = f"sent no new time step for {self.limits.timeout_s:g} s (simulation.timeout_s)"
             if it.has_job:
                 actions.append(self._cancel(it))
@@ -292,106 +307,122 @@ class SimulationSchedule:
         self._cancel_at = min(self._cancel_at, now + grace_s)
         for it in self._live:
             if not it.has_job:
-                self._live.discard(it.id)
+                self._live.discard(it.simulation)
         return self.tick(now)
+
+    def _running(self, simulation: int, attempt: int) -> ScheduledAttempt | None:
+        """This attempt, if its job has not ended."""
+        it = self._live.get(simulation)
+        return it if it is not None and it.has_job and it.number == attempt else None
 
     def _want(self, simulation: int, known: int, *, new_incarnation: bool) -> list[Action]:
         """A simulation is still to come; the server has seen attempts up to `known`."""
         it = self._simulations.get(simulation)
         if it is None:
-            self._simulations[simulation] = ScheduledSimulation(
-                id=simulation, highest_known=max(known, self._highest_known.get(simulation, -1))
-            )
-            self._waiting.add(simulation, again=False, may_share=self._simulations[simulation].is_new)
+            highest = max(known, self._highest_known.get(simulation, -1))
+            self._simulations[simulation] = ScheduledSimulation(id=simulation, highest=highest)
+            self._waiting.add(simulation, again=False, may_share=highest < 0)
             return []
-        it.highest_known = max(it.highest_known, known)
+        it.highest = max(it.highest, known)
         if simulation in self._waiting:
             return []
-        if it.state is ScheduledState.GIVEN_UP:
-            return self._abort_once(self._policy.give_up(it, self.counts[ScheduledState.GIVEN_UP]))
-        if self.jobs.has_moved_on(it) and not it.cancelled:
-            it.has_job = False
-            self._wait_again(it)
-            return []
-        if it.has_job or it.attached:
-            return self._go_on(it, known, new_incarnation=new_incarnation)
-        if it.state is ScheduledState.EXITED and not new_incarnation:
-            if not it.cancelled:
+        if it.state is ScheduledState.GIVEN_UP and it.attempt is not None:
+            num_given_up = self.counts[ScheduledState.GIVEN_UP]
+            return self._abort_once(self._policy.give_up(it, it.attempt, num_given_up))
+        running = it.in_job or it.attached
+        if running is not None and not self.jobs.has_moved_on(running):
+            return self._go_on(it, running, known, new_incarnation=new_incarnation)
+        if (attempt := it.unconfirmed) is not None and not new_incarnation:
+            if attempt.phase is ScheduledPhase.ENDED:
                 # The last word of it is awaited, again if the study was to stop meanwhile.
-                self._live.add(it)
+                self._live.add(attempt)
                 return []
-            if it.id in self._live:
+            if simulation in self._live:
                 # It was cancelled by its own clock, not because the study stopped, and its end could not be reported.
-                return self._fail(it)
+                return self._fail(attempt)
         self._wait_again(it)
         return []
 
-    def _go_on(self, it: ScheduledSimulation, known: int, *, new_incarnation: bool) -> list[Action]:
-        if known > it.attempt:
+    def _go_on(
+        self, it: ScheduledSimulation, attempt: ScheduledAttempt, known: int, *, new_incarnation: bool
+    ) -> list[Action]:
+        if known > attempt.number:
             # The server has admitted that attempt, so it refuses this one.
-            it.excuse, it.reason = RESTARTED, "the server has seen a later attempt"
-            if it.has_job:
-                return [] if it.cancelled else [self._cancel(it)]
+            attempt.excuse, attempt.reason = RESTARTED, "the server has seen a later attempt"
+            if attempt.has_job:
+                return [] if attempt.is_cancelled else [self._cancel(attempt)]
             self._wait_again(it)
             return []
-        self._live.add(it)
-        it.go_on(excuse=RESTARTED if new_incarnation else "")
-        return [] if it.cancelled else [Continue(simulation=it.id, attempt=it.attempt, attached=it.attached)]
+        self._live.add(attempt)
+        it.state = ScheduledState.RUNNING
+        attempt.go_on(excuse=RESTARTED if new_incarnation else "")
+        if attempt.is_cancelled:
+            return []
+        return [Continue(simulation=it.id, attempt=attempt.number, attached=attempt.job is None)]
 
     def _wait_again(self, it: ScheduledSimulation) -> None:
         it.state = ScheduledState.WAITING
-        self._live.discard(it.id)
+        self._leave(it)
         self._waiting.add(it.id, again=True, may_share=self.jobs.are_workers)
 
-    def _late(self, now: float) -> Iterator[ScheduledSimulation]:
-        """The simulations whose clock has run out, each found after what was done about the one before."""
+    def _leave(self, it: ScheduledSimulation) -> None:
+        """Whatever becomes of the newest attempt, nothing is awaited of it."""
+        self._live.discard(it.id)
+        if it.attempt is not None:
+            it.attempt.move(ScheduledEvent.END)
+
+    def _late(self, now: float) -> Iterator[ScheduledAttempt]:
+        """The attempts whose clock has run out, each found after what was done about the one before."""
         while not (self.away or self.stopped) and (it := self._clock.pop_late(now)) is not None:
             yield it
         if self.stopped and self._cancel_at <= now:
-            yield from (it for it in self._live if not it.cancelled)
+            yield from (it for it in self._live if not it.is_cancelled)
 
-    def _begin(
-        self, simulation: int, now: float, *, has_job: bool, job_members: tuple[int, ...] = (), client: str = ""
-    ) -> ScheduledSimulation:
-        it = self._simulations[simulation]
-        it.begin(now, has_job=has_job, job_members=job_members, client=client)
+    def _begin(self, simulation: int, now: float, job: ScheduledJob | None, client: str = "") -> ScheduledAttempt:
+        it = self._simulations[simulation].begin(now, job, client)
         self._live.add(it)
         self._clock.note([it])
         return it
 
-    def _cancel(self, it: ScheduledSimulation) -> Cancel:
+    def _cancel(self, it: ScheduledAttempt) -> Cancel:
         self.jobs.cancel(it)
-        return Cancel(simulation=it.id, attempt=it.attempt)
+        return Cancel(simulation=it.simulation, attempt=it.number)
 
     def _end(self, simulation: int, state: ScheduledState, now: float) -> list[Action]:
         it = self._simulations.get(simulation)
         if it is None or it.state.terminal:
             return []
         self._waiting.remove(simulation)
-        self._clock.restart(it, now)
+        if it.attempt is not None:
+            self._clock.restart(it.attempt, now)
         self._close(it, state)
-        self._clock.note_job(it)
+        if it.attempt is not None:
+            self._clock.note_job(it.attempt)
         return self._fill(now)
 
     def _close(self, it: ScheduledSimulation, state: ScheduledState) -> None:
         it.state = state
-        if not it.has_job:
-            self._live.discard(it.id)
+        if it.in_job is None:
+            self._leave(it)
+        elif it.attempt is not None:
+            it.attempt.confirm()
 
-    def _failed_later(self, it: ScheduledSimulation) -> list[Action]:
-        failed = self.failed_later(it.id)
-        return [FailedLater(simulation=it.id, attempt=it.attempt, reason=it.reason)] if failed else []
+    def _failed_later(self, it: ScheduledAttempt) -> list[Action]:
+        failed = self.failed_later(it.simulation)
+        return [FailedLater(simulation=it.simulation, attempt=it.number, reason=it.reason)] if failed else []
 
-    def _fail(self, it: ScheduledSimulation) -> list[Action]:
+    def _fail(self, it: ScheduledAttempt) -> list[Action]:
+        simulation = self._simulations[it.simulation]
         num_given_up = self.counts[ScheduledState.GIVEN_UP]
         was_not_begun = self.jobs.was_not_begun(it)
-        if was_not_begun and not it.cancelled:
+        if was_not_begun and it.phase is not ScheduledPhase.KILLED:
             it.excuse = it.excuse or NOT_BEGUN
-        decided = self._policy.failed(it, anything_came=self.anything_came, num_given_up=num_given_up)
-        self._live.discard(it.id)
-        if it.state is ScheduledState.WAITING:
+        decided = self._policy.failed(simulation, it, anything_came=self.anything_came, num_given_up=num_given_up)
+        self._leave(simulation)
+        if simulation.state is ScheduledState.WAITING:
             # A worker that left its list of its own accord would do so again.
-            self._waiting.add(it.id, again=True, may_share=was_not_begun and bool(it.excuse) and not it.ended_well)
+            may_share = was_not_begun and bool(it.excuse) and not it.ended_well
+            self._waiting.add(it.simulation, again=True, may_share=may_share)
         return self._abort_once(decided)
 
     def _abort_once(self, decided: Sequence[Action]) -> list[Action]:
@@ -406,7 +437,7 @@ class SimulationSchedule:
         actions: list[Action] = []
         if self.why_finishing and not (self.stopped or self.away):
             actions += self._drop_all(self.why_finishing)
-        num_free = self.limits.max_running - self.jobs.num(self._live)
+        num_free = self.limits.max_running - self.jobs.num
         may_start = self.limits.starts_jobs and not self.stopped and not self.away
         while may_start and self._postponed_to == -math.inf and num_free > 0:
             job = self._waiting.next_job(
@@ -418,7 +449,9 @@ class SimulationSchedule:
             if not job:
                 break
             num_free -= 1 if self.jobs.are_workers else len(job)
-            submits = [self._submit(simulation, now, job) for simulation in job]
+            shared = ScheduledJob(members=job)
+            begun = [self._begin(simulation, now, shared) for simulation in job]
+            submits = [Submit(simulation=it.simulation, attempt=it.number) for it in begun]
             actions.append(replace(submits[0], beside=tuple(submits[1:])))
         return actions + self._answer_requests(now)
 
@@ -428,10 +461,6 @@ class SimulationSchedule:
         for simulation in dropped:
             self._simulations[simulation].state = ScheduledState.DROPPED
         return [Dropped(simulations=dropped, reason=reason)] if dropped else []
-
-    def _submit(self, simulation: int, now: float, job: tuple[int, ...]) -> Submit:
-        it = self._begin(simulation, now, has_job=True, job_members=job)
-        return Submit(simulation=it.id, attempt=it.attempt)
 
     def _answer_requests(self, now: float) -> list[Action]:
         if self.stopped:
@@ -446,10 +475,10 @@ class SimulationSchedule:
         )
         return [*answers]
 
-    def _give(self, simulation: int | None, now: float, *, client: str) -> ScheduledSimulation | None:
+    def _give(self, simulation: int | None, now: float, *, client: str) -> ScheduledAttempt | None:
         """The next attempt of this simulation, or of any that waits, for a client that attaches by itself."""
         if simulation is None:
             simulation = self._waiting.next_to_give()
         else:
             self._waiting.remove(simulation)
-        return None if simulation is None else self._begin(simulation, now, has_job=False, client=client)
+        return None if simulation is None else self._begin(simulation, now, None, client)

@@ -142,23 +142,24 @@ class AttemptJobs:
 
     def adopt(self, history: History) -> None:
         """Watch the jobs that the last launcher has left; those that it was about to end are cancelled."""
-        for it in history.attempts.values():
-            if it.job is not None and it is history.in_job(it.job)[0]:
-                folder = Path(it.job)
-                attempts = history.jobs.get(it.job, ((it.simulation, it.attempt),))
-                marks = frozenset(str(self.attempts.folder(*attempt) / CONNECTION_FILE) for attempt in attempts)
-                saved = SavedJob(folder=folder, marks=marks, handle=it.handle)
-                # Until the backend answers it may be queued: no clock runs.
-                self._jobs[folder] = _AttemptJob(
-                    folder=folder,
-                    attempts=attempts,
-                    ranks=it.ranks,
-                    saved=saved,
-                    excuse=RESTARTED,
-                    state=JobState.QUEUED,
-                )
+        for job, begun in history.jobs.items():
+            if not (left := history.in_job(job)):
+                continue
+            folder, attempts = Path(job), tuple(it.key for it in begun)
+            marks = frozenset(str(self.attempts.folder(*attempt) / CONNECTION_FILE) for attempt in attempts)
+            saved = SavedJob(folder=folder, marks=marks, handle=left[0].handle)
+            ranks = 1 if left[0].starting is None else left[0].starting.ranks
+            # Until the backend answers it may be queued: no clock runs.
+            self._jobs[folder] = _AttemptJob(
+                folder=folder,
+                attempts=attempts,
+                ranks=ranks,
+                saved=saved,
+                excuse=RESTARTED,
+                state=JobState.QUEUED,
+            )
         self._reattach()
-        self.cancel([(it.simulation, it.attempt) for it in history.attempts.values() if it.cancelled is not None])
+        self.cancel([it.key for it in history.attempts.values() if it.attempt.is_cancelled])
 
     def keep_waiting(self) -> None:
         """Let what runs, or begins to, wait for the next server."""

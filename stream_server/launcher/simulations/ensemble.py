@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from stream_server.failpoints import failpoint
 from stream_server.launcher.journal import records
-from stream_server.launcher.journal.history import History, entries_of
+from stream_server.launcher.journal.history import History
 from stream_server.launcher.journal.journal import Journal
 from stream_server.launcher.schedule.schedule import SimulationSchedule
 from stream_server.launcher.schedule.simulation import Action, Cancel, Continue, ScheduledState, Submit
@@ -98,16 +98,19 @@ class Ensemble:
     def restore(self, history: History) -> None:
         """Take over what a launcher that was killed has left: its jobs that still run, and what it knew."""
         for it in history.attempts.values():
-            if it.job is None:
-                self.reports.given(it.simulation, it.attempt)
+            if it.starting is None:
+                self.reports.given(*it.key)
             else:
-                log.info("simulation %d, attempt %d is taken over", it.simulation, it.attempt)
-                self.starter.restore(it.simulation, it.public_key)
+                log.info("simulation %d, attempt %d is taken over", *it.key)
+                self.starter.restore(it.starting.simulation, it.starting.public_key)
         self.jobs.adopt(history)
         self._incarnation = history.incarnation
-        entries = entries_of(history, time.monotonic())
         self.schedule.restore(
-            history.highest, entries, anything_came=history.anything_came, why_finishing=history.why_finishing
+            history.highest,
+            history.simulations.values(),
+            time.monotonic(),
+            anything_came=history.anything_came,
+            why_finishing=history.why_finishing,
         )
 
     def turn(self) -> list[launcher_link.ToLauncher]:
@@ -260,7 +263,7 @@ class Ensemble:
         for simulation, attempt in list(self._ended.items()):
             state = self.schedule.state(simulation)
             # The server may confirm later that it has all. In the folder of a shared job lies how the others ended.
-            if state is ScheduledState.EXITED or self.schedule.shares_a_job(simulation):
+            if self.schedule.is_unconfirmed(simulation) or self.schedule.shares_a_job(simulation):
                 continue
             del self._ended[simulation]
             if state is ScheduledState.FINISHED and not self.schedule.failed_later(simulation):
@@ -293,7 +296,7 @@ class Ensemble:
 
     def _cancelling(self, simulation: int) -> list[records.AttemptCancelled]:
         return [
-            records.AttemptCancelled(simulation=it.id, attempt=it.attempt, reason=it.reason, excuse=it.excuse)
+            records.AttemptCancelled(simulation=it.simulation, attempt=it.number, reason=it.reason, excuse=it.excuse)
             for it in self.schedule.decided(simulation)
         ]
 
@@ -339,7 +342,7 @@ class Ensemble:
         counts = self.schedule.counts
         status = launcher_link.Status(
             waiting=counts[ScheduledState.WAITING],
-            running=counts[ScheduledState.RUNNING] + counts[ScheduledState.EXITED],
+            running=counts[ScheduledState.RUNNING],
             done=counts[ScheduledState.FINISHED],
             failed=counts[ScheduledState.GIVEN_UP] + counts[ScheduledState.INVALID],
         )
