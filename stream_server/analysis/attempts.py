@@ -15,13 +15,18 @@ from stream_server.storage.disk import by_own_links, read_file
 from stream_server.storage.lines import whole_lines
 
 
-def history_of(run: RunFolder) -> History:
-    """The history in the journal of a run; an empty one if it cannot be read."""
+def journal_of(run: RunFolder) -> list[records.JournalRecord]:
+    """The records in the journal of a run; none if it cannot be read."""
     try:
         content = read_file(run.path / JOURNAL_FILE, max_bytes=MAX_FOLLOWED_BYTES, opener=by_own_links)
-        return History.of(records.decode(whole_lines(content)))
+        return list(records.decode(whole_lines(content)))
     except (OSError, StreamServerError):
-        return History()
+        return []
+
+
+def history_of(run: RunFolder) -> History:
+    """The history in the journal of a run; an empty one if it cannot be read."""
+    return History.of(journal_of(run))
 
 
 def newest_failures(run: RunFolder) -> dict[int, str]:

@@ -42,10 +42,11 @@ examples:
   stream-study list                                           the runs below this folder, with their states
   stream-study status runs/heat                               server, simulations, rates, buffer, time left
   stream-study serve                                          all of this in a browser, live, at the link that it prints
+  stream-study why runs/heat 17                               why simulation 17 failed, was cancelled, or still waits
   stream-study stop runs/heat --finish                        start no more simulations, train on the rest, end
 
-exit status: 0 done   1 doctor: something must be repaired; list, status, stop, logs, simulations: no such run, or it
-is not running   2 the command line is wrong; export, plot: there is no such run
+exit status: 0 done   1 doctor: something must be repaired; list, status, stop, logs, why, simulations: no such
+run, or it is not running   2 the command line is wrong; export, plot: there is no such run
 """
 
 NEW = """\

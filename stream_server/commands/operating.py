@@ -64,6 +64,11 @@ def register(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") ->
         help="the last NUM lines, 0 for all (default: %(default)d)",
     )
 
+    why = _command(commands, "why", "why a simulation was cancelled, tried again or given up, or still waits", _why)
+    _run(why)
+    why.add_argument("simulation", metavar="SIMULATION", type=int, help="its id")
+    _timeout(why)
+
     simulations = _command(
         commands, "simulations", "every simulation: parameters, attempts, state, seconds", _simulations
     )
@@ -165,6 +170,14 @@ def _logs(arguments: argparse.Namespace) -> None:
         )
     except (KeyboardInterrupt, BrokenPipeError):
         return
+
+
+def _why(arguments: argparse.Namespace) -> None:
+    """Show the state of a simulation and what became of its attempts, as the launchers' journal tells it."""
+    from stream_server.analysis.story import story
+
+    for line in story(the_run(arguments.run), arguments.simulation, arguments.timeout):
+        tell(in_one_line(line))
 
 
 def _simulations(arguments: argparse.Namespace) -> None:
