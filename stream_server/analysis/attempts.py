@@ -32,7 +32,11 @@ def history_of(run: RunFolder) -> History:
 def newest_failures(run: RunFolder) -> dict[int, str]:
     """The newest failed attempt of each simulation that had one, in words, however the simulation ended."""
     attempts = history_of(run).all_attempts.items()
-    return {simulation: f"attempt {number} {it.reason}" for (simulation, number), it in attempts if it.state == FAILED}
+    return {
+        simulation: f"attempt {number} {it.attempt.reason}"
+        for (simulation, number), it in attempts
+        if it.state == FAILED
+    }
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -92,7 +96,7 @@ class AttemptTimeline:
             # They may go on under the next launcher, which takes over what runs.
             state = ENDED if is_over else RUNNING if is_live else INTERRUPTED
         known = self._over.get(key)
-        if known is not None and (known.state, known.reason) == (state, it.reason):
+        if known is not None and (known.state, known.reason) == (state, it.attempt.reason):
             return known
         started_s, ended_s, has_ended = self._started.get(key), None, is_over or not is_live
         if has_ended or started_s is None:
@@ -105,7 +109,7 @@ class AttemptTimeline:
             state=state,
             started_s=started_s,
             ended_s=ended_s,
-            reason=it.reason,
+            reason=it.attempt.reason,
         )
         if started_s is not None:
             self._started[key] = started_s

@@ -67,7 +67,7 @@ def simulations_of(run: RunFolder) -> list[SimulationSummary]:
             state = newest.state if newest and newest.state in (FAILED, ENDED) else INTERRUPTED
         saved_reason = "" if state in (FAILED, INTERRUPTED, ENDED) else entry.get("reason", "")
         is_told = state in (FAILED, INTERRUPTED, ENDED, SimulationPhase.GIVEN_UP)
-        reason = saved_reason or (newest.reason if newest and is_told else "")
+        reason = saved_reason or (newest.attempt.reason if newest and is_told else "")
         if state == ENDED:
             reason = f"{reason}, but its end is in no checkpoint: when the study goes on, it is run again"
         summaries.append(

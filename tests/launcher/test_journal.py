@@ -290,13 +290,20 @@ def test_how_each_attempt_ended_is_known_over_all_runs() -> None:
     begun = [attempt(it, 0) for it in range(4)]
     new = LauncherStarted(pid=3, boot="b", link="l", supervises=False, resumed=False)
     past = History.of([BEGIN, *begun, cancelled, failed, *ended, new, attempt(3, 1)])
-    assert {key: (it.state, it.reason) for key, it in past.all_attempts.items()} == {
+    assert {key: (it.state, it.attempt.reason) for key, it in past.all_attempts.items()} == {
         (0, 0): ("ended", "ended with exit code 0"),
         (1, 0): ("failed", "crashed"),
         (2, 0): ("cancelled", "late"),
         (3, 0): ("interrupted", ""),
         (3, 1): ("running", ""),
     }
+
+
+def test_of_a_job_that_was_cancelled_only_those_are_told_so_whose_end_that_decided() -> None:
+    begun = [AttemptStarting(simulation=it, attempt=0, folder=f"/{it}/0", public_key="k", job="/0/0") for it in (0, 1)]
+    ended = AttemptEnded(simulation=1, attempt=0, reason="ended with exit code 0")
+    past = History.of([BEGIN, *begun, AttemptCancelled(simulation=0, attempt=0, reason="late", excuse=""), ended])
+    assert [it.state for it in past.all_attempts.values()] == ["cancelled", "ended"]
 
 
 def test_a_launcher_that_resumes_knows_everything() -> None:

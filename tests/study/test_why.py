@@ -45,7 +45,7 @@ def test_a_study_tells_why_simulations_were_tried_again_cancelled_and_given_up(t
     done = run_here(NUMPY_STUDY, tmp_path / "run", settings=settings)
     assert done.exit_code == 0, done.output
     state, *lines = why(done.output_dir, 3)
-    assert state.startswith("simulation 3 is given up: ")
+    assert state.startswith("simulation 3 is given_up: ")
     crash = "ended with exit code 1"
     assert [line.partition(crash)[0] for line in lines] == [
         "  attempt 0 starts",
@@ -101,8 +101,7 @@ def test_a_simulation_that_a_server_has_lost_is_told_to_run_again_for_that(tmp_p
     assert why(run, 0)[1:] == [
         "  attempt 0 starts",
         "  attempt 0 is over: ended with exit code 0",
-        "  a new server comes (incarnation 2): it goes on from its checkpoint",
-        "  attempt 1 starts",
+        "  attempt 1 starts: a new server lacks time steps of the last one",
         "  attempt 1 goes on with a new server (incarnation 3)",
     ]
 

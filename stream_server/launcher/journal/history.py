@@ -59,14 +59,9 @@ class RecordedAttempt:
         """One of running, ended, cancelled, failed, or interrupted by the end of its launcher."""
         if isinstance(self.end, Failed):
             return FAILED
-        if self.attempt.is_cancelled:
+        if self.attempt.phase in (ScheduledPhase.CANCELLED, ScheduledPhase.KILLED):
             return CANCELLED
         return ENDED if self.end is not None else INTERRUPTED if self.interrupted else RUNNING
-
-    @property
-    def reason(self) -> str:
-        """Why it was cancelled, or how it ended."""
-        return self.attempt.reason
 
 
 @dataclass(kw_only=True, slots=True)
