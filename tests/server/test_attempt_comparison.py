@@ -13,8 +13,9 @@ from stream_server.messages.client import Open
 from stream_server.server.intake.attempts import Connection
 from stream_server.server.intake.intake import Intake
 from stream_server.server.intake.validation_store import ValidationStore
-from stream_server.server.replay.record_format import EntryKind, RecordFacts
+from stream_server.server.replay.record_format import EntryKind
 from stream_server.server.replay.record_reader import Recording
+from stream_server.server.replay.recorded_study import RecordedStudy
 from stream_server.server.replay.recorder import Recorder
 from tests.support.intake_ranks import Frames
 from tests.support.intakes import block, data, make, opened, opening
@@ -74,7 +75,7 @@ def test_the_record_says_where_the_trajectory_of_an_attempt_ends(tmp_path: Path)
     intake = make(num=NUM, buffer=with_windows(), credit_slots=90)
     recorder = Recorder(
         config.output_dir / "record",
-        RecordFacts.of(config, ("left",), 1),
+        RecordedStudy.of(config, ("left",), 1),
         rank=0,
         incarnation=1,
         position=0,
@@ -89,8 +90,8 @@ def test_the_record_says_where_the_trajectory_of_an_attempt_ends(tmp_path: Path)
     with Recording(recorder.folder) as recording:
         [of_rank] = recording.ranks
         entries = [of_rank.read(number) for number in range(len(of_rank))]
-    ends = [(it.simulation, it.trajectory_ends, it.parameters) for it in entries if it.kind is EntryKind.PARAMETERS]
-    assert ends == [(0, [], [0.0]), (0, [3], [0.0])]
+    ends = [(it.simulation, it.time_step) for it in entries if it.kind is EntryKind.TRAJECTORY_END]
+    assert ends == [(0, 3)]
 
 
 def test_a_window_of_two_attempts_on_one_trajectory_is_made() -> None:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from stream_server.buffers import Slots
 from stream_server.config import StudyConfig
-from stream_server.server.replay.record_format import RecordFacts
+from stream_server.server.replay.recorded_study import RecordedStudy
 from stream_server.server.replay.recorder import Recorder
 from tests.support.studies import Changes, StudyFolder
 
@@ -66,7 +66,7 @@ def slots_with(keys: Sequence[Key]) -> Slots:
 def recorder(config: StudyConfig, slots: Slots, **arguments: Any) -> Recorder:
     """A recorder of rank 0 of one rank that begins, unless `arguments` say otherwise."""
     folder = config.output_dir / "record"
-    facts = RecordFacts.of(config, PARAMETERS, arguments.pop("num_ranks", 1))
+    facts = RecordedStudy.of(config, PARAMETERS, arguments.pop("num_ranks", 1))
     defaults: dict[str, Any] = {"rank": 0, "incarnation": 1, "position": 0, "parameters_of": parameters_of}
     return Recorder(folder, facts, rows=slots, **{**defaults, **arguments})
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from stream_server.messages.client import FieldSpec
-from stream_server.server.replay.record_format import RecordFacts
+from stream_server.server.replay.recorded_study import RecordedStudy
 from stream_server.server.replay.recorder import Recorder
 from tests.support.recorded import FIELDS, PARAMETERS, Key, parameters_of, slots_with
 
@@ -23,15 +23,13 @@ def recorder(
     study: int = 0,
 ) -> Recorder:
     """The recorder of a rank, whose slots hold the samples of these keys; each `study` is another one."""
-    facts = RecordFacts(
+    facts = RecordedStudy(
         study="waves",
         ranks=num_ranks,
         fields=field_specs(FIELDS),
         parameters=PARAMETERS,
-        routing="steps",
         first=0,
         every=1,
-        num_held_out=0,
         nonfinite="reject",
         seed=7 + study,
     )

@@ -41,7 +41,7 @@ from stream_server.server.reception.build import (
 from stream_server.server.reception.receiver import Receiver
 from stream_server.server.reception.simulation_stop import SimulationStop
 from stream_server.server.reception.sockets import Endpoints, ReceiverSettings
-from stream_server.server.replay.record_format import RecordFacts
+from stream_server.server.replay.recorded_study import RecordedStudy
 from stream_server.server.replay.recorder import Recorder, begins_and_ends
 from stream_server.server.run.build import ragged_fields
 from stream_server.server.run.identity import Identity
@@ -355,7 +355,7 @@ class Reception:
         )
         return Recorder(
             self.folder.record,
-            RecordFacts.of(self.config, self.design.names, self.ranks.size),
+            RecordedStudy.of(self.config, self.design.names, self.ranks.size),
             rank=self.ranks.rank,
             incarnation=self.identity.incarnation,
             position=position,

@@ -11,8 +11,9 @@ import numpy.typing as npt
 
 from stream_server.messages.client import Routing, TimeSteps
 from stream_server.messages.routing import Dealing
-from stream_server.server.replay.record_format import HEAD, SAMPLES, Entries, EntryKind
-from stream_server.server.replay.record_reader import RecordEntry
+from stream_server.server.replay.file_recording import FilesRecord
+from stream_server.server.replay.record_format import HEAD, SAMPLES, EntryKind, Heads
+from stream_server.server.replay.record_reader import RankRecord
 
 Place = tuple[int, int]
 Turns = npt.NDArray[np.int64]
@@ -70,7 +71,7 @@ class RecordCounts:
     Attributes:
         samples: for each rank of the replay, how many samples of which simulation it is given.
         parameters: those of the simulations.
-        statics: for each simulation the file and number of the last piece of its static fields.
+        statics: for each simulation the file and number of the entry with its static fields.
         ended: for each file, the simulations of which it says that all steps have come.
         finished: those of which all files that must say so do.
         withdrawn: those that are not to be trained on.
@@ -106,14 +107,25 @@ class RecordCounts:
         """The number of samples of a simulation on all ranks."""
         return sum(of_rank[simulation] for of_rank in self.samples)
 
-    def add_parameters(self, entry: RecordEntry) -> None:
-        """Note the parameters of a simulation, and where a trajectory of it ends."""
-        self.parameters[entry.simulation] = entry.parameters
-        if entry.trajectory_ends:
-            self.trajectory_ends.setdefault(entry.simulation, set()).update(entry.trajectory_ends)
+    def add(self, record: RankRecord | FilesRecord, begin: int, heads: Heads) -> None:
+        """Note what some entries of a file say of simulations, the first of which has the number `begin`.
 
-    def add(self, file: int, heads: Entries, dealing: ReplayDealing) -> None:
-        """Count entries of a file by their heads. `add_parameters` has what is not in a head."""
+        Raises:
+            DamagedRecord: the parameters are not as they were written.
+        """
+        for place in np.flatnonzero(heads["kind"] == EntryKind.PARAMETERS).tolist():
+            entry = record.read(begin + place)
+            self.parameters[entry.simulation] = entry.parameters
+        for place in np.flatnonzero(heads["kind"] == EntryKind.STATICS).tolist():
+            self.statics.setdefault(int(heads["simulation"][place]), (record.rank, begin + place))
+        of_ends = heads[heads["kind"] == EntryKind.TRAJECTORY_END]
+        for simulation, step in zip(of_ends["simulation"].tolist(), of_ends["time_step"].tolist(), strict=True):
+            self.trajectory_ends.setdefault(simulation, set()).add(step)
+        self.ended.setdefault(record.rank, set()).update(_simulations(heads, EntryKind.FINISHED))
+        self.withdrawn |= _simulations(heads, EntryKind.WITHDRAWN)
+
+    def add_samples(self, file: int, heads: Heads, dealing: ReplayDealing) -> None:
+        """Count the samples among some entries of a file."""
         samples = heads[np.isin(heads["kind"], SAMPLES)]
         steps, num = dealing.time_steps, dealing.num_ranks
         # Which rank has a step depends on its index only by the remainder of a division by the number of ranks.
@@ -125,10 +137,6 @@ class RecordCounts:
         if self._keeps_labels:
             for simulation in np.unique(samples["simulation"]).tolist():
                 self._add_labels(simulation, samples["time_step"][samples["simulation"] == simulation])
-        for simulation, number in last_pieces(heads).items():
-            self.statics.setdefault(simulation, (file, number))
-        self.ended.setdefault(file, set()).update(_simulations(heads, EntryKind.FINISHED))
-        self.withdrawn |= _simulations(heads, EntryKind.WITHDRAWN)
 
     def to_json(self) -> dict[str, Any]:
         """Plain values for the other ranks."""
@@ -166,23 +174,29 @@ class RecordCounts:
         self.labels[simulation] = labels.astype(np.int64) if before is None else np.concatenate([before, labels])
 
 
-def in_turn(files: Sequence[Iterable[Entries]], mine: Collection[int], time_steps: TimeSteps, at_once: int) -> Turns:
+def in_turn(
+    files: Sequence[Iterable[tuple[int, Heads]]], mine: Collection[int], time_steps: TimeSteps, at_once: int
+) -> Turns:
     """The order in which a rank goes through the entries of all files where samples are windows.
 
     The first `at_once` simulations to begin of those that are `mine` give a step each in turn, in the order of time,
     then the next ones. So the steps that wait for others of their windows are no more than in a study in which so many
     simulations run and send in order, whatever ran at once when they were recorded, and whichever rank was ahead. The
-    end of a simulation comes behind its steps. All other entries are last, without parameters, which were read before,
-    and what is of other simulations.
+    end of a simulation comes behind its steps, the ends of all others are last.
 
     Args:
-        files: of each file the heads of its entries, many at a time.
+        files: of each file the heads of its entries, many at a time, and the number of the first of them.
     """
-    concerned = [np.concatenate([np.zeros(0, HEAD), *(it[_concerns(it, mine)] for it in heads)]) for heads in files]
-    file = np.repeat(np.arange(len(files)), list(map(len, concerned)))
-    heads = np.concatenate(concerned)
-    as_recorded = np.lexsort((file, heads["number"]))
-    heads, file = heads[as_recorded], file[as_recorded]
+    found, places = [np.zeros(0, HEAD)], [np.zeros((0, 2), np.int64)]
+    for file, blocks in enumerate(files):
+        for begin, heads in blocks:
+            of_mine = np.isin(heads["kind"], SAMPLES) & np.isin(heads["simulation"], list(mine))
+            concerned = np.flatnonzero(of_mine | (heads["kind"] == EntryKind.FINISHED))
+            found.append(heads[concerned])
+            places.append(np.column_stack([np.full(len(concerned), file), begin + concerned]))
+    heads, turns = np.concatenate(found), np.concatenate(places)
+    as_recorded = np.lexsort(turns.T)
+    heads, turns = heads[as_recorded], turns[as_recorded]
     is_sample = np.isin(heads["kind"], SAMPLES)
     simulations, first = np.unique(heads["simulation"][is_sample], return_index=True)
     num = len(simulations)
@@ -192,20 +206,7 @@ def in_turn(files: Sequence[Iterable[Entries]], mine: Collection[int], time_step
     place = np.append(np.argsort(np.argsort(first)), num)[np.where(has_turn, index, num)]
     step = np.where(is_sample, (heads["time_step"] - time_steps.first) // time_steps.every, np.iinfo(np.int64).max)
     order = np.lexsort((place, step, np.where(has_turn, place // at_once, num)))
-    return np.column_stack([file, heads["number"].astype(np.int64)])[order]
-
-
-def _concerns(heads: Entries, mine: Collection[int]) -> npt.NDArray[np.bool_]:
-    is_of_one = np.isin(heads["kind"], (*SAMPLES, EntryKind.STATICS))
-    concerns: npt.NDArray[np.bool_] = ~is_of_one | np.isin(heads["simulation"], list(mine))
-    concerns &= heads["kind"] != EntryKind.PARAMETERS
-    return concerns
-
-
-def last_pieces(heads: Entries) -> dict[int, int]:
-    """The numbers of the entries that have the last piece of the static fields, by simulation; no other has all."""
-    last = heads[(heads["kind"] == EntryKind.STATICS) & (heads["time_step"] == 0)]
-    return dict(zip(last["simulation"].tolist(), last["number"].tolist(), strict=True))
+    return turns[order]
 
 
 def round_robin(lengths: Sequence[int], position: int) -> Iterator[Place]:
@@ -231,5 +232,5 @@ def _rounds_before(lengths: Sequence[int], position: int) -> int:
     return bisect_right(rounds, position, key=lambda number: _num_before(lengths, number)) - 1
 
 
-def _simulations(heads: Entries, kind: EntryKind) -> set[int]:
+def _simulations(heads: Heads, kind: EntryKind) -> set[int]:
     return set(heads["simulation"][heads["kind"] == kind].tolist())

@@ -17,8 +17,8 @@ from msgspec.structs import replace
 from stream_server.errors import ConfigError, DamagedRecord, SamplesNotWritten
 from stream_server.messages.client import FieldSpec
 from stream_server.server.ranks.communicator import Ranks
-from stream_server.server.replay.dealing import Place, last_pieces
-from stream_server.server.replay.record_format import SAMPLES, EntryKind
+from stream_server.server.replay.dealing import RecordCounts
+from stream_server.server.replay.record_format import SAMPLES
 from stream_server.server.replay.record_reader import Recording
 from stream_server.server.replay.simulation_file import Arrays, path_of, write_simulation
 from stream_server.storage import disk
@@ -99,9 +99,7 @@ class RecordIndex:
 
     def __init__(self, recording: Recording) -> None:
         self._recording = recording
-        self._parameters: dict[int, npt.NDArray[np.float64]] = {}
-        self._statics: dict[int, Place] = {}
-        self._trajectory_ends: dict[int, set[int]] = {}
+        self._counts = RecordCounts(1)
         found = [places for file in range(len(recording.ranks)) for places in self._look(file)]
         places = np.concatenate([np.zeros(0, PLACE), *found])
         self._places = places[np.lexsort((places["time_step"], places["simulation"]))]
@@ -118,16 +116,16 @@ class RecordIndex:
             OSError: the disk is full or fails.
             DamagedRecord: a sample is not as it was recorded.
         """
-        facts = self._recording.facts
+        study, counts = self._recording.study, self._counts
         first, stop = np.searchsorted(self._places["simulation"], [simulation, simulation + 1])
         places = self._places[first:stop]
         write_simulation(
             path,
-            study=facts.study,
+            study=study.study,
             simulation=simulation,
-            parameters=dict(zip(facts.parameters, self._parameters[simulation].tolist(), strict=True)),
+            parameters=dict(zip(study.parameters, counts.parameters[simulation].tolist(), strict=True)),
             time_steps=places["time_step"].tolist(),
-            trajectory_ends=sorted(self._trajectory_ends.get(simulation, ())),
+            trajectory_ends=sorted(counts.trajectory_ends.get(simulation, ())),
             finished=finished,
             fields=self._fields(),
             samples=self._samples(places),
@@ -139,35 +137,25 @@ class RecordIndex:
             yield self._recording.ranks[place["file"]].read(int(place["number"])).fields
 
     def _statics_of(self, simulation: int) -> Arrays:
-        if not any(field.is_static for field in self._recording.facts.fields):
+        if not any(field.is_static for field in self._recording.study.fields):
             return {}
-        if simulation not in self._statics:
+        if simulation not in self._counts.statics:
             raise DamagedRecord(f"{self._recording.folder}: what simulation {simulation} sent once was expected in it")
-        file, number = self._statics[simulation]
-        return self._recording.ranks[file].read_statics(number)
+        file, number = self._counts.statics[simulation]
+        return self._recording.ranks[file].read(number).fields
 
     def _fields(self) -> Sequence[FieldSpec]:
-        """The fields in the types in which they were recorded; ranks may have recorded different ones."""
-        layouts = [layout for record in self._recording.ranks for layout in record.layouts]
-        common = {
-            field.name: np.result_type(
-                *[other.dtype for layout in layouts for other in layout.fields if other.name == field.name]
-            )
-            for field in layouts[0].fields
-        }
-        return [replace(field, dtype=common[field.name].newbyteorder("<").str) for field in layouts[0].fields]
+        """The fields in the types in which they were recorded."""
+        dtypes = self._recording.recorded_dtypes
+        return [replace(it, dtype=dtypes[it.name].str) for it in self._recording.study.fields if it.name in dtypes]
 
     def _look(self, file: int) -> Iterator[Places]:
         record = self._recording.ranks[file]
-        for heads in record.heads():
-            samples = heads[np.isin(heads["kind"], SAMPLES)]
-            places = np.zeros(len(samples), PLACE)
-            for name in ("simulation", "time_step", "number"):
-                places[name] = samples[name]
-            places["file"] = file
+        for begin, heads in record.heads():
+            self._counts.add(record, begin, heads)
+            numbers = np.flatnonzero(np.isin(heads["kind"], SAMPLES))
+            places = np.zeros(len(numbers), PLACE)
+            for name in ("simulation", "time_step"):
+                places[name] = heads[name][numbers]
+            places["file"], places["number"] = file, begin + numbers
             yield places
-            self._statics |= {simulation: (file, number) for simulation, number in last_pieces(heads).items()}
-            for head in heads[heads["kind"] == EntryKind.PARAMETERS]:
-                entry = record.read(int(head["number"]))
-                self._parameters[entry.simulation] = entry.parameters
-                self._trajectory_ends.setdefault(entry.simulation, set()).update(entry.trajectory_ends)

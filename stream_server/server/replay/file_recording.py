@@ -4,8 +4,10 @@ Why: docs/decisions/0043-offline-files.md
 """
 
 import math
+from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,7 @@ import numpy.typing as npt
 from stream_server.config import StudyConfig
 from stream_server.errors import ConfigError
 from stream_server.messages.client import DTYPES, FieldSpec
-from stream_server.server.replay.record_format import HEAD, SAMPLES, Entries, EntryHead, EntryKind
+from stream_server.server.replay.record_format import HEAD, SAMPLES, EntryHead, EntryKind, Heads
 from stream_server.server.replay.record_reader import RecordEntry
 from stream_server.server.replay.simulation_file import SUFFIX, SimulationFile
 from stream_server.server.run import build
@@ -40,8 +42,8 @@ class FileOrder:
     """The order in which the rows of files are trained on; pure.
 
     The numbers count through the parameters of all simulations, what they share if it `has_statics`, the held-out
-    samples once, the others once an epoch, and the ends of the simulations. A row is a position among the rows of all
-    files, one file after the other.
+    samples once, the others once an epoch, the ends of the simulations and those of trajectories. A row is a position
+    among the rows of all files, one file after the other.
 
     Args:
         lengths: the number of rows of each file.
@@ -59,52 +61,47 @@ class FileOrder:
         shuffle_seed: int | None,
         keeps_files: bool = False,
         has_statics: bool = False,
+        num_trajectory_ends: int = 0,
     ) -> None:
         self.num_files = len(lengths)
         self.file_of_row = np.repeat(np.arange(self.num_files), lengths)
         self.begins = np.cumsum([0, *lengths])
-        self._held_out = np.flatnonzero(held_out[self.file_of_row])
         self._trained = np.flatnonzero(~held_out[self.file_of_row])
-        self._finished = np.flatnonzero(finished)
-        self._epochs = epochs
         self._seed = shuffle_seed
         self._keeps_files = keeps_files
         self._epoch, self._rows = -1, self._trained
-        self._num_static = self.num_files if has_statics else 0
-        sizes = [
-            self.num_files,
-            self._num_static,
-            len(self._held_out),
-            epochs * len(self._trained),
-            len(self._finished),
+        self._before = [
+            (EntryKind.PARAMETERS, np.arange(self.num_files)),
+            (EntryKind.STATICS, np.arange(self.num_files if has_statics else 0)),
+            (EntryKind.HELD_OUT, np.flatnonzero(held_out[self.file_of_row])),
         ]
-        self._stops = np.cumsum(sizes)
+        self._epochs = epochs
+        self._behind = [
+            (EntryKind.FINISHED, np.flatnonzero(finished)),
+            (EntryKind.TRAJECTORY_END, np.arange(num_trajectory_ends)),
+        ]
+        sizes = [len(self._trained)] * epochs
+        sizes = [*(len(it) for _, it in self._before), *sizes, *(len(it) for _, it in self._behind)]
+        self._stops = list(accumulate(sizes))
 
     def __len__(self) -> int:
-        return int(self._stops[-1])
+        return self._stops[-1]
 
     def place(self, number: int) -> tuple[EntryKind, int]:
-        """The kind of an entry, and its row, or its file if it is no sample."""
-        parameters, statics, held_out, trained, _ = self._stops.tolist()
-        if number < parameters:
-            return EntryKind.PARAMETERS, number
-        if number < statics:
-            return EntryKind.STATICS, number - parameters
-        if number < held_out:
-            return EntryKind.HELD_OUT, int(self._held_out[number - statics])
-        if number < trained:
-            epoch, position = divmod(number - held_out, len(self._trained))
-            return EntryKind.SAMPLE, int(self._rows_of(epoch)[position])
-        return EntryKind.FINISHED, int(self._finished[number - trained])
+        """The kind of an entry, and its row, or else its file, or the number of the end of a trajectory."""
+        section = bisect_right(self._stops, number)
+        kind, places = self._section(section)
+        return kind, int(places[number - (self._stops[section - 1] if section else 0)])
 
     def sections(self) -> Iterator[tuple[EntryKind, npt.NDArray[np.int64]]]:
         """All entries in their order: the kind of many of them, and their places as `place` gives them."""
-        yield EntryKind.PARAMETERS, np.arange(self.num_files)
-        yield EntryKind.STATICS, np.arange(self._num_static)
-        yield EntryKind.HELD_OUT, self._held_out
-        for epoch in range(self._epochs):
-            yield EntryKind.SAMPLE, self._rows_of(epoch)
-        yield EntryKind.FINISHED, self._finished
+        return map(self._section, range(len(self._stops)))
+
+    def _section(self, number: int) -> tuple[EntryKind, npt.NDArray[np.int64]]:
+        epoch = number - len(self._before)
+        if 0 <= epoch < self._epochs:
+            return EntryKind.SAMPLE, self._rows_of(epoch)
+        return self._before[number] if epoch < 0 else self._behind[epoch - self._epochs]
 
     def _rows_of(self, epoch: int) -> npt.NDArray[np.int64]:
         """The rows in the order of an epoch; that of the last one that was asked for is kept."""
@@ -134,36 +131,35 @@ class FilesRecord:
         self.dtypes: dict[str, npt.DTypeLike] = {}
         self._simulations = np.array([file.simulation for file in files], np.int64)
         self._time_steps = np.concatenate([np.zeros(0, np.int64), *(file.time_steps for file in files)])
+        self._ends = np.concatenate([np.zeros(0, np.int64), *(file.trajectory_ends for file in files)])
+        self._file_of_end = np.repeat(np.arange(len(files)), [len(file.trajectory_ends) for file in files])
         self._open: OrderedDict[int, SimulationFile] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._order)
 
     def head(self, number: int) -> EntryHead:
-        """The head of an entry."""
+        """The head of an entry, without what would tell about its values."""
         kind, place = self._order.place(number)
-        is_sample = kind in SAMPLES
-        return EntryHead(
-            checksum=0,
-            number=number,
-            simulation=int(self._simulations[self._order.file_of_row[place] if is_sample else place]),
-            time_step=int(self._time_steps[place]) if is_sample else 0,
-            present=0,
-            kind=kind,
-        )
+        return EntryHead(*self._heads(kind, np.array([place]))[0].item())
 
-    def heads(self) -> Iterator[Entries]:
-        """The heads of all entries in their order, an epoch at a time."""
-        number = 0
+    def heads(self) -> Iterator[tuple[int, Heads]]:
+        """The heads of all entries in their order, an epoch at a time, and the number of the first of them."""
+        begin = 0
         for kind, places in self._order.sections():
-            heads = np.zeros(len(places), HEAD)
-            heads["kind"] = kind
-            heads["number"] = np.arange(number, number + len(places))
-            is_sample = kind in SAMPLES
-            heads["simulation"] = self._simulations[self._order.file_of_row[places] if is_sample else places]
-            heads["time_step"] = self._time_steps[places] if is_sample else 0
-            number += len(places)
-            yield heads
+            yield begin, self._heads(kind, places)
+            begin += len(places)
+
+    def _heads(self, kind: EntryKind, places: npt.NDArray[np.int64]) -> Heads:
+        heads = np.zeros(len(places), HEAD)
+        heads["kind"] = kind
+        files = places
+        if kind in SAMPLES:
+            files, heads["time_step"] = self._order.file_of_row[places], self._time_steps[places]
+        elif kind is EntryKind.TRAJECTORY_END:
+            files, heads["time_step"] = self._file_of_end[places], self._ends[places]
+        heads["simulation"] = self._simulations[files]
+        return heads
 
     def read(self, number: int) -> RecordEntry:
         """An entry.
@@ -176,15 +172,16 @@ class FilesRecord:
         head = self.head(number)
         fields: dict[str, npt.NDArray[Any]] = {}
         parameters = np.empty(0)
-        trajectory_ends: list[int] = []
         if kind is EntryKind.PARAMETERS:
             parameters = np.array(list(self._files[place].parameters.values()), np.float64)
-            trajectory_ends = self._files[place].trajectory_ends.tolist()
+        elif kind is EntryKind.STATICS:
+            file, where = self._opened(place), ""
+            found = file.read_statics()
+            fields = {name: self._kept(f"{file.path}: /static/{name}", where, name, it) for name, it in found.items()}
         elif kind in SAMPLES:
             index = int(self._order.file_of_row[place])
-            file = self._opened(index)
+            file, where = self._opened(index), f" in time step {head.time_step}"
             found = file.read(place - int(self._order.begins[index]))
-            where = f" in time step {head.time_step}"
             fields = {name: self._kept(f"{file.path}: /fields/{name}", where, name, it) for name, it in found.items()}
         return RecordEntry(
             kind=kind,
@@ -192,18 +189,7 @@ class FilesRecord:
             time_step=head.time_step,
             fields=fields,
             parameters=parameters,
-            trajectory_ends=trajectory_ends,
         )
-
-    def read_statics(self, number: int) -> dict[str, npt.NDArray[Any]]:
-        """The fields that are sent once, of the simulation of this entry.
-
-        Raises:
-            DamagedRecord, ConfigError: as for `read`.
-        """
-        file = self._opened(self._order.place(number)[1])
-        found = file.read_statics()
-        return {name: self._kept(f"{file.path}: /static/{name}", "", name, value) for name, value in found.items()}
 
     def close(self) -> None:
         """Close the files."""
@@ -259,6 +245,7 @@ class FileRecording:
             shuffle_seed=config.study.seed if config.offline.shuffle else None,
             keeps_files=config.window is not None,
             has_statics=bool(config.study.static_fields),
+            num_trajectory_ends=sum(len(file.trajectory_ends) for file in self.files),
         )
         self.ranks = [FilesRecord(self.files, order, takes_nonfinite=config.training.nonfinite == "keep")]
 

@@ -1,57 +1,69 @@
 """Reads a record: a folder with the files of all ranks, entry by entry."""
 
 import os
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import lru_cache
+from itertools import accumulate, chain
 from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
+from xxhash import xxh3_64_intdigest
 
 from stream_server.config import StudyConfig
 from stream_server.errors import DamagedRecord
+from stream_server.messages.client import FieldSpec
 from stream_server.server.replay.record_format import (
-    FACTS_FILE,
+    BLOCK_HEAD_BYTES,
     HEAD,
-    Entries,
+    SAMPLES,
+    BlockHead,
     EntryHead,
     EntryKind,
-    EntryLayout,
-    RecordFacts,
+    Heads,
     Segment,
-    is_sound,
+    unpack_fields,
 )
+from stream_server.server.replay.recorded_study import STUDY_FILE, RecordedStudy
 from stream_server.storage.disk import by_own_links, names_in, ordinary, read_text
 from stream_server.storage.typed import shortened
 
 SUBFOLDER = "record"
-BLOCK_BYTES = 2**20
-# Of larger entries only the heads are read.
-LARGEST_WHOLE_BYTES = 4096
+# Of so many blocks the heads of the entries are kept, also while a replay goes to and fro in a file.
+MOST_BLOCKS = 4
 KINDS = frozenset(EntryKind)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SegmentPart:
-    """The part of a file that belongs to the record: its entries from `begin` to `stop`, of the last file all.
+    """The part of a file that belongs to the record: blocks from its first entry on, of the last file all.
 
-    `layout` is None and `study` "" when it has no entry. `torn_bytes` are those of a last entry that is not complete.
+    `begins` has the number of the first entry of each block, and `offsets` the byte at which it begins; the last of
+    both is where the part ends. `fields` is None and `study` "" when nothing is there. `is_torn`: behind the part are
+    bytes of a block that is not complete.
     """
 
     segment: Segment
     path: Path
     study: str
-    layout: EntryLayout | None
-    first_byte: int
-    stop: int
-    torn_bytes: int
+    fields: tuple[FieldSpec, ...] | None
+    begins: Sequence[int]
+    offsets: Sequence[int]
+    is_torn: bool
 
-    def offset(self, number: int) -> int:
-        """The offset in the file at which an entry begins."""
-        assert self.layout is not None
-        return self.first_byte + (number - self.segment.begin) * self.layout.num_bytes
+    @property
+    def stop(self) -> int:
+        """The number behind that of the last entry."""
+        return self.begins[-1]
+
+    @property
+    def end(self) -> int:
+        """The bytes of the file that belong to the record."""
+        return self.offsets[-1]
 
 
 def ranks_in(folder: Path) -> list[int]:
@@ -76,7 +88,7 @@ def parts_of_rank(folder: Path, rank: int) -> list[SegmentPart]:
     for number, segment in enumerate(mine):
         limit = min((later.begin for later in mine[number + 1 :]), default=None)
         if limit is None or limit > segment.begin:
-            found.append(_part(folder, segment, limit))
+            found.append(_part(folder / segment.name, segment, limit))
     begins = [part.segment.begin for part in found]
     if begins != [0, *(part.stop for part in found[:-1])]:
         expected = "a file from 0 on and each next one from where the one before ends"
@@ -87,48 +99,71 @@ def parts_of_rank(folder: Path, rank: int) -> list[SegmentPart]:
     return found
 
 
-def _part(folder: Path, segment: Segment, limit: int | None) -> SegmentPart:
-    path = folder / segment.name
+def _part(path: Path, segment: Segment, limit: int | None) -> SegmentPart:
+    """The part of a file up to the entry `limit`."""
+    study, fields, begins, offsets = "", None, [segment.begin], [0]
     try:
-        size = path.stat().st_size
-        preamble = segment.read_preamble(path)
+        with open(path, "rb", opener=ordinary) as file:
+            size = os.fstat(file.fileno()).st_size
+            if described := segment.read_description(file, path):
+                study, fields = described
+                offsets = [file.tell()]
+                _find_blocks(file.fileno(), path, begins, offsets, limit)
     except OSError as error:
         raise DamagedRecord(f"{path} cannot be read: {error}. Put back a copy of it") from error
-    if preamble is None:
-        study, layout, first_byte, stop, torn_bytes = "", None, 0, segment.begin, size
-    else:
-        study, layout, first_byte = preamble
-        num, torn_bytes = divmod(size - first_byte, layout.num_bytes)
-        stop = segment.begin + (num if limit is None else min(num, limit - segment.begin))
-    if limit is not None and stop < limit:
+    if limit is not None and begins[-1] != limit:
         raise DamagedRecord(
-            f"{path}: expected the samples up to number {limit}, found those up to {stop}: the end of the file is "
-            "lost. Put back a copy of it"
+            f"{path}: expected the samples up to number {limit}, found those up to {begins[-1]}: the end of the file "
+            "is lost. Put back a copy of it"
         )
     return SegmentPart(
         segment=segment,
         path=path,
         study=study,
-        layout=layout,
-        first_byte=first_byte,
-        stop=stop,
-        torn_bytes=torn_bytes,
+        fields=fields,
+        begins=begins,
+        offsets=offsets,
+        is_torn=limit is None and offsets[-1] < size,
     )
+
+
+def _find_blocks(file: int, path: Path, begins: list[int], offsets: list[int], limit: int | None) -> None:
+    """Follow the blocks from where the lists end, up to the first one that is not complete."""
+    size = os.fstat(file).st_size
+    while limit is None or begins[-1] < limit:
+        data = os.pread(file, BLOCK_HEAD_BYTES, offsets[-1])
+        if len(data) < BLOCK_HEAD_BYTES:
+            return
+        head = BlockHead.unpack(data)
+        if head is None or head.number != begins[-1]:
+            raise _damaged(path, begins[-1])
+        end = offsets[-1] + head.values_begin + head.num_bytes
+        if end > size:
+            return
+        begins.append(begins[-1] + head.num_entries)
+        offsets.append(end)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RecordEntry:
-    """One entry. `fields` has the arrays of a sample that it was sent with, `parameters` is empty in a sample.
-
-    `trajectory_ends`: behind these time steps those of the simulation are of another trajectory.
-    """
+    """One entry: the fields that a sample was sent with, or that are sent once per simulation; or the parameters."""
 
     kind: EntryKind
     simulation: int
     time_step: int
     fields: dict[str, npt.NDArray[Any]]
     parameters: npt.NDArray[np.float64]
-    trajectory_ends: Sequence[int] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Block:
+    """The heads of the entries of a block, and where in the file the values of each begin."""
+
+    numbers: range
+    heads: Heads
+    starts: Sequence[int]
+    file: int
+    part: SegmentPart
 
 
 class RankRecord:
@@ -142,12 +177,13 @@ class RankRecord:
 
     def __init__(self, folder: Path, rank: int) -> None:
         self.rank = rank
-        self._parts = [part for part in parts_of_rank(folder, rank) if part.layout is not None]
+        self._parts = [part for part in parts_of_rank(folder, rank) if part.fields is not None]
         self._files = [ordinary(part.path) for part in self._parts]
+        self._blocks = lru_cache(MOST_BLOCKS)(self._read_block)
+        self._latest: Block | None = None
         self._num = self._parts[-1].stop if self._parts else 0
-        self._latest = 0
         try:
-            self.is_closed = self._num > 0 and self.read(self._num - 1).kind is EntryKind.END
+            self.is_closed = self._num > 0 and self.head(self._num - 1).kind == EntryKind.END
             self._num -= self.is_closed
             self.warnings = list(self._absences(folder))
         except BaseException:
@@ -163,14 +199,28 @@ class RankRecord:
         return {part.segment.name: part.study for part in self._parts}
 
     @property
-    def layouts(self) -> list[EntryLayout]:
-        """The layouts of the entries, file by file."""
-        return [part.layout for part in self._parts if part.layout is not None]
+    def fields(self) -> list[tuple[FieldSpec, ...]]:
+        """The fields in the types in which they were recorded, file by file."""
+        return [part.fields for part in self._parts if part.fields is not None]
 
     def head(self, number: int) -> EntryHead:
-        """The head of an entry, unchecked."""
-        file, part = self._find(number)
-        return EntryHead.unpack(self._read(file, part, number, HEAD.itemsize))
+        """The head of an entry.
+
+        Raises:
+            DamagedRecord: it is not as it was written.
+        """
+        block = self._find(number)
+        return EntryHead(*block.heads[number - block.numbers.start].item())
+
+    def heads(self) -> Iterator[tuple[int, Heads]]:
+        """The heads of all entries in their order, many at a time, and the number of the first of them.
+
+        Raises:
+            DamagedRecord: they are not as they were written.
+        """
+        for which, part in enumerate(self._parts):
+            for place, begin in enumerate(part.begins[:-1]):
+                yield begin, self._blocks(which, place).heads[: self._num - begin]
 
     def read(self, number: int) -> RecordEntry:
         """An entry as it was written.
@@ -178,88 +228,56 @@ class RankRecord:
         Raises:
             DamagedRecord: it is not.
         """
-        head, entry, layout = self._read_entry(number)
+        block, head = self._find(number), self.head(number)
+        data = os.pread(block.file, head.num_bytes, block.starts[number - block.numbers.start])
+        if len(data) < head.num_bytes or xxh3_64_intdigest(data) != head.checksum:
+            raise _damaged(block.part.path, number)
         kind = EntryKind(head.kind)
-        names = [field.name for field in layout.step_fields]
-        is_of_parameters = kind is EntryKind.PARAMETERS
-        present = [name for bit, name in enumerate(names) if head.present >> bit & 1 and not is_of_parameters]
+        is_static = kind is EntryKind.STATICS
+        has_fields = is_static or kind in SAMPLES
+        fields = [it for it in block.part.fields or () if has_fields and it.is_static is is_static]
+        are_parameters = kind is EntryKind.PARAMETERS
+        try:
+            found = unpack_fields(fields, head.present, b"" if are_parameters else data)
+            parameters = np.frombuffer(data if are_parameters else b"", "<f8")
+            if is_static and len(found) < len(fields):
+                raise ValueError("a simulation sends all that it sends once")
+        except ValueError as error:
+            raise _damaged(block.part.path, number) from error
         return RecordEntry(
             kind=kind,
             simulation=head.simulation,
             time_step=head.time_step,
-            fields={name: _values(entry, name) for name in present},
-            parameters=entry["parameters"] if is_of_parameters else np.empty(0),
-            trajectory_ends=[head.time_step] if is_of_parameters and head.present else [],
+            fields=found,
+            parameters=parameters,
         )
-
-    def read_statics(self, number: int) -> dict[str, npt.NDArray[Any]]:
-        """The fields that are sent once, of the simulation of which the entry has the last piece.
-
-        Raises:
-            DamagedRecord: they are not as they were written.
-        """
-        last, entry, layout = self._read_entry(number)
-        try:
-            shapes = layout.static_shapes(entry["lengths"])
-        except ValueError as error:
-            raise _damaged(self._find(number)[1], number) from error
-        pieces = []
-        for following in reversed(range(layout.num_pieces(shapes))):
-            piece = number - following
-            if piece < 0:
-                raise _damaged(self._find(number)[1], number)
-            head, entry, _ = self._read_entry(piece)
-            if (head.kind, head.simulation, head.time_step) != (EntryKind.STATICS, last.simulation, following):
-                raise _damaged(self._find(piece)[1], piece)
-            pieces.append(entry["piece"].tobytes())
-        return layout.joined(pieces, shapes)
-
-    def heads(self) -> Iterator[Entries]:
-        """The heads of all entries in their order, many at a time, unchecked but for their numbers."""
-        for part, file in zip(self._parts, self._files, strict=True):
-            assert part.layout is not None
-            for start, stop in _blocks(part.segment.begin, min(part.stop, self._num), part.layout.num_bytes):
-                heads = self._read_heads(file, part, part.layout, start, stop)
-                wrong = np.flatnonzero(heads["number"] != np.arange(start, start + len(heads)))
-                if len(wrong) or len(heads) < stop - start:
-                    raise _damaged(part, start + int(wrong[0]) if len(wrong) else start + len(heads))
-                yield heads
 
     def close(self) -> None:
         """Close the files."""
         while self._files:
             os.close(self._files.pop())
 
-    def _read_entry(self, number: int) -> tuple[EntryHead, Any, EntryLayout]:
-        file, part = self._find(number)
-        assert part.layout is not None
-        data = self._read(file, part, number, part.layout.num_bytes)
-        head = EntryHead.unpack(data)
-        if not is_sound(data, head) or head.number != number or head.kind not in KINDS:
-            raise _damaged(part, number)
-        return head, np.frombuffer(data, part.layout.dtype)[0], part.layout
+    def _find(self, number: int) -> Block:
+        """The block of an entry."""
+        if self._latest is None or number not in self._latest.numbers:
+            parts = enumerate(self._parts)
+            which, part = next((which, it) for which, it in parts if it.segment.begin <= number < it.stop)
+            self._latest = self._blocks(which, bisect_right(part.begins, number) - 1)
+        return self._latest
 
-    def _find(self, number: int) -> tuple[int, SegmentPart]:
-        part = self._parts[self._latest]
-        if not part.segment.begin <= number < part.stop:
-            self._latest = next(i for i, part in enumerate(self._parts) if part.segment.begin <= number < part.stop)
-            part = self._parts[self._latest]
-        return self._files[self._latest], part
-
-    def _read(self, file: int, part: SegmentPart, number: int, num_bytes: int) -> bytes:
-        data = os.pread(file, num_bytes, part.offset(number))
-        if len(data) < num_bytes:
-            raise _damaged(part, number)
-        return data
-
-    def _read_heads(self, file: int, part: SegmentPart, layout: EntryLayout, start: int, stop: int) -> Entries:
-        if layout.num_bytes <= LARGEST_WHOLE_BYTES:
-            data = os.pread(file, (stop - start) * layout.num_bytes, part.offset(start))
-            entries = np.frombuffer(data[: len(data) // layout.num_bytes * layout.num_bytes], layout.dtype)
-            return entries["head"].copy()
-        offsets = range(part.offset(start), part.offset(stop), layout.num_bytes)
-        data = b"".join(os.pread(file, HEAD.itemsize, offset) for offset in offsets)
-        return np.frombuffer(data[: len(data) // HEAD.itemsize * HEAD.itemsize], HEAD)
+    def _read_block(self, which: int, place: int) -> Block:
+        part, file = self._parts[which], self._files[which]
+        numbers, start = range(*part.begins[place : place + 2]), part.offsets[place]
+        num_bytes = BLOCK_HEAD_BYTES + len(numbers) * HEAD.itemsize
+        data = os.pread(file, num_bytes, start)
+        head = BlockHead.unpack(data) if len(data) == num_bytes else None
+        if head is None or head.heads_checksum != xxh3_64_intdigest(data[BLOCK_HEAD_BYTES:]):
+            raise _damaged(part.path, numbers.start)
+        heads = np.frombuffer(data, HEAD, offset=BLOCK_HEAD_BYTES)
+        starts = list(accumulate(heads["num_bytes"].tolist(), initial=start + num_bytes))
+        if starts[-1] != part.offsets[place + 1] or not KINDS.issuperset(heads["kind"].tolist()):
+            raise _damaged(part.path, numbers.start)
+        return Block(numbers=numbers, heads=heads, starts=starts, file=file, part=part)
 
     def _absences(self, folder: Path) -> Iterator[str]:
         marker = folder / f"rank-{self.rank}.incomplete"
@@ -271,18 +289,13 @@ class RankRecord:
                 f"the record of rank {self.rank} has no end, as if its study had been killed: there are {self._num} "
                 "entries"
             )
-        if self._parts and self._parts[-1].torn_bytes:
-            yield f"the last sample of {self._parts[-1].path} is not all there, and is left out"
-
-
-def _values(entry: Any, name: str) -> npt.NDArray[Any]:
-    values: npt.NDArray[Any] = entry["fields"][name]
-    return values[: int(entry["lengths"][name])] if name in (entry["lengths"].dtype.names or ()) else values
+        if self._parts and self._parts[-1].is_torn:
+            yield f"the last block of {self._parts[-1].path} is not all there, and its samples are left out"
 
 
 def is_record(folder: Path) -> bool:
     """Whether there is a record in a folder, or in an output folder."""
-    return (folder / FACTS_FILE).exists() or (folder / SUBFOLDER / FACTS_FILE).exists()
+    return (folder / STUDY_FILE).exists() or (folder / SUBFOLDER / STUDY_FILE).exists()
 
 
 class Recording:
@@ -296,11 +309,11 @@ class Recording:
     """
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder / SUBFOLDER if (folder / SUBFOLDER / FACTS_FILE).exists() else folder
-        self.facts = RecordFacts.read(self.folder)
+        self.folder = folder / SUBFOLDER if (folder / SUBFOLDER / STUDY_FILE).exists() else folder
+        self.study = RecordedStudy.read(self.folder)
         with ExitStack() as stack:
             self.ranks: list[RankRecord] = []
-            for rank in range(self.facts.ranks):
+            for rank in range(self.study.ranks):
                 self.ranks.append(RankRecord(self.folder, rank))
                 stack.callback(self.ranks[-1].close)
                 self._check_study(self.ranks[-1])
@@ -323,12 +336,12 @@ class Recording:
         Raises:
             ConfigError: study.json differs from the record.
         """
-        self.facts.check(config, parameters, where=str(self.folder))
+        self.study.check(config, parameters, where=str(self.folder))
 
     @property
     def latest(self) -> range:
         """The ranks of the last start of the study."""
-        return range(self.facts.latest_ranks or self.facts.ranks)
+        return range(self.study.latest_ranks or self.study.ranks)
 
     def simulations_at_once(self, config: StudyConfig) -> int:
         """How many simulations are gone through in turn where samples are windows."""
@@ -336,33 +349,31 @@ class Recording:
 
     def dtypes(self, config: StudyConfig) -> dict[str, npt.DTypeLike]:
         """The types in which a study keeps the fields: those of study.json, or else those that were recorded."""
-        layouts = [layout for record in self.ranks for layout in record.layouts]
+        recorded = self.recorded_dtypes
         return {
-            name: np.dtype(spec.dtype) if spec.dtype else _common_dtype(name, layouts)
+            name: np.dtype(spec.dtype) if spec.dtype else recorded.get(name, np.dtype(np.float64)).newbyteorder("=")
             for name, spec in config.study.fields.items()
         }
 
+    @property
+    def recorded_dtypes(self) -> dict[str, np.dtype[Any]]:
+        """The types of the fields, little-endian; ranks may have recorded different ones, which they are cast to."""
+        recorded: dict[str, set[str]] = {}
+        for record in self.ranks:
+            for field in chain.from_iterable(record.fields):
+                recorded.setdefault(field.name, set()).add(field.dtype)
+        return {name: np.result_type(*sorted(dtypes)).newbyteorder("<") for name, dtypes in recorded.items()}
+
     def _check_study(self, record: RankRecord) -> None:
         for name, study in record.studies.items():
-            if study != self.facts.identity:
+            if study != self.study.identity:
                 raise DamagedRecord(
-                    f"{self.folder / name} is of another study than {FACTS_FILE} beside it. Put back copies of both"
+                    f"{self.folder / name} is of another study than {STUDY_FILE} beside it. Put back copies of both"
                 )
 
 
-def _common_dtype(field: str, layouts: Sequence[EntryLayout]) -> npt.DTypeLike:
-    recorded = {spec.dtype for layout in layouts for spec in layout.fields if spec.name == field}
-    return np.result_type(*sorted(recorded)).newbyteorder("=") if recorded else np.dtype(np.float64)
-
-
-def _blocks(start: int, stop: int, entry_bytes: int) -> Iterator[tuple[int, int]]:
-    num = max(1, BLOCK_BYTES // max(HEAD.itemsize, min(entry_bytes, LARGEST_WHOLE_BYTES)))
-    for first in range(start, stop, num):
-        yield first, min(stop, first + num)
-
-
-def _damaged(part: SegmentPart, number: int) -> DamagedRecord:
+def _damaged(path: Path, number: int) -> DamagedRecord:
     return DamagedRecord(
-        f"{part.path}: the entry {number} is not as it was written, or not there. Put back a copy of the file; without "
+        f"{path}: the entry {number} is not as it was written, or not there. Put back a copy of the file; without "
         "one, nothing from there on can be trained on"
     )

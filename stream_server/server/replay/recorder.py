@@ -8,40 +8,33 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
 from msgspec.structs import replace
 
-from stream_server.buffers.statics import StaticFields
+from stream_server.buffers import Slots
 from stream_server.errors import ConfigError, SamplesNotWritten
 from stream_server.failpoints import failpoint
+from stream_server.messages.client import FieldSpec
 from stream_server.server.replay.record_format import (
-    Entries,
+    HEAD,
     EntryKind,
-    EntryLayout,
-    RecordFacts,
+    Heads,
     Segment,
-    set_checksums,
+    pack_fields,
+    pack_heads,
 )
 from stream_server.server.replay.record_reader import parts_of_rank, ranks_in, segments_in
+from stream_server.server.replay.recorded_study import RecordedStudy
 from stream_server.storage import disk
 
+# A block is written once it is as large as that. A replay keeps the heads of its entries in memory.
 BLOCK_BYTES = 2**20
+MOST_ENTRIES = 1024
 
 log = logging.getLogger(__name__)
-
-
-class Rows(Protocol):
-    """The slots of a buffer, as they are recorded."""
-
-    arrays: dict[str, npt.NDArray[Any]]
-    lengths: dict[str, npt.NDArray[np.int64]]
-    simulation_ids: npt.NDArray[np.int64]
-    time_steps: npt.NDArray[np.int64]
-    present: dict[str, npt.NDArray[np.bool_]]
-    statics: StaticFields
 
 
 class Recorder:
@@ -66,18 +59,18 @@ class Recorder:
     def __init__(
         self,
         folder: Path,
-        facts: RecordFacts,
+        study: RecordedStudy,
         *,
         rank: int,
         incarnation: int,
         position: int | None,
-        rows: Rows,
+        rows: Slots,
         parameters_of: Callable[[int], npt.NDArray[np.float64]],
         gone: Mapping[int, int] | None = None,
         required: bool = False,
     ) -> None:
         self.folder = folder
-        self.facts = facts
+        self.study = study
         self.rank = rank
         self.incarnation = incarnation
         self.rows = rows
@@ -89,11 +82,16 @@ class Recorder:
         self._number = position
         self._segment = Segment(incarnation=incarnation, begin=position or 0, rank=rank)
         self._file: int | None = None
-        self._layout: EntryLayout | None = None
-        self._block: Entries = np.empty(0)
+        self._step_fields: list[FieldSpec] = []
+        self._static_fields: list[FieldSpec] = []
+        self._sample = np.dtype([])
+        self._file_bytes = 0
+        self._heads: Heads = np.zeros(MOST_ENTRIES, HEAD)
         self._num_in_block = 0
+        self._values = np.empty(BLOCK_BYTES, np.uint8)
+        self._num_bytes = 0
         self._known: set[int] = set()
-        self._waiting: list[tuple[EntryKind, int, int | None]] = []
+        self._waiting: list[tuple[EntryKind, int, int]] = []
         self._sync_error: OSError | None = None
 
     @property
@@ -113,7 +111,7 @@ class Recorder:
         with self._ending_on_error():
             disk.make_folder(self.folder)
             if self.rank == 0:
-                self.facts.write(self.folder)
+                self.study.write(self.folder)
             for rank, begin in self.gone.items():
                 begin_segment(self.folder, Segment(incarnation=self.incarnation, begin=begin, rank=rank))
             path = begin_segment(self.folder, self._segment)
@@ -126,8 +124,8 @@ class Recorder:
     def __exit__(self, *exc_info: object) -> None:
         with self._ending_on_error():
             if self._is_on:
-                self._write_preamble()
-                self._write_control(EntryKind.END)
+                self._describe()
+                self._add(EntryKind.END)
                 self._flush()
                 assert self._file is not None
                 disk.sync(self._file)
@@ -151,7 +149,7 @@ class Recorder:
 
     def end_trajectory(self, simulation: int, time_step: int) -> None:
         """Record that the steps of a simulation behind this one are of an attempt that computes something else."""
-        self._write_event(EntryKind.PARAMETERS, simulation, time_step)
+        self._write_event(EntryKind.TRAJECTORY_END, simulation, time_step)
 
     def withdraw(self, simulation: int) -> None:
         """Record that what came of a simulation is not to be trained on."""
@@ -193,104 +191,104 @@ class Recorder:
         if not slots or not self._is_on:
             return
         with self._ending_on_error():
-            self._write_preamble()
+            self._describe()
             for simulation in np.unique(self.rows.simulation_ids[slots]).tolist():
                 if simulation not in self._known:
-                    self._write_control(EntryKind.PARAMETERS, simulation)
-                    self._write_statics(simulation)
-                    self._known.add(simulation)
-            for start in range(0, len(slots), len(self._block)):
-                self._write_samples(kind, slots[start : start + len(self._block)])
+                    self._add_simulation(simulation)
+            num = min(MOST_ENTRIES, max(1, BLOCK_BYTES // self._sample.itemsize))
+            for start in range(0, len(slots), num):
+                self._add_samples(kind, slots[start : start + num])
 
-    def _write_samples(self, kind: EntryKind, slots: Sequence[int]) -> None:
-        rows, entries = self.rows, self._next_entries(len(slots))
-        head = entries["head"]
-        head["simulation"] = rows.simulation_ids[slots]
-        head["time_step"] = rows.time_steps[slots]
-        head["kind"] = kind
-        present = np.zeros(len(slots), np.uint64)
-        for bit, (name, array) in enumerate(rows.arrays.items()):
-            if name in rows.lengths:
-                for entry, slot, length in zip(entries, slots, rows.lengths[name][slots], strict=True):
-                    entry["fields"][name][:length] = array[slot, :length]
-                entries["lengths"][name] = rows.lengths[name][slots]
-            else:
-                entries["fields"][name] = array[slots]
-            present |= rows.present[name][slots].astype(np.uint64) << np.uint64(bit)
-        head["present"] = present
-        set_checksums(entries)
+    def _add_samples(self, kind: EntryKind, slots: Sequence[int]) -> None:
+        rows = self.rows
+        if rows.lengths or not all(there[slots].all() for there in rows.present.values()):
+            for slot in slots:
+                present, values = pack_fields(self._step_fields, self._values_of(slot))
+                self._add(kind, int(rows.simulation_ids[slot]), int(rows.time_steps[slot]), present, values)
+            return
+        heads, data = self._next(len(slots), len(slots) * self._sample.itemsize)
+        heads["kind"] = kind
+        heads["simulation"], heads["time_step"] = rows.simulation_ids[slots], rows.time_steps[slots]
+        heads["present"] = (1 << len(rows.arrays)) - 1
+        heads["num_bytes"] = self._sample.itemsize
+        samples = data.view(self._sample)
+        for name, array in rows.arrays.items():
+            samples[name] = array[slots]
 
-    def _write_statics(self, simulation: int) -> None:
-        assert self._layout is not None
-        statics = self.rows.statics[simulation]
-        pieces = self._layout.pieces(statics)
-        for start in range(0, len(pieces), len(self._block)):
-            some = pieces[start : start + len(self._block)]
-            entries = self._next_entries(len(some))
-            head = entries["head"]
-            head["simulation"] = simulation
-            head["time_step"] = np.arange(len(pieces) - start, len(pieces) - start - len(some), -1) - 1
-            head["kind"] = EntryKind.STATICS
-            entries["piece"] = some
-            for name in self.rows.statics.ragged:
-                entries["lengths"][name] = len(statics[name])
-            set_checksums(entries)
+    def _values_of(self, slot: int) -> dict[str, npt.NDArray[Any]]:
+        """The fields that the sample in a slot has."""
+        rows = self.rows
+        there = {name: array[slot] for name, array in rows.arrays.items() if rows.present[name][slot]}
+        return there | {name: there[name][: lengths[slot]] for name, lengths in rows.lengths.items() if name in there}
 
-    def _write_event(self, kind: EntryKind, simulation: int, trajectory_end: int | None = None) -> None:
+    def _add_simulation(self, simulation: int) -> None:
+        """Add what all samples of a simulation share, before the first of them."""
+        self._add(EntryKind.PARAMETERS, simulation, values=self.parameters_of(simulation).astype("<f8").tobytes())
+        if statics := self.rows.statics[simulation]:
+            present, values = pack_fields(self._static_fields, statics)
+            self._add(EntryKind.STATICS, simulation, present=present, values=values)
+        self._known.add(simulation)
+
+    def _write_event(self, kind: EntryKind, simulation: int, time_step: int = 0) -> None:
         if not self._is_on:
             return
-        self._waiting.append((kind, simulation, trajectory_end))
+        self._waiting.append((kind, simulation, time_step))
         if self.rows.arrays and self.rows.statics.dtypes.keys() == self.rows.statics.shapes.keys():
             with self._ending_on_error():
-                self._write_preamble()
+                self._describe()
 
-    def _write_preamble(self) -> None:
+    def _describe(self) -> None:
         """Write what is known by now; the types of fields that are kept as sent come with the first sample."""
-        if self._layout is None:
-            rows, specs = self.rows, {field.name: field for field in self.facts.fields}
+        if not self._file_bytes:
+            rows, specs = self.rows, {field.name: field for field in self.study.fields}
             dtypes = {name: array.dtype for name, array in rows.arrays.items()} | rows.statics.dtypes
             fields = [replace(specs[name], dtype=dtype.newbyteorder("<").str) for name, dtype in dtypes.items()]
-            self._layout = EntryLayout(fields, len(self.facts.parameters))
-            self._block = np.zeros(max(1, BLOCK_BYTES // self._layout.num_bytes), self._layout.dtype)
-            self._write(self._segment.preamble(self._layout, self.facts.identity))
+            self._step_fields = [field for field in fields if not field.is_static]
+            self._static_fields = [field for field in fields if field.is_static]
+            self._sample = np.dtype([(field.name, field.dtype, field.shape) for field in self._step_fields])
+            self._write(self._segment.description(fields, self.study.identity))
         waiting, self._waiting = self._waiting, []
         for event in waiting:
-            self._write_control(*event)
+            self._add(*event)
 
-    def _write_control(self, kind: EntryKind, simulation: int = -1, trajectory_end: int | None = None) -> None:
-        entry = self._next_entries(1)
-        entry["head"]["simulation"] = simulation
-        entry["head"]["kind"] = kind
-        if kind is EntryKind.PARAMETERS:
-            entry["parameters"] = self.parameters_of(simulation)
-        if trajectory_end is not None:
-            entry["head"]["time_step"] = trajectory_end
-            entry["head"]["present"] = 1
-        set_checksums(entry)
+    def _add(
+        self, kind: EntryKind, simulation: int = -1, time_step: int = 0, present: int = 0, values: bytes = b""
+    ) -> None:
+        """Add an entry to the block."""
+        heads, data = self._next(1, len(values))
+        heads[0] = (kind, simulation, time_step, present, len(values), 0)
+        data[:] = np.frombuffer(values, np.uint8)
 
-    def _next_entries(self, num: int) -> Entries:
-        """The next entries of the block, all zero but for their numbers."""
+    def _next(self, num: int, num_bytes: int) -> tuple[Heads, npt.NDArray[np.uint8]]:
+        """The next entries of the block: their heads, and the bytes of their values."""
         assert self._number is not None
-        if self._num_in_block + num > len(self._block):
+        if self._num_in_block + num > MOST_ENTRIES or self._num_bytes + num_bytes > len(self._values):
             self._flush()
-        entries = self._block[self._num_in_block : self._num_in_block + num]
-        entries.view(np.uint8)[:] = 0
-        entries["head"]["number"] = np.arange(self._number, self._number + num)
+        if num_bytes > len(self._values):
+            self._values = np.empty(num_bytes, np.uint8)
+        heads = self._heads[self._num_in_block : self._num_in_block + num]
+        values = self._values[self._num_bytes : self._num_bytes + num_bytes]
         self._num_in_block += num
+        self._num_bytes += num_bytes
         self._number += num
-        return entries
+        return heads, values
 
     def _flush(self) -> None:
         num, self._num_in_block = self._num_in_block, 0
+        num_bytes, self._num_bytes = self._num_bytes, 0
         if num:
-            self._write(self._block[:num].view(np.uint8))
+            assert self._number is not None
+            values = self._values[:num_bytes].data
+            self._write(pack_heads(self._number - num, self._heads[:num], values), values)
             failpoint("record.appended")
         if self._sync_error is not None:
             raise self._sync_error
 
-    def _write(self, data: Any) -> None:
+    def _write(self, *parts: bytes | memoryview) -> None:
         assert self._file is not None
-        disk.write_all(self._file, memoryview(data))
+        for part in parts:
+            disk.write_all(self._file, memoryview(part))
+        self._file_bytes += sum(map(len, parts))
 
     @contextmanager
     def _ending_on_error(self) -> Iterator[None]:
@@ -300,7 +298,7 @@ class Recorder:
             self.error = error
             self._number = None
             with suppress(OSError):
-                self._leave_whole_entries()
+                self._leave_whole_blocks()
             if self.required:
                 raise self._not_written(error) from error
             log.error("samples are not recorded any more, and the study goes on without it: %s", error)
@@ -313,12 +311,9 @@ class Recorder:
             "same command again: it goes on from the last checkpoint"
         )
 
-    def _leave_whole_entries(self) -> None:
-        if self._file is None or self._layout is None:
-            return
-        file_bytes = os.fstat(self._file).st_size
-        num_bytes = file_bytes - len(self._segment.preamble(self._layout, self.facts.identity))
-        disk.truncate(self._file, file_bytes - num_bytes % self._layout.num_bytes if num_bytes >= 0 else 0)
+    def _leave_whole_blocks(self) -> None:
+        if self._file is not None and os.fstat(self._file).st_size > self._file_bytes:
+            disk.truncate(self._file, self._file_bytes)
 
 
 def begins_and_ends(
@@ -358,7 +353,7 @@ def begin_segment(folder: Path, segment: Segment) -> Path:
     disk.close(disk.create(path))
     disk.sync_folder(folder)
     for part in parts_of_rank(folder, segment.rank):
-        if part.layout is not None and part.segment != segment and part.path.stat().st_size > part.offset(part.stop):
-            disk.truncate(part.path, part.offset(part.stop))
+        if part.fields is not None and part.segment != segment and part.path.stat().st_size > part.end:
+            disk.truncate(part.path, part.end)
             failpoint("record.truncated")
     return path

@@ -30,9 +30,8 @@ class Playback:
 
     Their order depends only on the record and the `dealing`, or it is that of `turns`.
 
-    Between them come the entries of simulations that have finished. Samples of simulations that are not `wanted`
-    are skipped; those of the `withdrawn` are, too, but checked first: an entry with a changed id would be lost there
-    without a word. Nothing is read ahead: what comes next is a function of `position` alone.
+    Between them come the entries of simulations that have finished. Samples of simulations that are not `wanted` are
+    skipped unread. Nothing is read ahead: what comes next is a function of `position` alone.
     """
 
     def __init__(
@@ -42,7 +41,6 @@ class Playback:
         rank: int,
         *,
         wanted: Callable[[int], bool],
-        withdrawn: Collection[int] = (),
         turns: Turns | None = None,
     ) -> None:
         self._files = files
@@ -50,7 +48,6 @@ class Playback:
         self._dealing = dealing
         self._rank = rank
         self._wanted = wanted
-        self._withdrawn = withdrawn
         self.position = 0
         self._places: Iterator[Place] = iter(())
         self.seek(0)
@@ -74,17 +71,12 @@ class Playback:
     def __next__(self) -> RecordEntry:
         for file, number in self._places:
             self.position += 1
-            if self._concerns_me(file, self._files[file].head(number)):
-                entry = self._files[file].read(number)
-                is_sample = entry.kind in SAMPLES and entry.simulation not in self._withdrawn
-                if is_sample or entry.kind is EntryKind.FINISHED:
-                    return entry
+            head = self._files[file].head(number)
+            if head.kind == EntryKind.FINISHED or (head.kind in SAMPLES and self._is_mine(file, head)):
+                return self._files[file].read(number)
         raise StopIteration
 
-    def _concerns_me(self, file: int, head: EntryHead) -> bool:
-        # Each piece of static fields is checked by one rank: a sample that became one would be lost without a word.
-        if head.kind not in (*SAMPLES, EntryKind.STATICS):
-            return True
+    def _is_mine(self, file: int, head: EntryHead) -> bool:
         index = self._dealing.index(head.time_step)
         return self._wanted(head.simulation) and self._dealing.owner(file, head.simulation, index) == self._rank
 
@@ -215,7 +207,7 @@ class ReplayShare:
     def samples(self) -> Playback:
         """The samples to train on."""
         turns = None if self._windows is None else self._turns()
-        return self._playback(lambda simulation: not self._is_held_out(simulation), turns)
+        return self._playback(self._is_trained, turns)
 
     def _turns(self) -> Turns:
         """The order in which the steps of windows come."""
@@ -239,7 +231,7 @@ class ReplayShare:
         """
         if statics.shapes and simulation not in statics:
             file, number = self.counts.statics[simulation]
-            found = self._recording.ranks[file].read_statics(number)
+            found = self._recording.ranks[file].read(number).fields
             statics.put(simulation, {name: found[name].astype(dtype) for name, dtype in statics.dtypes.items()})
 
     def read_held_out(self, store: ValidationStore, statics: StaticFields) -> None:
@@ -249,7 +241,7 @@ class ReplayShare:
             return
         dtypes = self.dtypes
         specs = self._config.study.step_fields
-        for entry in self._playback(self._is_held_out):
+        for entry in self._playback(self._held_out.__contains__):
             if entry.kind in SAMPLES:
                 fields = {
                     name: np.asarray(entry.fields[name], dtypes[name])
@@ -265,10 +257,7 @@ class ReplayShare:
                 store.complete(simulation)
 
     def _playback(self, wanted: Callable[[int], bool], turns: Turns | None = None) -> Playback:
-        withdrawn = self.counts.withdrawn
-        return Playback(
-            self._recording.ranks, self._dealing, self._rank, wanted=wanted, withdrawn=withdrawn, turns=turns
-        )
+        return Playback(self._recording.ranks, self._dealing, self._rank, wanted=wanted, turns=turns)
 
     @property
     def _held_out(self) -> list[int]:
@@ -315,10 +304,9 @@ def _count(
 
     def count() -> None:
         for record in recording.ranks[ranks.rank :: ranks.size]:
-            for heads in record.heads():
-                mine.add(record.rank, heads, dealing)
-                for head in heads[heads["kind"] == EntryKind.PARAMETERS]:
-                    mine.add_parameters(record.read(int(head["number"])))
+            for begin, heads in record.heads():
+                mine.add(record, begin, heads)
+                mine.add_samples(record.rank, heads, dealing)
 
     on_all_ranks(ranks, count)
     total = RecordCounts.sum(ranks.broadcast(ranks.gather(mine.to_json())), ranks.size)

@@ -9,8 +9,9 @@ import numpy as np
 
 from stream_server.buffers import Slots
 from stream_server.messages.client import FieldSpec
-from stream_server.server.replay.record_format import EntryKind, RecordFacts
+from stream_server.server.replay.record_format import EntryKind
 from stream_server.server.replay.record_reader import RankRecord, RecordEntry
+from stream_server.server.replay.recorded_study import RecordedStudy
 from stream_server.server.replay.recorder import Recorder
 from tests.disk.scenarios.scenario import Tell
 from tests.support.recorded import Key, parameters_of, slots_with, u_of
@@ -24,7 +25,7 @@ Statics = Mapping[int, Mapping[str, np.ndarray]]
 class Content:
     """A recording: the sample of each key, in the slot of its number. `check` is given what was read again."""
 
-    facts: RecordFacts
+    study: RecordedStudy
     keys: Sequence[Key]
     slots: Slots
     check: Callable[[Sequence[RecordEntry], Statics], None]
@@ -38,15 +39,13 @@ def check_values(samples: Sequence[RecordEntry], statics: Statics) -> None:
 
 KEYS: list[Key] = [(2 + step % 3, step) for step in range(60)]
 SAMPLES = Content(
-    facts=RecordFacts(
+    study=RecordedStudy(
         study="s",
         ranks=2,
         fields=(FieldSpec(name="u", shape=(2, 3)), FieldSpec(name="v", shape=(), optional=True)),
         parameters=("initial", "left"),
-        routing="steps",
         first=0,
         every=1,
-        num_held_out=0,
         nonfinite="keep",
         seed=0,
     ),
@@ -173,7 +172,7 @@ def recorder(
 ) -> Recorder:
     """One that goes on at a position."""
     settings: dict[str, Any] = {"rank": rank, "incarnation": incarnation, "position": position, "gone": gone}
-    return Recorder(folder / FOLDER, content.facts, rows=content.slots, parameters_of=parameters_of, **settings)
+    return Recorder(folder / FOLDER, content.study, rows=content.slots, parameters_of=parameters_of, **settings)
 
 
 def read(folder: Path, rank: int, num_entries: int | None = None, content: Content = SAMPLES) -> tuple[list[Key], bool]:
@@ -188,8 +187,8 @@ def read(folder: Path, rank: int, num_entries: int | None = None, content: Conte
             entry = record.read(number)
             if entry.kind is EntryKind.SAMPLE:
                 samples.append(entry)
-            elif entry.kind is EntryKind.STATICS and not entry.time_step:
-                statics[entry.simulation] = record.read_statics(number)
+            elif entry.kind is EntryKind.STATICS:
+                statics[entry.simulation] = entry.fields
         content.check(samples, statics)
         return [(it.simulation, it.time_step) for it in samples], record.is_closed
     finally:

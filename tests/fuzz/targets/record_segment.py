@@ -1,42 +1,43 @@
 """A file of recorded samples: entries that are sound, or `DamagedRecord`; a torn end is left out."""
 
 import numpy as np
-from xxhash import xxh3_64_intdigest
 
 from stream_server.errors import DamagedRecord
 from stream_server.messages.client import FieldSpec
-from stream_server.server.replay.dealing import last_pieces
 from stream_server.server.replay.record_format import (
-    CHECKSUM_BYTES,
-    PREAMBLE_BYTES,
+    BLOCK_HEAD_BYTES,
+    HEAD,
+    BlockHead,
     EntryKind,
-    EntryLayout,
     Segment,
-    set_checksums,
+    pack_fields,
+    pack_heads,
 )
 from stream_server.server.replay.record_reader import RankRecord
 from tests.fuzz import scratch
+from tests.fuzz.sealing import resealed
 from tests.fuzz.target import Target
 
 FOLDER = scratch.folder()
 SEGMENT = Segment(incarnation=1, begin=0, rank=0)
-FIELDS = (
+STEP_FIELDS = (
     FieldSpec(name="u", shape=(2,), dtype="<f8"),
     FieldSpec(name="n", shape=(), dtype="<i4"),
+    FieldSpec(name="points", shape=(4, 2), dtype="<f4", ragged=True),
+)
+STATIC_FIELDS = (
     FieldSpec(name="mesh", shape=(3,), dtype="<f8", per="simulation"),
     FieldSpec(name="edges", shape=(9,), dtype="<i4", per="simulation", ragged=True),
 )
-LAYOUT = EntryLayout(FIELDS, 2)
 MOST_ENTRIES = 100
 
 
 def run(data: bytes) -> None:
-    """Read the file, and one with the same description and entries whose checksums fit."""
+    """Read the file, and one of the same content whose checksums fit."""
     _read(data)
-    end = data.find(b"}\n", PREAMBLE_BYTES)
-    if end >= 0:
-        text, entries = data[PREAMBLE_BYTES : end + 1], data[end + 2 :]
-        _read(_preamble(text) + _sealed(entries))
+    end = data.find(b"\n") + 1
+    if end:
+        _read(resealed(data[:end], indent=None) + _sealed(data[end:]))
 
 
 def _read(data: bytes) -> None:
@@ -46,51 +47,61 @@ def _read(data: bytes) -> None:
     except DamagedRecord:
         return
     try:
-        last: dict[int, int] = {}
-        for heads in record.heads():
-            assert len(heads) <= len(data)
-            last |= last_pieces(heads)
+        for _, heads in record.heads():
+            assert heads.nbytes <= len(data)
         for number in range(min(len(record), MOST_ENTRIES)):
             entry = record.read(number)
-            assert sum(array.nbytes for array in entry.fields.values()) <= len(data)
-        for number in last.values():
-            assert sum(array.nbytes for array in record.read_statics(number).values()) <= len(data)
+            assert sum(array.nbytes for array in (*entry.fields.values(), entry.parameters)) <= len(data)
     except DamagedRecord:
         pass
     finally:
         record.close()
 
 
-def _preamble(text: bytes) -> bytes:
-    magic = PREAMBLE[: PREAMBLE_BYTES - 3 * CHECKSUM_BYTES]
-    start = magic + len(text).to_bytes(8, "little") + xxh3_64_intdigest(text).to_bytes(8, "little")
-    return start + xxh3_64_intdigest(start).to_bytes(CHECKSUM_BYTES, "little") + text
-
-
 def _sealed(data: bytes) -> bytes:
-    size = LAYOUT.num_bytes
-    whole = np.frombuffer(data[: len(data) // size * size], LAYOUT.dtype).copy()
-    if len(whole):
-        set_checksums(whole)
-    return whole.tobytes() + data[len(whole) * size :]
+    """The same blocks, as far as they are complete, with checksums that fit."""
+    sealed, number = b"", 0
+    while len(data) >= BLOCK_HEAD_BYTES:
+        head = BlockHead(*np.frombuffer(data, "<u8", BLOCK_HEAD_BYTES // 8).tolist())
+        end = head.values_begin + head.num_bytes
+        heads = np.frombuffer(data[BLOCK_HEAD_BYTES : head.values_begin], "u1")
+        if len(data) < end or len(heads) % HEAD.itemsize:
+            break
+        values = data[head.values_begin : end]
+        sealed += pack_heads(number, heads.view(HEAD).copy(), memoryview(values)) + values
+        number += head.num_entries
+        data = data[end:]
+    return sealed + data
 
 
-def _entries() -> bytes:
-    """The pieces of a mesh, and an entry of each other kind."""
-    num_pieces = LAYOUT.num_pieces({"mesh": (3,), "edges": (5,)})
-    pieces, others = [EntryKind.STATICS] * num_pieces, sorted(set(EntryKind) - {EntryKind.STATICS})
-    entries = np.zeros(len(pieces) + len(others), LAYOUT.dtype)
-    for number, kind in enumerate(pieces + others):
-        step = 10 * number if kind is not EntryKind.STATICS else len(pieces) - 1 - number
-        entries[number]["head"] = (0, number, 3, step, 3, kind)
-        entries[number]["lengths"] = 5
-    set_checksums(entries)
-    return entries.tobytes()
+def _blocks() -> bytes:
+    """An entry of each kind, in two blocks."""
+    sample = pack_fields(STEP_FIELDS, {"u": np.ones(2), "n": np.array(3), "points": np.ones((3, 2))})
+    shared = pack_fields(STATIC_FIELDS, {"mesh": np.ones(3), "edges": np.arange(5)})
+    of_kind = {
+        EntryKind.PARAMETERS: (0, np.ones(2).tobytes()),
+        EntryKind.STATICS: shared,
+        EntryKind.SAMPLE: sample,
+        EntryKind.HELD_OUT: sample,
+    }
+    kinds = [
+        *of_kind,
+        *(kind for kind in EntryKind if kind not in of_kind and kind is not EntryKind.END),
+        EntryKind.END,
+    ]
+    data = b""
+    for number, some in ((0, kinds[:3]), (3, kinds[3:])):
+        found = [of_kind.get(kind, (0, b"")) for kind in some]
+        entries = zip(some, found, strict=True)
+        heads = np.array([(kind, 3, 0, present, len(values), 0) for kind, (present, values) in entries], HEAD)
+        values = b"".join(values for _, values in found)
+        data += pack_heads(number, heads, memoryview(values)) + values
+    return data
 
 
-PREAMBLE = SEGMENT.preamble(LAYOUT)
+DESCRIPTION = SEGMENT.description([*STEP_FIELDS, *STATIC_FIELDS])
 TARGET = Target(
     run=run,
-    seeds=(PREAMBLE + _entries(), PREAMBLE + b"\n" + _entries(), PREAMBLE + _entries()[:-50], PREAMBLE[:-20]),
-    max_bytes=2048,
+    seeds=(DESCRIPTION + _blocks(), DESCRIPTION + _blocks()[:-50], DESCRIPTION[:-20], DESCRIPTION),
+    max_bytes=4096,
 )

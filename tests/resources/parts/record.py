@@ -10,8 +10,9 @@ import numpy as np
 from stream_server.buffers import Slots
 from stream_server.config import load
 from stream_server.messages.client import FieldSpec
-from stream_server.server.replay.record_format import EntryKind, RecordFacts
+from stream_server.server.replay.record_format import EntryKind
 from stream_server.server.replay.record_reader import RankRecord
+from stream_server.server.replay.recorded_study import RecordedStudy
 from stream_server.server.replay.recorder import Recorder
 from tests.support.runs import NUMPY_STUDY
 from tests.support.small_disk import PAGE, SmallDisk
@@ -19,7 +20,7 @@ from tests.support.small_disk import PAGE, SmallDisk
 NUM_SAMPLES = 60
 FIELDS = (FieldSpec(name="signal", shape=(400,)), FieldSpec(name="energy", shape=(1,)))
 SHAPES = {field.name: field.shape for field in FIELDS}
-FACTS = replace(RecordFacts.of(load(NUMPY_STUDY), ("offset", "slope"), 1), fields=FIELDS)
+FACTS = replace(RecordedStudy.of(load(NUMPY_STUDY), ("offset", "slope"), 1), fields=FIELDS)
 
 
 def case(disk: SmallDisk, folder: Path, num_pages: int, draw: random.Random) -> Iterator[str]:

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from stream_server.errors import ConfigError, DamagedRecord
+from stream_server.server.replay import recorder as recorder_module
 from stream_server.server.replay.record_reader import RankRecord, Recording
 from stream_server.storage.checksums import checksummed_json, parse_checksummed_json
 from tests.support.recorded import (
@@ -19,19 +20,23 @@ from tests.support.recorded import (
 )
 from tests.support.studies import Changes, StudyFolder
 
-ENTRY_BYTES = 80
+# The heads of a block and of its only entry, an event.
+BLOCK_BYTES = 40 + 48
 KEYS = interleaved(range(2, 6))
 
 
 @pytest.fixture
-def recorded(folder: StudyFolder) -> Path:
-    return record(small_study(folder), KEYS)
+def recorded(folder: StudyFolder, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A record of which each block has one entry."""
+    with monkeypatch.context() as patch:
+        patch.setattr(recorder_module, "MOST_ENTRIES", 1)
+        return record(small_study(folder), KEYS)
 
 
 def read_everything(folder: Path) -> int:
     """Go through a record as a replay does; gives the number of its entries."""
     with Recording(folder) as recording:
-        return sum(sum(len(heads) + 0 * read_all(file) for heads in file.heads()) for file in recording.ranks)
+        return sum(sum(len(heads) + 0 * read_all(file) for _, heads in file.heads()) for file in recording.ranks)
 
 
 def warnings_of(folder: Path) -> list[str]:
@@ -58,7 +63,7 @@ def test_a_folder_without_a_record_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "told"),
     [
-        ({"format": 7}, "expected format 1, found 7"),
+        ({"format": 7}, "expected format 2, found 7"),
         ({"ranks": ...}, "is damaged"),
         ({"fields": 3}, "is damaged"),
         ({"more": 3}, "is damaged"),
@@ -116,7 +121,7 @@ def flip(path: Path, place: int) -> None:
 def test_every_flipped_byte_is_noticed(recorded: Path) -> None:
     path = samples_file(recorded)
     size = path.stat().st_size
-    for place in [*range(0, size, 7), *range(size - 2 * ENTRY_BYTES, size)]:
+    for place in [*range(0, size, 7), *range(size - 2 * BLOCK_BYTES, size)]:
         flip(path, place)
         with pytest.raises(DamagedRecord):
             read_everything(recorded)
@@ -124,21 +129,21 @@ def test_every_flipped_byte_is_noticed(recorded: Path) -> None:
     assert read_everything(recorded) == len(KEYS) + 8
 
 
-def test_samples_that_changed_places_are_noticed(recorded: Path) -> None:
+def test_entries_that_changed_places_are_noticed(recorded: Path) -> None:
     path = samples_file(recorded)
     data = path.read_bytes()
-    first, second = data[-3 * ENTRY_BYTES : -2 * ENTRY_BYTES], data[-2 * ENTRY_BYTES : -ENTRY_BYTES]
-    path.write_bytes(data[: -3 * ENTRY_BYTES] + second + first + data[-ENTRY_BYTES:])
+    first, second = data[-3 * BLOCK_BYTES : -2 * BLOCK_BYTES], data[-2 * BLOCK_BYTES : -BLOCK_BYTES]
+    path.write_bytes(data[: -3 * BLOCK_BYTES] + second + first + data[-BLOCK_BYTES:])
     with pytest.raises(DamagedRecord, match="is not as it was written, or not there"):
         read_everything(recorded)
 
 
-@pytest.mark.parametrize("lost_bytes", [1, ENTRY_BYTES - 1, ENTRY_BYTES + 1])
-def test_half_a_sample_at_the_end_is_left_out_and_told(recorded: Path, lost_bytes: int) -> None:
+@pytest.mark.parametrize("lost_bytes", [1, BLOCK_BYTES - 1, BLOCK_BYTES + 1])
+def test_half_a_block_at_the_end_is_left_out_and_told(recorded: Path, lost_bytes: int) -> None:
     path = samples_file(recorded)
     with path.open("r+b") as file:
         file.truncate(path.stat().st_size - lost_bytes)
-    lost = -(-lost_bytes // ENTRY_BYTES)
+    lost = -(-lost_bytes // BLOCK_BYTES)
     assert read_everything(recorded) == len(KEYS) + 8 - (lost - 1)
     no_end, torn = warnings_of(recorded)
     assert "has no end" in no_end
@@ -148,7 +153,7 @@ def test_half_a_sample_at_the_end_is_left_out_and_told(recorded: Path, lost_byte
 def test_a_record_without_its_end_is_told(recorded: Path) -> None:
     path = samples_file(recorded)
     with path.open("r+b") as file:
-        file.truncate(path.stat().st_size - 3 * ENTRY_BYTES)
+        file.truncate(path.stat().st_size - 3 * BLOCK_BYTES)
     assert read_everything(recorded) == len(KEYS) + 8 - 2
     [warning] = warnings_of(recorded)
     assert "the record of rank 0 has no end" in warning
@@ -182,6 +187,7 @@ def test_a_lost_file_of_an_earlier_start_is_noticed(folder: StudyFolder) -> None
     for incarnation, position in ((1, 0), (2, 2), (3, 4)):
         with recorder(config, slots, incarnation=incarnation, position=position) as it:
             it.append([incarnation])
+            assert it.position() == position + 2
     for incarnation in (1, 2):
         [path] = it.folder.glob(f"rank-0.incarnation-{incarnation}.*")
         path.rename(path.with_suffix(".away"))

@@ -22,6 +22,7 @@ from stream_server.server.intake.account import Learned, RankAccount, close_acco
 from stream_server.server.intake.source import ReceptionSnapshot
 from stream_server.server.ranks.communicator import Ranks, SoloRanks
 from stream_server.server.replay.export import export_record
+from stream_server.server.replay.record_format import EntryKind
 from stream_server.server.replay.source import ReplaySource
 from stream_server.server.run import build
 from stream_server.server.run.plan import make_plan
@@ -336,7 +337,7 @@ def test_a_held_out_simulation_is_validated_if_all_ranks_say_that_it_is_whole(
             for slot, (simulation, _) in enumerate(mine):
                 (it.append if simulation >= 2 else it.append_held_out)([slot])
             if rank == 1:
-                it.facts.write(it.folder)
+                it.study.write(it.folder)
             for simulation in (0, 2) if rank in told else ():
                 it.finish(simulation)
 
@@ -467,14 +468,14 @@ def test_a_replay_says_that_the_record_is_not_whole_where_its_other_warnings_are
     folder: StudyFolder, num_ranks: int
 ) -> None:
     config = fifo(folder)
-    path = record(config, KEYS, num_ranks=2)
+    path = record(config, TRAINED, num_ranks=2)
     (path / "rank-1.incomplete").write_text("No space left on device")
     file = samples_file(path, 0)
     file.write_bytes(file.read_bytes()[:-10])
     sources = on_ranks(num_ranks, lambda ranks: _entered(Player(config, path, ranks=ranks).source))
     no_end, torn, incomplete = sources[0].warnings
     assert "the record of rank 0 has no end" in no_end
-    assert "is not all there, and is left out" in torn
+    assert "is not all there, and its samples are left out" in torn
     assert incomplete == "rank 1 recorded only some of its samples: No space left on device"
     assert [source.warnings for source in sources[1:]] == [[]] * (num_ranks - 1)
 
@@ -519,7 +520,8 @@ def test_damage_is_told_when_it_is_reached_and_by_all_ranks_when_it_is_found_at_
     path = record(config, KEYS, num_ranks=2)
     file = samples_file(path, 1)
     whole = file.read_bytes()
-    file.write_bytes(whole[:-2000] + bytes([whole[-2000] ^ 1]) + whole[-1999:])
+    at = whole.index(u_of((5, 4)).tobytes())
+    file.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
     with pytest.raises(DamagedRecord, match=rf"{file}: the entry \d+ is not as it was written"):
         played(config, path)
     file.write_bytes(b"\0" * 1000)
@@ -544,9 +546,10 @@ def test_a_sample_that_became_one_of_a_withdrawn_simulation_is_noticed(folder: S
         it.withdraw(withdrawn)
     path = samples_file(it.folder)
     data = path.read_bytes()
-    head = np.array([victim, 6], "<i8").tobytes()
+    kind = EntryKind.SAMPLE if victim >= 2 else EntryKind.HELD_OUT
+    head = np.array([kind, victim, 6], "<i8").tobytes()
     assert data.count(head) == 1
-    path.write_bytes(data.replace(head, np.array([withdrawn, 6], "<i8").tobytes()))
+    path.write_bytes(data.replace(head, np.array([kind, withdrawn, 6], "<i8").tobytes()))
     with pytest.raises(ConfigError, match="is not as it was written"):
         played(config, it.folder)
 

@@ -23,6 +23,7 @@ from stream_server.server.replay import recorder as recorder_module
 from stream_server.server.replay.export import export_record
 from stream_server.server.replay.record_format import EntryKind
 from stream_server.server.replay.record_reader import RankRecord
+from stream_server.server.replay.recorder import Recorder
 from stream_server.server.replay.simulation_file import SimulationFile
 from stream_server.server.replay.source import ReplaySource
 from stream_server.server.run import build
@@ -202,6 +203,10 @@ def compared(data: Any) -> tuple[Any, ...]:
     return tuple(keys)
 
 
+def kinds_in(record: RankRecord) -> list[EntryKind]:
+    return [EntryKind(record.head(number).kind) for number in range(len(record))]
+
+
 def played(config: StudyConfig, folder: Path, ranks: Ranks | None = None) -> list[Rows]:
     player = Player(config, folder, ranks)
     with player.source:
@@ -218,21 +223,19 @@ def plain(folder: StudyFolder) -> StudyConfig:
     return small_study(folder, BASE)
 
 
-def test_they_are_in_the_record_once_before_the_first_sample_in_pieces(
+def test_they_are_in_the_record_once_before_the_first_sample(
     plain: StudyConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """68 + 40 and 68 + 96 bytes in pieces of 16 + 48, in blocks of two entries."""
-    monkeypatch.setattr(recorder_module, "BLOCK_BYTES", 300)
+    """Larger than a block as other entries fill it."""
+    monkeypatch.setattr(recorder_module, "BLOCK_BYTES", 100)
     recorded(plain, keys=[(3, 0), (4, 0), (3, 1)])
     record = RankRecord(plain.output_dir / "record", 0)
     try:
-        heads = np.concatenate(list(record.heads()))
-        told = [(kind, step) for kind, step in heads[["kind", "time_step"]].tolist() if kind != EntryKind.FINISHED]
-        once = [(EntryKind.STATICS, 1), (EntryKind.STATICS, 0), (EntryKind.SAMPLE, 0)]
-        of_second = [(EntryKind.PARAMETERS, 0), (EntryKind.STATICS, 2), *once]
-        assert told == [(EntryKind.PARAMETERS, 0), *once, *of_second, (EntryKind.SAMPLE, 1)]
-        for number, simulation in ((2, 3), (7, 4)):
-            found = record.read_statics(number)
+        kinds = kinds_in(record)
+        of_first_sample = [EntryKind.PARAMETERS, EntryKind.STATICS, EntryKind.SAMPLE]
+        assert kinds == [*of_first_sample * 2, EntryKind.SAMPLE, *[EntryKind.FINISHED] * 10]
+        for number, simulation in ((1, 3), (4, 4)):
+            found = record.read(number).fields
             assert list(found) == ["mesh", "gravity", "edges"]
             for name, expected in statics_of(simulation).items():
                 assert (found[name].shape, found[name].tobytes()) == (expected.shape, expected.tobytes())
@@ -329,22 +332,25 @@ def test_a_replay_lets_go_of_what_no_sample_needs_and_reads_it_again(folder: Stu
     assert player.server.normalization.arrays()["fields.mesh.count"].tolist() == [[num] * 3] * 5
 
 
-def test_a_record_that_ends_within_them_is_read_up_to_there(plain: StudyConfig) -> None:
+def test_a_record_that_ends_within_them_is_read_up_to_there(
+    plain: StudyConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recorder_module, "MOST_ENTRIES", 1)
     path = samples_file(recorded(plain, keys=[(3, 0), (4, 0)]))
     record = RankRecord(path.parent, 0)
-    heads = np.concatenate(list(record.heads()))
-    first_piece = int(np.flatnonzero(heads["kind"] == EntryKind.STATICS)[2])
-    whole = record._parts[0].offset(first_piece + 1)
+    number = kinds_in(record).index(EntryKind.STATICS, 3)
+    begin = record._parts[0].offsets[number]
     record.close()
-    path.write_bytes(path.read_bytes()[: whole + 7])
+    path.write_bytes(path.read_bytes()[: begin + 95])
     assert played(plain, path.parent) == [[((3, 0),)]]
 
 
 def test_a_bit_that_has_changed_in_them_is_noticed(plain: StudyConfig) -> None:
     path = samples_file(recorded(plain, keys=[(3, 0), (0, 0), (4, 0)]))
     record = RankRecord(path.parent, 0)
-    numbers = np.flatnonzero(np.concatenate(list(record.heads()))["kind"] == EntryKind.STATICS)
-    places = [(record._parts[0].offset(int(number)), record.layouts[0].num_bytes) for number in numbers]
+    numbers = [number for number, kind in enumerate(kinds_in(record)) if kind is EntryKind.STATICS]
+    assert len(numbers) == 3
+    places = [(record._find(number).starts[number], record.head(number).num_bytes) for number in numbers]
     record.close()
     sound = path.read_bytes()
     for start, num_bytes in places:
@@ -359,9 +365,9 @@ def test_a_bit_that_has_changed_in_them_is_noticed(plain: StudyConfig) -> None:
 def test_a_sample_that_became_one_of_them_is_noticed(plain: StudyConfig) -> None:
     path = samples_file(recorded(plain, num_ranks=2), 1)
     data = path.read_bytes()
-    head = np.array([4, 9, 3, EntryKind.SAMPLE], "<i8").tobytes()
+    head = np.array([EntryKind.SAMPLE, 4, 9], "<i8").tobytes()
     assert data.count(head) == 1
-    path.write_bytes(data.replace(head, np.array([4, 9, 3, EntryKind.STATICS], "<i8").tobytes()))
+    path.write_bytes(data.replace(head, np.array([EntryKind.STATICS, 4, 9], "<i8").tobytes()))
 
     def refused(ranks: ThreadRanks) -> bool:
         try:
@@ -512,11 +518,11 @@ def test_files_that_do_not_fit_are_refused(plain: StudyConfig, change: Any, mess
         played(plain, files)
 
 
-def test_files_are_not_written_of_a_record_that_lacks_them(plain: StudyConfig) -> None:
-    path = samples_file(recorded(plain))
-    data = path.read_bytes()
-    last = np.array([4, 0, 0, EntryKind.STATICS], "<i8").tobytes()
-    assert data.count(last) == 1
-    path.write_bytes(data.replace(last, np.array([4, 0, 0, EntryKind.WITHDRAWN], "<i8").tobytes()))
-    with pytest.raises(SamplesNotWritten, match="what simulation 4 sent once was expected in it"):
-        export_record(SoloRanks(), path.parent, path.parent / "files", finished=range(10), invalid=())
+def test_files_are_not_written_of_a_record_that_lacks_them(plain: StudyConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    def without_them(it: Recorder, simulation: int) -> None:
+        it._add(EntryKind.PARAMETERS, simulation, values=parameters_of(simulation).tobytes())
+
+    monkeypatch.setattr(Recorder, "_add_simulation", without_them)
+    path = recorded(plain)
+    with pytest.raises(SamplesNotWritten, match="what simulation 0 sent once was expected in it"):
+        export_record(SoloRanks(), path, path / "files", finished=range(10), invalid=())

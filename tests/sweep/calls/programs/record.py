@@ -25,7 +25,9 @@ KEPT = BEFORE[: POSITION - 1]
 def make(folder: Path) -> None:
     """Incarnation 1 recorded two samples more than its last checkpoint speaks of."""
     with recorder(folder, BEFORE, incarnation=1, position=0) as opened:
-        opened.append(range(len(BEFORE)))
+        opened.append(range(len(KEPT)))
+        assert opened.position() == POSITION
+        opened.append(range(len(KEPT), len(BEFORE)))
 
 
 def run(folder: Path, say: Say) -> None:

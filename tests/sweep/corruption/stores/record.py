@@ -20,7 +20,9 @@ def make(folder: Path, study: int) -> None:
             with recorder(
                 folder, keys, rank=rank, num_ranks=NUM_RANKS, incarnation=incarnation, position=position, study=study
             ) as open_recorder:
-                open_recorder.append(range(len(keys)))
+                open_recorder.append(range(POSITION - 1))
+                assert open_recorder.position() == position + POSITION
+                open_recorder.append(range(POSITION - 1, len(keys)))
 
 
 def read(folder: Path) -> Verdict:
@@ -52,7 +54,7 @@ def _entries(folder: Path) -> tuple[list[Any], list[str]]:
     """The facts of the record and the entries of each rank, and what is told of those that are missing."""
     with Recording(folder) as recording:
         entries = ([_plain(record.read(it)) for it in range(len(record))] for record in recording.ranks)
-        return [recording.facts, *entries], recording.warnings
+        return [recording.study, *entries], recording.warnings
 
 
 def _plain(entry: Any) -> tuple[Any, ...]:

@@ -2,21 +2,19 @@
 
 from stream_server.errors import ConfigError
 from stream_server.messages.client import FieldSpec
-from stream_server.server.replay.record_format import FACTS_FILE, RecordFacts
+from stream_server.server.replay.recorded_study import STUDY_FILE, RecordedStudy
 from tests.fuzz import scratch
 from tests.fuzz.sealing import resealed
 from tests.fuzz.target import Target
 
 FOLDER, AGAIN = scratch.folder(), scratch.folder()
-EXAMPLE = RecordFacts(
+EXAMPLE = RecordedStudy(
     study="heat",
     ranks=2,
     fields=(FieldSpec(name="u", shape=(6, 4), dtype="<f4"), FieldSpec(name="v", shape=(), optional=True)),
     parameters=("left", "right"),
-    routing="steps",
     first=0,
     every=10,
-    num_held_out=1,
     nonfinite="reject",
     seed=7,
 )
@@ -29,18 +27,18 @@ def run(data: bytes) -> None:
 
 
 def _read(data: bytes) -> None:
-    (FOLDER / FACTS_FILE).write_bytes(data)
+    (FOLDER / STUDY_FILE).write_bytes(data)
     try:
-        facts = RecordFacts.read(FOLDER)
+        facts = RecordedStudy.read(FOLDER)
     except ConfigError:
         return
     assert facts.ranks >= 1 <= facts.every
     assert all(type(extent) is int for field in facts.fields for extent in field.shape)
-    (AGAIN / FACTS_FILE).unlink(missing_ok=True)
+    (AGAIN / STUDY_FILE).unlink(missing_ok=True)
     facts.write(AGAIN)
-    assert RecordFacts.read(AGAIN) == facts
+    assert RecordedStudy.read(AGAIN) == facts
 
 
 AGAIN.mkdir(exist_ok=True)
 EXAMPLE.write(FOLDER)
-TARGET = Target(run=run, seeds=((FOLDER / FACTS_FILE).read_bytes(),), is_json=True)
+TARGET = Target(run=run, seeds=((FOLDER / STUDY_FILE).read_bytes(),), is_json=True)
