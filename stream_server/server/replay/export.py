@@ -20,6 +20,7 @@ from stream_server.server.ranks.communicator import Ranks
 from stream_server.server.replay.dealing import RecordCounts
 from stream_server.server.replay.record_format import SAMPLES
 from stream_server.server.replay.record_reader import Recording
+from stream_server.server.replay.share import on_all_ranks
 from stream_server.server.replay.simulation_file import Arrays, path_of, write_simulation
 from stream_server.storage import disk
 
@@ -78,20 +79,14 @@ def _open(record: Path, folder: Path, stack: ExitStack) -> "RecordIndex":
 
 
 def _on_all_ranks(ranks: Ranks, folder: Path, act: Callable[[], T]) -> T:
-    done, problem = [], ""
     try:
-        done.append(act())
-    except (OSError, RuntimeError, ConfigError) as error:
         # HDF5 tells of some failures of the disk by a RuntimeError.
-        problem = str(error)
-    problems = ranks.gather(problem)
-    problem = ranks.broadcast(problems and next(filter(None, problems), ""))
-    if problem:
+        return on_all_ranks(ranks, act, failures=(ConfigError, OSError, RuntimeError))
+    except ConfigError as error:
         raise SamplesNotWritten(
-            f"{folder}: not all samples could be written to files: {problem}. Make room and run the same command "
+            f"{folder}: not all samples could be written to files: {error}. Make room and run the same command "
             "again: nothing is simulated again"
-        )
-    return done[0]
+        ) from error
 
 
 class RecordIndex:

@@ -156,7 +156,7 @@ class RecordEntry:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Block:
+class RecordBlock:
     """The heads of the entries of a block, and where in the file the values of each begin."""
 
     numbers: range
@@ -180,7 +180,7 @@ class RankRecord:
         self._parts = [part for part in parts_of_rank(folder, rank) if part.fields is not None]
         self._files = [ordinary(part.path) for part in self._parts]
         self._blocks = lru_cache(MOST_BLOCKS)(self._read_block)
-        self._latest: Block | None = None
+        self._latest: RecordBlock | None = None
         self._num = self._parts[-1].stop if self._parts else 0
         try:
             self.is_closed = self._num > 0 and self.head(self._num - 1).kind == EntryKind.END
@@ -257,7 +257,7 @@ class RankRecord:
         while self._files:
             os.close(self._files.pop())
 
-    def _find(self, number: int) -> Block:
+    def _find(self, number: int) -> RecordBlock:
         """The block of an entry."""
         if self._latest is None or number not in self._latest.numbers:
             parts = enumerate(self._parts)
@@ -265,7 +265,7 @@ class RankRecord:
             self._latest = self._blocks(which, bisect_right(part.begins, number) - 1)
         return self._latest
 
-    def _read_block(self, which: int, place: int) -> Block:
+    def _read_block(self, which: int, place: int) -> RecordBlock:
         part, file = self._parts[which], self._files[which]
         numbers, start = range(*part.begins[place : place + 2]), part.offsets[place]
         num_bytes = BLOCK_HEAD_BYTES + len(numbers) * HEAD.itemsize
@@ -277,7 +277,7 @@ class RankRecord:
         starts = list(accumulate(heads["num_bytes"].tolist(), initial=start + num_bytes))
         if starts[-1] != part.offsets[place + 1] or not KINDS.issuperset(heads["kind"].tolist()):
             raise _damaged(part.path, numbers.start)
-        return Block(numbers=numbers, heads=heads, starts=starts, file=file, part=part)
+        return RecordBlock(numbers=numbers, heads=heads, starts=starts, file=file, part=part)
 
     def _absences(self, folder: Path) -> Iterator[str]:
         marker = folder / f"rank-{self.rank}.incomplete"

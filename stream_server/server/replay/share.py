@@ -280,16 +280,18 @@ def open_recording(config: StudyConfig, folder: Path) -> Recording | FileRecordi
     return FileRecording(files, config) if files else Recording(folder)
 
 
-def on_all_ranks(ranks: Ranks, act: Callable[[], T]) -> T:
+def on_all_ranks(
+    ranks: Ranks, act: Callable[[], T], *, failures: tuple[type[Exception], ...] = (ConfigError, OSError)
+) -> T:
     """Do what may fail on one rank; then all ranks raise the same error. Collective.
 
     Raises:
-        ConfigError: `act` raised it, or an OSError, on some rank.
+        ConfigError: `act` raised one of these `failures` on some rank.
     """
     problem, done = "", []
     try:
         done.append(act())
-    except (ConfigError, OSError) as error:
+    except failures as error:
         problem = str(error)
     problems = ranks.broadcast(ranks.gather(problem))
     if any(problems):
