@@ -38,8 +38,8 @@ class Client:
 
     complaint = ""
 
-    def say(self, line: str) -> None:
-        """Have this done."""
+    def say(self, *lines: str) -> None:
+        """Have this done, without a pause between the lines."""
         raise NotImplementedError
 
     def hear(self) -> str:
@@ -74,9 +74,7 @@ class Client:
 
     def begin_to_send(self, *steps: int, count: str = "4") -> Callable[[], list[str]]:
         """Have these steps sent; the result gives the answers, and waits for them."""
-        for step in steps:
-            self.say(f"put u float64 {count} {step}")
-            self.say(f"send {step}")
+        self.say(*(line for step in steps for line in (f"put u float64 {count} {step}", f"send {step}")))
         return lambda: [[self.hear(), self.hear()][1] for _ in steps]
 
     def send(self, *steps: int, count: str = "4") -> list[str]:
@@ -94,7 +92,8 @@ class PythonClient(Client):
     def __init__(self, stderr: pytest.CaptureFixture[str]) -> None:
         self._stderr = stderr
         self._driver = driver.Driver()
-        self._answers: deque[Future[str]] = deque()
+        self._said: deque[Future[list[str]]] = deque()
+        self._answers: deque[str] = deque()
 
     def __enter__(self) -> Self:
         self._thread = ThreadPoolExecutor(1, "python-client")
@@ -109,11 +108,13 @@ class PythonClient(Client):
         if kind is None:
             self.check_complaint(self._stderr.readouterr().err)
 
-    def say(self, line: str) -> None:
-        self._answers.append(self._thread.submit(self._driver.obey, line))
+    def say(self, *lines: str) -> None:
+        self._said.append(self._thread.submit(lambda: [self._driver.obey(line) for line in lines]))
 
     def hear(self) -> str:
-        return self._answers.popleft().result(DEADLINE_S)
+        while not self._answers:
+            self._answers.extend(self._said.popleft().result(DEADLINE_S))
+        return self._answers.popleft()
 
 
 def quicken(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -66,9 +66,9 @@ class Driver:
         if kind is None:
             assert (self.process.returncode, unexpected(told)) == (0, "")
 
-    def say(self, line: str) -> None:
+    def say(self, *lines: str) -> None:
         assert self.process.stdin is not None
-        self.process.stdin.write(line.encode() + b"\n")
+        self.process.stdin.write(b"".join(line.encode() + b"\n" for line in lines))
         self.process.stdin.flush()
 
     def hear(self) -> str:
