@@ -1,9 +1,6 @@
 """The launcher's journal after a power failure, at the moments at which it once was wrong."""
 
-import errno
-import os
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -11,11 +8,11 @@ from stream_server.errors import ConfigError
 from stream_server.launcher.journal import records
 from stream_server.launcher.journal.journal import JOURNAL_FILE, Journal
 from stream_server.launcher.journal.records import JournalRecord, PlanTaken
-from stream_server.storage import disk
 from tests.disk.model import Synced, Tree, Wrote
 from tests.disk.recording import recorded
 from tests.disk.scratch import put, taken
 from tests.disk.states import Moment
+from tests.support.failing_disk import failing
 
 RECORDS: tuple[JournalRecord, ...] = tuple(PlanTaken(incarnation=number) for number in range(3))
 WHOLE = b"".join(map(records.encode, RECORDS))
@@ -78,18 +75,10 @@ def test_a_torn_end_is_cut_off_on_disk_before_anything_follows(tmp_path: Path) -
     assert journal_of(Moment(history, place).synced().tree) == WHOLE
 
 
-def test_a_record_that_could_neither_be_written_nor_cut_off_does_not_spoil_the_next(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(*_: Any) -> None:
-        raise OSError(errno.EIO, os.strerror(errno.EIO))
-
+def test_a_record_that_could_neither_be_written_nor_cut_off_does_not_spoil_the_next(tmp_path: Path) -> None:
     with Journal(tmp_path) as journal:
         journal.write(RECORDS[0])
-        with monkeypatch.context() as patch:
-            for name in ("fsync", "truncate"):
-                patch.setattr(disk.os, name, fail)
-            with pytest.raises(OSError, match="Input/output"):
-                journal.write(RECORDS[1])
+        with failing(lambda name, _: name in ("fsync", "truncate")), pytest.raises(OSError, match="Input/output"):
+            journal.write(RECORDS[1])
         journal.write(RECORDS[2])
         assert list(records.decode(journal.file.read_bytes())) == [RECORDS[0], RECORDS[2]]

@@ -1,11 +1,7 @@
 """Bugs that the sweeps have found, each at its place."""
 
-import errno
-import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -19,41 +15,10 @@ from stream_server.server.model.model_export import MODEL_FILE, export_model
 from stream_server.server.model.warm_start import find_source
 from stream_server.server.run.output import OutputFolder
 from stream_server.server.user.normalization import Normalization
-from stream_server.storage import disk
 from stream_server.storage.tensor_file import read_tensors
+from tests.support.failing_disk import failing, in_turn
 from tests.sweep.calls.programs.output import CONFIG
 from tests.sweep.records import recorder
-
-
-class FailingOs:
-    """Stands in for `os`: these functions fail once, one after the other; one with a "+" succeeds."""
-
-    def __init__(self, *names: str) -> None:
-        self._names = list(names)
-
-    def __getattr__(self, name: str) -> Any:
-        call = getattr(os, name)
-        if not self._names or self._names[0].removeprefix("+") != name:
-            return call
-
-        def called(*arguments: Any, **more: Any) -> Any:
-            if self._names.pop(0).startswith("+"):
-                return call(*arguments, **more)
-            if name == "close":
-                call(*arguments)
-            raise OSError(errno.EIO, os.strerror(errno.EIO))
-
-        return called
-
-
-@contextmanager
-def failing(*names: str) -> Iterator[None]:
-    """The disk fails like that while the block lasts."""
-    real, disk.os = disk.os, FailingOs(*names)  # type: ignore[assignment]
-    try:
-        yield
-    finally:
-        disk.os = real
 
 
 def write(journal: Journal, number: int) -> None:
@@ -70,10 +35,10 @@ def test_a_start_that_was_killed_while_it_wrote_study_json_can_be_repeated(tmp_p
 def test_a_record_that_could_neither_be_synced_nor_taken_back_is_gone_before_the_next_one(tmp_path: Path) -> None:
     with Journal(tmp_path) as journal:
         write(journal, 1)
-        with failing("fsync", "truncate"), pytest.raises(OSError, match="Input/output"):
+        with failing(in_turn("fsync", "truncate")), pytest.raises(OSError, match="Input/output"):
             write(journal, 2)
         write(journal, 3)
-        with failing("fsync"), pytest.raises(OSError, match="Input/output"):
+        with failing(in_turn("fsync")), pytest.raises(OSError, match="Input/output"):
             write(journal, 4)
     found = list(decode((tmp_path / JOURNAL_FILE).read_bytes()))
     assert found == [Attached(token=1, simulation=number, attempt=0) for number in (1, 3)]
@@ -81,10 +46,9 @@ def test_a_record_that_could_neither_be_synced_nor_taken_back_is_gone_before_the
 
 def test_a_recording_whose_file_cannot_be_closed_ends_and_the_study_goes_on(tmp_path: Path) -> None:
     opened = recorder(tmp_path, [(2, 1), (2, 2)], incarnation=1, position=0)
-    with opened:
+    with ExitStack() as stack, opened:
         opened.append([0, 1])
-        real, disk.os = disk.os, FailingOs("close")  # type: ignore[assignment]
-    disk.os = real
+        stack.enter_context(failing(in_turn("close")))
     assert opened.error is not None
     assert "Input/output" in opened.marker.read_text()
 
@@ -92,7 +56,7 @@ def test_a_recording_whose_file_cannot_be_closed_ends_and_the_study_goes_on(tmp_
 @pytest.mark.parametrize("calls", [["rename"], ["+rename", "fsync"], ["+rename", "rename"]])
 def test_a_model_that_cannot_be_replaced_stays(tmp_path: Path, calls: list[str]) -> None:
     export(tmp_path, 1)
-    with failing(*calls), pytest.raises(OSError, match="Input/output"):
+    with failing(in_turn(*calls)), pytest.raises(OSError, match="Input/output"):
         export(tmp_path, 2)
     assert read_tensors(tmp_path / "model" / MODEL_FILE, as_torch=False)["w"] == 1
 
@@ -100,7 +64,7 @@ def test_a_model_that_cannot_be_replaced_stays(tmp_path: Path, calls: list[str])
 def test_a_model_that_was_put_aside_by_an_export_that_was_killed_is_not_lost(tmp_path: Path) -> None:
     export(tmp_path, 1)
     (tmp_path / "model").rename(tmp_path / "model.old")
-    with failing("mkdir"), pytest.raises(OSError, match="Input/output"):
+    with failing(in_turn("mkdir")), pytest.raises(OSError, match="Input/output"):
         export(tmp_path, 2)
     assert read_tensors(tmp_path / "model" / MODEL_FILE, as_torch=False)["w"] == 1
 

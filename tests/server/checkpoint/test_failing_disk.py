@@ -1,11 +1,8 @@
 """Whatever system call of a save fails, what was committed before stays, and nothing half-written is left."""
 
 import errno
-import os
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -13,35 +10,14 @@ from stream_server.server.checkpoint.failures import reason_of
 from stream_server.storage import disk as layer
 from tests.disk.scratch import folder_in_memory
 from tests.support.checkpoint_stores import SaveOutcome, names, restart, save, store
+from tests.support.failing_disk import FailingOs, from_call
 
 CALLS = ("open", "write", "fsync", "mkdir", "rename", "unlink", "rmdir", "posix_fadvise")
 REMOVING = ("unlink", "rmdir")
 
 
-class FailingDisk:
-    """Stands in for `os` under the disk layer: lets the saver's `first` call fail, or that one and all that follow."""
-
-    def __init__(self, first: int, code: int, *, lasting: bool) -> None:
-        self.num_calls = 0
-        self.failed: list[str] = []
-        self._first = first
-        self._code = code
-        self._lasting = lasting
-
-    def __getattr__(self, name: str) -> Any:
-        found = getattr(os, name)
-        return self._failing(name, found) if name in CALLS else found
-
-    def _failing(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
-        def failing(*arguments: Any, **more: Any) -> Any:
-            if threading.current_thread().name.startswith("checkpoint-"):
-                self.num_calls += 1
-                if self.num_calls == self._first or (self._lasting and self.num_calls > self._first):
-                    self.failed.append(name)
-                    raise OSError(self._code, os.strerror(self._code))
-            return call(*arguments, **more)
-
-        return failing
+def failing_saver(first: int, code: int, *, lasting: bool) -> FailingOs:
+    return FailingOs(from_call(first, lasting=lasting), code, calls=CALLS, thread="checkpoint-")
 
 
 @pytest.fixture
@@ -50,7 +26,7 @@ def top() -> Iterator[Path]:
         yield folder
 
 
-def save_on(folder: Path, disk: FailingDisk) -> SaveOutcome:
+def save_on(folder: Path, disk: FailingOs) -> SaveOutcome:
     store(folder, 1, 2)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(layer, "os", disk)
@@ -58,7 +34,7 @@ def save_on(folder: Path, disk: FailingDisk) -> SaveOutcome:
 
 
 def num_calls(folder: Path) -> int:
-    disk = FailingDisk(0, 0, lasting=False)
+    disk = failing_saver(0, 0, lasting=False)
     assert isinstance(save_on(folder, disk), Path)
     return disk.num_calls
 
@@ -70,7 +46,7 @@ def test_a_failure_at_any_call_leaves_a_complete_checkpoint(top: Path, code: int
     assert total > 30
     for first in range(1, total + 1):
         folder = top / str(first)
-        disk = FailingDisk(first, code, lasting=lasting)
+        disk = failing_saver(first, code, lasting=lasting)
         outcome = save_on(folder, disk)
         if isinstance(outcome, Exception) and not lasting and disk.failed[0] not in REMOVING:
             assert names(folder) in ({"000001", "000002"}, {"000001", "000002", "000003"}), first
@@ -83,13 +59,13 @@ def test_the_next_save_after_a_failure_succeeds(top: Path, code: int) -> None:
     total = num_calls(top / "whole")
     for first in range(1, total + 1, 3):
         folder = top / str(first)
-        save_on(folder, FailingDisk(first, code, lasting=False))
+        save_on(folder, failing_saver(first, code, lasting=False))
         assert isinstance(save(folder, 4), Path), first
         assert restart(folder) == 4
 
 
 def test_a_full_disk_is_told_in_plain_words(tmp_path: Path) -> None:
-    outcome = save_on(tmp_path / "store", FailingDisk(8, errno.ENOSPC, lasting=True))
+    outcome = save_on(tmp_path / "store", failing_saver(8, errno.ENOSPC, lasting=True))
     assert isinstance(outcome, OSError)
     reason = reason_of(outcome, tmp_path)
     assert reason.startswith("the disk is full")
