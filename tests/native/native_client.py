@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 import pytest
@@ -10,7 +9,7 @@ import pytest
 from tests.client_api.clients import QUICK_S, Client
 from tests.native.building import run
 from tests.native.conformance import build
-from tests.native.conformance.script import DEADLINE_S, Driver, unexpected
+from tests.native.conformance.script import Driver
 from tests.needs import need
 
 PROGRAMS = Path(__file__).parent / "programs"
@@ -26,18 +25,8 @@ class NativeClient(Driver, Client):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        if kind is not None:
-            self.process.kill()
-        try:
-            _, told = self.process.communicate(timeout=DEADLINE_S)
-        finally:
-            self.process.kill()
-        if kind is None:
-            assert self.process.returncode == 0, told.decode()
-            self.check_complaint(unexpected(told))
+    def check_complaint(self, told: str) -> None:
+        Client.check_complaint(self, told)
 
 
 def built(library: Path, folder: Path, source: str, *options: str) -> Path:
