@@ -32,7 +32,6 @@ from stream_server.machine.forced_exit import FIRST_SIGNAL
 from stream_server.machine.screen import tell
 from stream_server.machine.signals import Signals
 from stream_server.messages import launcher_link
-from stream_server.messages.launcher_place import LauncherPlace
 
 # The server beside us knows when we must leave. One in a job, which may wait in the queue until then, is told at this
 # time before it.
@@ -208,13 +207,9 @@ class Supervisor:
         self._running.coming_since = now
 
     def _run(
-        self,
-        starting: records.ServerStarting,
-        begin: Callable[[], ServerJob],
-        *,
-        taken_over: bool = False,
-        before: LauncherPlace | None = None,
+        self, starting: records.ServerStarting, begin: Callable[[], ServerJob], *, taken_over: bool = False
     ) -> None:
+        before = self.remote.before if taken_over and self.remote is not None else None
         with ExitStack() as stack:
             # The ranks must find us when they come.
             liveness = Liveness(
@@ -248,8 +243,7 @@ class Supervisor:
             return
         log.info("server, start %d, is taken over", starting.number)
         # A rank that lives comes back at once; of one that died while nobody watched, mpirun may know nothing.
-        before = None if self.remote is None else self.remote.before
-        self._run(starting, lambda: job, taken_over=True, before=before)
+        self._run(starting, lambda: job, taken_over=True)
 
     def _ended(self, running: RunningServer, end: ServerEnd, now: float) -> None:
         running.close()
