@@ -6,7 +6,14 @@ from stream_server.launcher.schedule.progress_clock import CONFIRM_FAILURE_S, CO
 from stream_server.launcher.schedule.queues import ATTACH_WAIT_S
 from stream_server.launcher.schedule.retry_policy import ScheduleLimits
 from stream_server.launcher.schedule.schedule import SimulationSchedule
-from stream_server.launcher.schedule.simulation import Cancel, ScheduledState, Submit
+from stream_server.launcher.schedule.simulation import (
+    SCHEDULED_TRANSITIONS,
+    Cancel,
+    ScheduledEvent,
+    ScheduledPhase,
+    ScheduledState,
+    Submit,
+)
 from stream_server.messages.launcher_link import Attached, Dropped, Failed, FailedLater, GaveUp, NoneLeft, TooMany
 
 
@@ -30,6 +37,15 @@ def fail(schedule: SimulationSchedule, simulation: int, attempt: int, now: float
 
 def submits(actions: list[object]) -> list[Submit]:
     return [action for action in actions if isinstance(action, Submit)]
+
+
+def test_an_attempt_ends_from_each_phase_and_once_only() -> None:
+    over = {ScheduledPhase.ENDED, ScheduledPhase.KILLED}
+    ends = {phase: to for (phase, event), to in SCHEDULED_TRANSITIONS.items() if event is ScheduledEvent.END}
+    assert (set(ends), set(ends.values())) == (set(ScheduledPhase) - over, over)
+    assert not over & {phase for phase, _ in SCHEDULED_TRANSITIONS}
+    # What was not cancelled is judged by how its job ends.
+    assert {phase for phase, to in ends.items() if to is ScheduledPhase.KILLED} == {ScheduledPhase.CANCELLED}
 
 
 def test_at_most_max_running_jobs_run_and_the_lowest_ids_start_first() -> None:
