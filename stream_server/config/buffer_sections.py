@@ -19,9 +19,14 @@ WATERMARK_PART = 5
 class BufferSection(Section):
     """`buffer`: the sample buffer of each server rank; the keys that every policy has."""
 
-    capacity: Capacity = Field(description="Samples of a rank, or a size in bytes such as 4GiB.", examples=[2500])
+    capacity: Capacity = Field(
+        description='Samples of a rank, or a size such as `"4GiB"` (fields without `dtype` count 8 bytes per value).',
+        examples=[2500],
+    )
     routing: Literal["steps", "simulations"] = Field(
-        default="steps", description="Unit that is dealt to the server ranks: time steps or whole simulations."
+        default="steps",
+        description='`"steps"`: time steps are dealt to the ranks in turn; `"simulations"`: all steps of a simulation '
+        'go to one rank. Default: `"steps"`; with `samples.window` `"simulations"`.',
     )
 
     @property
@@ -34,8 +39,12 @@ Watermark = Annotated[
     Count,
     Field(
         default_factory=lambda keys: max(1, keys.get("capacity", 0) // WATERMARK_PART),
-        description="Samples that must wait before training starts; a fifth of the capacity.",
+        description="Samples that must wait before training starts; not with fifo, which has none. Default: a fifth "
+        "of `capacity`.",
     ),
+]
+PseudoEpochs = Annotated[
+    Count, Field(default=1, description="Draws of each sample; firo, and policies of your own that take it.")
 ]
 
 
@@ -48,10 +57,12 @@ def _reference_of(policy: Any) -> Any:
 class OwnBuffer(BufferSection):
     """`buffer` with a policy that is a class of the user's, or of an installed package."""
 
-    policy: Annotated[ClassReference, BeforeValidator(_reference_of)] = Field(description="FILE.py:Class.")
-    args: dict[str, Any] = Field(default_factory=dict, description="Arguments of the class.")
+    policy: Annotated[ClassReference, BeforeValidator(_reference_of)] = Field(
+        description='`"FILE.py:Class"`: a policy of your own (docs/guide/extending.md#a-buffer-policy).'
+    )
+    args: dict[str, Any] = Field(default_factory=dict, description="Arguments of a policy of your own.")
     watermark: Watermark
-    pseudo_epochs: Count = Field(default=1, description="Draws of each sample, if the class takes them.")
+    pseudo_epochs: PseudoEpochs
 
 
 class FifoBuffer(BufferSection):
@@ -70,9 +81,9 @@ class FiroBuffer(BufferSection):
 
     args: ClassVar[dict[str, Any]] = {}
 
-    policy: Literal["firo"] = Field(description="Each sample pseudo_epochs times, in random order.")
+    policy: Literal["firo"] = Field(description="Each sample `pseudo_epochs` times, in random order.")
     watermark: Watermark
-    pseudo_epochs: Count = Field(default=1, description="Draws of each sample.")
+    pseudo_epochs: PseudoEpochs
 
 
 class ReservoirBuffer(BufferSection):
@@ -81,7 +92,7 @@ class ReservoirBuffer(BufferSection):
     args: ClassVar[dict[str, Any]] = {}
 
     policy: Literal["reservoir"] = Field(
-        default="reservoir", description="Each sample at least once, and again until newer ones need the room."
+        default="reservoir", description="Drawn again and again until newer ones need the room, each at least once."
     )
     watermark: Watermark
 
@@ -93,7 +104,9 @@ class UniformBuffer(BufferSection):
 
     args: ClassVar[dict[str, Any]] = {}
 
-    policy: Literal["uniform"] = Field(description="As reservoir, but old samples stay as likely as new ones.")
+    policy: Literal["uniform"] = Field(
+        description="As a reservoir, but what it keeps is spread evenly over all samples that ever came."
+    )
     watermark: Watermark
 
     pseudo_epochs: ClassVar[int] = 1

@@ -133,7 +133,7 @@ def _example(keys: Keys) -> str:
     for model in models_at(keys[:-1]):
         field = field_of(model, keys[-1])
         if field is not None and field.examples:
-            description = (field.description or "").rstrip(".")
+            description = (field.description or "").partition(". ")[0].rstrip(".").replace("`", "")
             return f"Write {shown(keys[-1])}: {shown(field.examples[0])} ({description[:1].lower()}{description[1:]})"
     return "See docs/reference/study.md"
 

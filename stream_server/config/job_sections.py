@@ -47,26 +47,35 @@ SERVER_BACKENDS = tuple(name for name in BACKENDS if name != "slurm-steps")
 class JobSettings(Section):
     """`simulation.job` and `server.job`: the settings of the job of a simulation, and of that of the server."""
 
-    cores_per_rank: Count = Field(default=1, description="Cores of one rank.")
-    gpus_per_rank: Natural = Field(default=0, description="GPUs of one rank, if a scheduler runs the job.")
+    cores_per_rank: Count = Field(default=1, description="Cores of one rank, and so its threads.")
+    gpus_per_rank: Natural = Field(default=0, description="GPUs of one rank.")
     memory: Bytes | None = Field(
-        default=None, description="Memory of one rank, if a scheduler runs the job; null: what the site gives."
+        default=None, description='Memory of one rank, such as `"4GiB"`; `null`: what the site gives a core.'
     )
-    nodes: Count | None = Field(default=None, description="Nodes of the job; null: as many as the scheduler takes.")
+    nodes: Count | None = Field(
+        default=None, description="Nodes of the job; `null`: as many as the scheduler takes for its ranks."
+    )
     walltime: Walltime | None = Field(
-        default=None, description="Longest time of the job, HH:MM:SS; null: that of the partition."
+        default=None, description='Longest time of the job, `"HH:MM:SS"`; `null`: that of the partition.'
     )
-    partition: Text | None = Field(default=None, description="Partition or queue; null: the site's default.")
-    account: Text | None = Field(default=None, description="Account that pays; null: the user's default.")
-    setup: Texts = Field(default=(), description="Lines of bash that each job runs first, such as `module load gcc`.")
+    partition: Text | None = Field(default=None, description="Partition or queue; `null`: the site's default.")
+    account: Text | None = Field(default=None, description="Account that pays; `null`: the user's default.")
+    setup: Texts = Field(
+        default=(),
+        description='Lines of bash that the job runs first in a login shell, such as `"module load gcc"`; one that '
+        "fails ends the job.",
+    )
     options: dict[str, Any] = Field(
         default_factory=dict,
-        description="Further options of the submitting command by name, or what a backend of your own reads.",
+        description='Further long options of `sbatch` or `srun`, by name: `{"qos": "low", "exclusive": true}`; '
+        "likewise those of `qsub`, `bsub`, `flux submit` and `oarsub` (docs/guide/clusters.md#other-schedulers). "
+        "Whatever a backend of your own reads.",
     )
-    environment: dict[str, str] = Field(default_factory=dict, description="Environment variables.")
+    environment: dict[str, str] = Field(default_factory=dict, description="Environment variables, text to text.")
     mpirun: Words | None = Field(
         default=None,
-        description="How an MPI program is started, with {ranks}; null: mpirun, if there are several ranks.",
+        description="How the ranks are started, as a list in which `{ranks}` stands for their number; without it, `-n "
+        "RANKS` is added. `null`: `mpirun`.",
     )
 
 
@@ -74,24 +83,47 @@ class SimulationSettings(Section):
     """`simulation`: how one simulation is run, and what happens when it fails."""
 
     command: Words | None = Field(
-        default=None, description="Program and arguments with {placeholders}; null: simulations attach by themselves."
+        default=None,
+        description="Program and arguments as a list, with `{placeholders}`; never passes through a shell. `null`: "
+        "nothing is started, simulations attach by themselves.",
     )
-    ranks: Count = Field(default=1, description="MPI ranks of one simulation.")
-    templates: Paths = Field(default=(), description="Text files rendered into each attempt's folder.")
-    timeout_s: Positive = Field(default=600.0, description="Longest time without progress.")
+    ranks: Count = Field(
+        default=1,
+        description="MPI ranks of one simulation; more than one are started by mpirun. With 1, a program may start up "
+        "to 1,024 ranks by itself.",
+    )
+    templates: Paths = Field(
+        default=(),
+        description="UTF-8 text files that are rendered, placeholders filled in, into each attempt's folder.",
+    )
+    timeout_s: Positive = Field(
+        default=600.0,
+        description="Longest time without progress before an attempt is killed; does not run while the simulation is "
+        "queued or held back by the server.",
+    )
     retries: Natural = Field(default=2, description="Attempts after the first.")
     on_failure: Literal["give_up", "redraw", "stop"] = Field(
-        default="give_up", description="Action after the last failed attempt."
+        default="give_up",
+        description='After the last attempt: `"give_up"`; `"redraw"`: also start another with new parameters and a '
+        'new id; `"stop"` the study.',
     )
     max_failed: MostFailed = Field(
         default=0.1,
-        description="Simulations that may fail before the study stops: a share below 1, or a number from 1 on.",
+        description="Simulations that may fail before the study stops: a share below 1, or a number from 1 on; 0: "
+        "none.",
     )
-    per_job: Count = Field(default=1, description="Simulations that share one job.")
+    per_job: Count = Field(
+        default=1,
+        description="Simulations that share one job, as one MPMD command of mpirun, at most `launcher.max_running`.",
+    )
     per_worker: Count | Literal["many"] = Field(
-        default=1, description="Simulations, at most, that one process computes, one after another."
+        default=1,
+        description='Simulations, at most, that one process computes one after another; `"many"`: 100 '
+        "(docs/guide/clients.md#workers).",
     )
-    keep_folders: Literal["all", "failed"] = Field(default="all", description="Which attempts' folders stay.")
+    keep_folders: Literal["all", "failed"] = Field(
+        default="all", description='Which attempts\' folders stay: `"all"` or those of the `"failed"`.'
+    )
     job: JobSettings = Field(default_factory=JobSettings, description="Settings of the job of a simulation.")
 
     @property
@@ -104,8 +136,8 @@ class SimulationSettings(Section):
 class RankRange(Section):
     """`server.ranks`: the smallest and the largest number of MPI ranks of the server, as a number if they are one."""
 
-    min: Count = Field(default=1, description="With fewer, the study is not started.")
-    max: Count = Field(description="More are not started, whatever the allocation has room for.")
+    min: Count = Field(default=1, description="With fewer the study is not started.")
+    max: Count = Field(description="More are not started.")
 
     @model_validator(mode="after")
     def _is_a_range(self) -> Self:
@@ -133,20 +165,26 @@ class Server(Section):
 
     class_: ClassReference = Field(
         alias="class",
-        description="The class that trains: FILE.py:Class or package.module:Class.",
+        description='The class that trains, `"FILE.py:Class"` or `"package.module:Class"`. It is a StreamServer or '
+        "TorchServer.",
         examples=["server.py:HeatServer"],
     )
     ranks: RanksOrRange = Field(
         default=RankRange(max=1),
-        description="MPI ranks when stream-launcher starts the server, or {min, max}: as many as there is room for.",
+        description='Ranks when `stream-launcher` starts the server: a number, or `{"min": 1, "max": 8}` for as many '
+        "as there is room for; `mpirun -n` wins. Default: `1`.",
     )
     backend: Annotated[str, NameOrClass("backend of the server", SERVER_BACKENDS, "backends")] = Field(
         default="local",
-        description="Backend for the server when stream-launcher starts it: local runs it beside stream-launcher, "
-        "a scheduler or FILE.py:Class as a job.",
+        description='What runs the server when `stream-launcher` starts it: `"local"`, mpirun beside '
+        '`stream-launcher`; `"slurm"`, `"pbs"`, `"lsf"`, `"flux"`, `"oar"`, or a backend of your own '
+        '(docs/guide/backends.md), `"FILE.py:Class"`: a job that it submits '
+        "(docs/guide/clusters.md#the-server-as-a-job).",
     )
     stall_s: Positive = Field(
-        default=1800.0, description="Longest time for which the ranks may go without meeting, whatever they do."
+        default=1800.0,
+        description="Longest time for which the ranks may go without meeting (a control round, a sum, a broadcast): "
+        "past it one of them says where all are, and aborts the job.",
     )
     job: JobSettings = Field(default_factory=JobSettings, description="Settings of the job of the server.")
 
@@ -155,27 +193,41 @@ class Launcher(Section):
     """`launcher`: how many simulations run, and how often the server is started again."""
 
     backend: Annotated[str, NameOrClass("backend", tuple(BACKENDS), "backends")] = Field(
-        default="local", description="Backend for the jobs of the simulations, or FILE.py:Class."
+        default="local",
+        description='What runs the jobs of the simulations: `"local"`, processes of this machine; `"slurm"`, jobs of '
+        'Slurm; `"slurm-steps"`, steps of the launcher\'s allocation; `"pbs"`, `"lsf"`, `"flux"`, `"oar"`, '
+        'jobs of these (docs/guide/clusters.md); or a class of your own, `"FILE.py:Class"` (docs/guide/backends.md).',
     )
-    max_running: Count = Field(default=1, description="Simulations that run at the same time, or wait in a queue.")
+    max_running: Count = Field(
+        default=1, description="Simulations that run at the same time; those whose jobs wait in a queue count as well."
+    )
     max_queued: Count | None = Field(
-        default=None, description="Jobs that wait in the scheduler's queue at the same time; null: all of them."
+        default=None,
+        description="Jobs that wait in the scheduler's queue at the same time, for sites that limit them (not "
+        '`"slurm-steps"`); `null`: all that may run.',
     )
-    restarts: Natural = Field(default=3, description="Restarts of the server without progress.")
+    restarts: Natural = Field(default=3, description="Restarts of the server without progress in between.")
 
 
 class Client(Section):
     """`client`: how simulations talk to the server."""
 
     window: Bytes = Field(
-        default=64 * 2**20, description="Bytes a simulation rank may have under way to one server rank."
+        default=64 * 2**20,
+        description="How much one simulation rank may have under way to one server rank; and how much it keeps, for "
+        'all server ranks together, of what is in no checkpoint yet. Default: `"64MiB"`.',
     )
     if_server_away: Literal["wait", "continue", "stop"] = Field(
-        default="wait", description="Behaviour of a simulation while the server is away."
+        default="wait",
+        description='While the server says nothing for more than a minute: `"wait"` for it, `"continue"` without it '
+        'until it is back, or `"stop"`.',
     )
-    wait_s: Positive = Field(default=600.0, description="How long it waits then.")
+    wait_s: Positive = Field(
+        default=600.0,
+        description="How long a simulation waits for a word of the server, in all, before it ends with an error.",
+    )
     max_attached: Natural = Field(
-        default=4, description="Simulations started by hand that may be connected at the same time."
+        default=4, description="Simulations started by hand that may be connected at the same time; 0 allows none."
     )
 
 
@@ -183,9 +235,15 @@ class Network(Section):
     """`network`: sockets."""
 
     interface: str | None = Field(
-        default=None, description="Name, address or subnet of the network interface that others reach; null finds it."
+        default=None,
+        description="Where simulations, ranks, operators and `stream-launcher` reach each other, torch's ranks too: "
+        'the name of an interface (`"ib0"`), an address of the node, or a subnet in which every node has one address '
+        '(`"10.1.0.0/16"`, `"fd00:1::/64"`); `null`: by the name of the node, which listens everywhere.',
     )
     ports: Annotated[tuple[Port, Port], Field(strict=False)] | None = Field(
-        default=None, description="Range of TCP ports, [low, high]; null takes any."
+        default=None, description="Range of TCP ports, `[low, high]`; `null`: any."
     )
-    security: Literal["curve", "none"] = Field(default="curve", description="Encryption and keys of TCP connections.")
+    security: Literal["curve", "none"] = Field(
+        default="curve",
+        description='`"curve"`: TCP connections are encrypted and only the study\'s simulations get in; `"none"`.',
+    )

@@ -140,15 +140,19 @@ class SamplerSettings(Section):
     In study.json a sampler without further keys is written as its name alone.
     """
 
-    class_: SamplerName = Field(alias="class", description="A built-in sampler, or FILE.py:Class.")
+    class_: SamplerName = Field(alias="class", description='A built-in sampler, or `"FILE.py:Class"`.')
     args: dict[str, Any] = Field(default_factory=dict, description="Arguments of the class by name.")
     lookahead: Count | None = Field(
         default=None,
-        description="Suggestions that are ready before a class that learns is asked for more; null: as many as run.",
+        description="For a class with `ingest`: how many simulations, besides those that have begun, have their "
+        "parameters already; `null`: as many as run at a time.",
     )
-    timeout_s: Positive = Field(default=60.0, description="Longest time for which the class may take to answer.")
+    timeout_s: Positive = Field(
+        default=60.0,
+        description="Longest time for which the class may take to answer; then it is killed, and begins anew.",
+    )
     fallback: Literal["uniform", "halton", "sobol"] = Field(
-        default="sobol", description="Where points come from that the class does not suggest in time."
+        default="sobol", description="Where parameters come from that the class does not suggest."
     )
 
     @property

@@ -93,15 +93,18 @@ class SampleField(Section):
     """One array of a sample. `dtype` is what is kept, a native NumPy name; None keeps what is sent."""
 
     shape: Shape = Field(
-        description='Global shape in C order; [] is a scalar. A first extent {"max": n} is 0 to n.',
+        description='Global shape, C order (a Fortran array appears reversed). A first extent `{"max": 5000}` may '
+        'differ, from 0 to 5000: from step to step, or with `"per": "simulation"` from simulation to simulation.',
         examples=[[100, 100]],
     )
     dtype: Annotated[str, AfterValidator(_check_dtype)] | None = Field(
-        default=None, description="NumPy type that is kept; null keeps what is sent."
+        default=None, description='NumPy type that is kept, such as `"float32"`; `null`: as sent.'
     )
     optional: bool = Field(default=False, description="Whether a simulation may leave the field out of a step.")
     per: Literal["step", "simulation"] = Field(
-        default="step", description='"simulation": the field is sent once per simulation, and given with every sample.'
+        default="step",
+        description='`"simulation"`: the field (a mesh, a coefficient) is sent once per simulation and given with '
+        "every sample of it (docs/guide/clients.md#fields-once-per-simulation).",
     )
 
     @model_validator(mode="after")
@@ -155,7 +158,7 @@ class TimeStepRange(Section):
     """The labels of the time steps a simulation sends: first, first + every, … last."""
 
     first: int = Field(default=0, description="Label of the first time step.")
-    last: int = Field(description="Label of the last time step.", examples=[99])
+    last: int = Field(description="Label of the last time step: `first` + a multiple of `every`.", examples=[99])
     every: Count = Field(default=1, description="Difference of two neighbouring labels.")
 
     @model_validator(mode="after")
@@ -186,7 +189,7 @@ class TimeStepRange(Section):
 class WindowSettings(Section):
     """`samples.window`: a sample is `length` time steps of one simulation, `spacing` apart."""
 
-    length: Annotated[int, Field(ge=2)] = Field(description="Time steps of a sample.", examples=[5])
+    length: Annotated[int, Field(ge=2)] = Field(description="Time steps of a sample, 2 or more.", examples=[5])
     spacing: Count = Field(default=1, description="Distance of two neighbouring steps of a sample, in time steps.")
     stride: Count = Field(
         default=1, description="Distance of the first steps of consecutive samples of a simulation, in time steps."
@@ -205,7 +208,9 @@ class WindowSettings(Section):
 class SampleSettings(Section):
     """`samples`: how samples are made of the time steps that simulations send."""
 
-    window: WindowSettings = Field(description="A sample is several time steps of one simulation.")
+    window: WindowSettings = Field(
+        description="A sample is several time steps of one simulation, as models of trajectories take them."
+    )
 
 
 def _from_shape(value: Any) -> Any:

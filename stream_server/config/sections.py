@@ -25,29 +25,34 @@ class StudySettings(Section):
     name: StudyName = Field(
         default_factory=lambda: study_dir().name or "study",
         validate_default=True,
-        description="Name of the study; the name of its folder.",
+        description="Name of the study; no `/` in it. Default: name of the folder.",
     )
     output_dir: FilePath = Field(
         default_factory=lambda keys: Path("runs", keys.get("name", "study")),
         validate_default=True,
-        description="Folder for results; runs/<name>.",
+        description="Folder of the results. Default: `runs/<name>`.",
     )
     share_with: str | None = Field(
         default=None,
         min_length=1,
-        description="Group of this system's users that may read the folder for results; null: nobody else may.",
+        description="Group of this system's users that may read the folder of the results (docs/guide/security.md); "
+        "`null`: nobody else may.",
     )
     simulations: Count = Field(description="Number of training simulations.", examples=[100])
     time_steps: CountOrTimeSteps = Field(
-        default=None, description="Time steps of a simulation: their count, {first, last, every}, or null: unknown."
+        default=None,
+        description='Count n (labels 0 … n−1), `{"first": 0, "last": 990, "every": 10}`, or `null`: not known ahead.',
     )
-    seed: Natural = Field(default=0, description="Seed of parameters, buffers and weights.")
+    seed: Natural = Field(default=0, description="Seed of parameters, buffers and weights; 0 or more.")
     fields: Annotated[dict[Name, ShapeOrField], Field(min_length=1, max_length=MAX_FIELDS)] = Field(
-        description="The fields of one sample.", examples=[{"temperature": [100, 100]}]
+        description="What one sample holds: name → shape in C order, or an object. Up to 64 fields of up to 8 "
+        "dimensions; `[]` is a scalar.",
+        examples=[{"temperature": [100, 100]}],
     )
     units: dict[str, str] = Field(
         default_factory=dict,
-        description="Units of fields, parameters and whatever render names, for pictures.",
+        description='Units for pictures, by the name of a field, a parameter or what `render` gives: `{"temperature": '
+        '"K"}`.',
         examples=[{"temperature": "K"}],
     )
 
@@ -76,12 +81,16 @@ class Parameters(Section):
 
     bounds: dict[Name, Bounds] | None = Field(
         default=None,
-        description='Range of each parameter: [low, high], with "log" or "integer" behind it, names, or a vector.',
+        description='Name → range: `[low, high]`, with `"log"` or `"integer"` behind it, names, or a vector.',
     )
-    file: FilePath | None = Field(default=None, description="CSV file: a header of names, one row per simulation.")
+    file: FilePath | None = Field(
+        default=None,
+        description="CSV file: a header of names, then one row per simulation id, the validation simulations first.",
+    )
     sampler: SamplerSettings = Field(
         default_factory=lambda: SamplerSettings.model_validate("uniform"),
-        description="How points are chosen within the bounds, or FILE.py:Class.",
+        description='`"uniform"`, `"lhs"` (Latin hypercube), `"halton"`, `"sobol"`, `"breed"` (where losses are high; '
+        'docs/guide/steering.md has further ones), or `"FILE.py:Class"`; short for an object with `class` alone.',
     )
 
     @property
@@ -101,5 +110,5 @@ class Offline(Section):
     write_files: bool = Field(
         default=False, description="Whether the samples are written to HDF5 files, and nothing is trained."
     )
-    epochs: Count = Field(default=1, description="Passes over the files of a --replay.")
+    epochs: Count = Field(default=1, description="Passes over the files of a `--replay`.")
     shuffle: bool = Field(default=True, description="Whether each pass takes the samples in another random order.")

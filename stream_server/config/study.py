@@ -37,14 +37,17 @@ class StudyConfig(Section):
     """
 
     study_dir: FilePath = Field(
-        default_factory=study_dir, description="Folder that relative paths start from; that of study.json."
+        default_factory=study_dir,
+        description="Where relative paths start; written into the resolved study.json. Default: folder of study.json.",
     )
     study: StudySettings = Field(
         description="The ensemble and the samples it produces.",
         examples=[{"simulations": 100, "fields": {"temperature": [100, 100]}}],
     )
     samples: SampleSettings | None = Field(
-        default=None, description="How samples are made of time steps; null: each step is one."
+        default=None,
+        description='How samples are made of time steps: `{"window": {"length": 5}}`; `null`: each time step is a '
+        "sample.",
     )
     parameters: Parameters = Field(
         description="The parameters that differ between simulations.", examples=[{"bounds": {"initial": [100, 500]}}]
@@ -63,12 +66,17 @@ class StudyConfig(Section):
     checkpoint: Checkpoint = Field(default_factory=Checkpoint, description="The checkpoints: contents and schedule.")
     offline: Offline = Field(default_factory=Offline, description="Files of samples, written or trained from.")
     metrics: MetricsSettings = Field(default_factory=MetricsSettings, description="The writers of metrics.")
-    load: Load | None = Field(default=None, description="The trained state that a fresh study starts from; null: none.")
+    load: Load | None = Field(
+        default=None,
+        description="The trained state that a fresh study starts from; a continued one ignores it.",
+    )
     normalization: NormalizationSettings = Field(
         default_factory=NormalizationSettings, description="Running statistics of the samples."
     )
     network: Network = Field(default_factory=Network, description="Sockets.")
-    user: dict[str, Any] = Field(default_factory=dict, description="Anything; the server class reads config.user.")
+    user: dict[str, Any] = Field(
+        default_factory=dict, description='Anything: the server class reads it as `self.config.user["lr"]`.'
+    )
 
     @model_validator(mode="wrap")
     @classmethod

@@ -58,7 +58,7 @@ class Component(Section):
     """A class, or other callable, and the arguments that it is called with."""
 
     class_: ClassReference = Field(
-        alias="class", description="FILE.py:Class or package.module:Class.", examples=["torch.optim:AdamW"]
+        alias="class", description='`"FILE.py:Class"` or `"package.module:Class"`.', examples=["torch.optim:AdamW"]
     )
     args: dict[str, Any] = Field(default_factory=dict, description="Its arguments by name.")
 
@@ -69,36 +69,46 @@ class Component(Section):
 class TrainingSettings(Section):
     """`training`: batches and steps."""
 
-    batch_size: Count = Field(description="Samples of a batch, per rank.", examples=[10])
+    batch_size: Count = Field(description="Samples of a batch of one rank.", examples=[10])
     prefetch: Natural = Field(
         default=0,
-        description="Batches that are formed ahead, on a thread of their own beside the step; 0: each before its step.",
+        description="Batches that are formed ahead, on a thread of their own beside the step, also those of a loader "
+        "of yours (docs/guide/training.md#batches-formed-ahead).",
     )
     model: Component | None = Field(
-        default=None, description="The torch.nn.Module that is trained; null: the server class makes it."
+        default=None,
+        description="The model as a class and its arguments; `null`: `prepare_training_attributes` makes it.",
     )
     optimizer: Component | None = Field(
-        default=None, description="The optimizer of training.model, called with its parameters first."
+        default=None, description="The optimizer of `training.model`, called with its parameters first."
     )
     lr_scheduler: Component | None = Field(
-        default=None, description="The scheduler of training.optimizer, called with it first; null: none."
+        default=None,
+        description="The learning-rate scheduler of `training.optimizer`, called with it first; `null`: none.",
     )
     callbacks: Annotated[tuple[Component, ...], Field(strict=False)] = Field(
-        default=(), description="Callbacks in addition to those of the server class."
+        default=(), description="Callbacks in addition to those of `configure_callbacks`."
     )
     draws_per_sample: Annotated[float, Field(ge=1)] | None = Field(
-        default=None, description="Bound on how often a sample is drawn on average (reservoir); null: no bound."
+        default=None,
+        description="Bound on the average number of draws of a sample, 1 or more (reservoir and uniform only); "
+        "`null`: as many as the simulations leave time for.",
     )
-    max_batches: Count | None = Field(default=None, description="End after so many batches; null: no limit.")
-    max_s: Positive | None = Field(default=None, description="End after so many seconds; null: no limit.")
-    early_stop: EarlyStop | None = Field(default=None, description="End when a value stops improving; null: never.")
+    max_batches: Count | None = Field(default=None, description="Stop after this many batches; `null`: no limit.")
+    max_s: Positive | None = Field(default=None, description="Stop after this many seconds; `null`: no limit.")
+    early_stop: EarlyStop | None = Field(
+        default=None,
+        description='Stop when a value stops improving: `{"monitor": "val/loss", "patience": 10}`; `null`: never.',
+    )
     precision: Literal["32-true", "64-true", "bf16-mixed", "bf16-true", "16-mixed", "16-true"] = Field(
-        default="32-true", description="Number format of the weights and of the arithmetic."
+        default="32-true",
+        description='Number format of the weights and of the arithmetic; `"16-mixed"` and `"16-true"` on a GPU only.',
     )
     accumulate: Count = Field(default=1, description="Batches per optimizer step.")
-    clip_norm: Positive | None = Field(default=None, description="Largest norm of the gradient; null: no limit.")
+    clip_norm: Positive | None = Field(default=None, description="Largest norm of the gradient; `null`: no limit.")
     clip_value: Positive | None = Field(
-        default=None, description="Largest absolute value of an element of the gradient; null: no limit."
+        default=None,
+        description="Largest absolute value of an element of the gradient; `null`: no limit. One of the two at most.",
     )
     max_nonfinite: Count = Field(
         default=10,
@@ -106,8 +116,8 @@ class TrainingSettings(Section):
         "the optimizer; one more ends the study.",
     )
     lr_clock: Literal["updates", "samples"] = filled_in(
-        "Clock of the lr_scheduler: every update, or every batch's worth of new samples; "
-        "updates where their number is known in advance."
+        'What the `lr_scheduler` follows: `"updates"`, or `"samples"`, which counts new ones alone. Default: '
+        '`"updates"` where their number is known in advance, else `"samples"`.'
     )
     compile: bool = Field(default=False, description="Whether the model is compiled.")
     matmul_precision: Literal["highest", "high", "medium"] = Field(
@@ -117,8 +127,13 @@ class TrainingSettings(Section):
     log_every_batches: Moment = Field(
         default=10, description="Batches between two records of the metrics, or a fraction of the run."
     )
-    uneven: Literal["drain", "stop"] = Field(default="drain", description="Action when a rank runs out of data first.")
-    nonfinite: Literal["reject", "keep", "stop"] = Field(default="reject", description="Treatment of NaN and infinity.")
+    uneven: Literal["drain", "stop"] = Field(
+        default="drain", description='When a rank runs out of data first: the others `"drain"` theirs, or all `"stop"`.'
+    )
+    nonfinite: Literal["reject", "keep", "stop"] = Field(
+        default="reject",
+        description='Samples with NaN or infinity: `"reject"` (and count), `"keep"`, or `"stop"` the study.',
+    )
 
     @property
     def components(self) -> dict[str, Component]:
@@ -132,30 +147,41 @@ class RolloutSettings(Section):
     """`validation.rollout`: the model applied to its own forecasts, along whole held-out trajectories."""
 
     fields: Annotated[tuple[Name, ...], Field(strict=False, min_length=1)] = filled_in(
-        "Fields that the model forecasts; all. The others are given as the simulation sent them."
+        "Fields that the model forecasts; the others, such as a forcing, are given as the simulation sent them. "
+        "Default: all of `study.fields`."
     )
-    input_steps: Count = filled_in("Steps of a sample from which the others are forecast; samples.window.length - 1.")
+    input_steps: Count = filled_in(
+        "Steps of a window that are known; the model forecasts the other ones, all at once. Default: "
+        "`samples.window.length` − 1."
+    )
     horizon: Count | None = Field(
-        default=None, description="Steps that are forecast of each trajectory; null: all to its end."
+        default=None, description="How many steps are forecast of each simulation; `null`: all to its end."
     )
 
 
 class ValidationSettings(Section):
     """`validation`: simulations held out, and when they are looked at."""
 
-    simulations: Natural = Field(default=0, description="Extra simulations, started first.")
-    every_batches: Moment | None = Field(
-        default=None, description="Batches between two validations, or a fraction of the run; null: not by batches."
+    simulations: Natural = Field(
+        default=0, description="Simulations held out of training, extra to `study.simulations` and started first."
     )
-    every_s: Positive | None = Field(default=None, description="Seconds between two validations; null: not by time.")
+    every_batches: Moment | None = Field(
+        default=None,
+        description="Batches between two validations, or a fraction of the run; there is always one at the end.",
+    )
+    every_s: Positive | None = Field(default=None, description="Seconds between two validations; `null`: not by time.")
     at: Moments = Field(default=(), description="Further batches, or fractions of the run, to validate after.")
-    batch_size: Count = filled_in("Samples of a validation batch; training.batch_size.")
+    batch_size: Count = filled_in("Samples of a validation batch. Default: `training.batch_size`.")
     pictures: Natural = Field(
-        default=4, description="Samples whose predictions are kept of a validation; 0: none, and nothing is predicted."
+        default=4,
+        description="Samples whose predictions are kept beside the truth at each validation (docs/guide/pictures.md); "
+        "0: nothing is predicted.",
     )
     save_before: bool = Field(default=False, description="Whether a checkpoint is committed before each validation.")
     rollout: RolloutSettings | None = Field(
-        default=None, description="How held-out trajectories are forecast from their first steps; null: they are not."
+        default=None,
+        description="Forecasts along whole held-out simulations, with `samples.window`; `{}` takes the defaults; "
+        "`null`: none.",
     )
 
 
@@ -164,27 +190,37 @@ class Checkpoint(Section):
 
     every_batches: Moment | None = Field(
         default=None,
-        description="A checkpoint at each multiple of so many batches, or of a fraction of the run; null: by time.",
+        description="A checkpoint at each multiple of so many batches, or of a fraction of the run; `null`: by time "
+        "only.",
     )
     every_s: Positive = Field(
-        default=300.0, description="Seconds between two checkpoints; at most 60 before the first."
+        default=300.0,
+        description="Seconds between two checkpoints; the first of a study comes after a minute at the latest.",
     )
-    keep: Annotated[int, Field(ge=2)] = Field(default=2, description="Newest checkpoints that stay.")
-    keep_best: Natural = Field(default=1, description="Best models that stay, of those validated.")
+    keep: Annotated[int, Field(ge=2)] = Field(default=2, description="Newest checkpoints that stay, 2 or more.")
+    keep_best: Natural = Field(default=1, description="Best models that stay, of those that were validated; 0: none.")
     monitor: str = Field(default="val/loss", description="The value of a validation that says which models are best.")
-    mode: Literal["min", "max"] = Field(default="min", description="Whether smaller or larger is better.")
+    mode: Literal["min", "max"] = Field(
+        default="min", description='Whether smaller (`"min"`) or larger (`"max"`) is better.'
+    )
     keep_every: Moment | None = Field(
         default=None, description="Batches between two checkpoints that stay for ever, or a fraction of the run."
     )
     keep_at: Moments = Field(
-        default=(), description="Further batches, or fractions of the run, after which one stays for ever."
+        default=(), description="Further batches, or fractions of the run, after which a checkpoint stays for ever."
     )
     exclude: Texts = Field(
-        default=(), description="Patterns of the names of frozen parameters that the server class loads itself."
+        default=(),
+        description="Patterns of the names of frozen parameters that the server class loads itself, such as "
+        '`"backbone.*"`: they are not saved (`TorchServer`).',
     )
-    dir: FilePath | None = Field(default=None, description="Folder for checkpoints; null: the output folder.")
-    record: bool = Field(default=False, description="Whether the samples are recorded for a replay.")
-    allow_pickle: bool = Field(default=False, description="Whether a user's state may be any Python object.")
+    dir: FilePath | None = Field(default=None, description="Folder of the checkpoints; `null`: in the output folder.")
+    record: bool = Field(
+        default=False, description="Whether the samples are recorded for a replay; a replay itself ignores it."
+    )
+    allow_pickle: bool = Field(
+        default=False, description="Whether the server class's own state may be any Python object."
+    )
 
     _check_mode = model_validator(mode="after")(_check_mode)
 
@@ -193,7 +229,9 @@ class MetricWriter(Section):
     """One of `metrics.writers`: a built-in one, or a class of the user's with its arguments."""
 
     class_: Annotated[str, NameOrClass("writer", tuple(WRITERS), "writers")] = Field(
-        alias="class", description="Name, or FILE.py:Class."
+        alias="class",
+        description='`"tensorboard"` or `"FILE.py:Class"`, a writer of your own '
+        "(docs/guide/extending.md#a-metric-writer).",
     )
     args: dict[str, Any] = Field(default_factory=dict, description="Arguments of the class.")
 
@@ -212,10 +250,14 @@ class MetricsSettings(Section):
 
     writers: Annotated[tuple[MetricWriter, ...], Field(strict=False)] = Field(
         default=tuple(map(MetricWriter.model_validate, WRITERS)),
-        description="Writers of what all ranks have logged: tensorboard or FILE.py:Class.",
+        description="What takes all that is logged, beside the JSON lines: names, or objects with `class` and `args`. "
+        'Default: `["tensorboard"]`.',
     )
     prometheus_port: Annotated[int, Field(ge=0, le=65535)] | None = Field(
-        default=None, description="Loopback port of the page /metrics for Prometheus; 0: a free one; null: no page."
+        default=None,
+        description="Loopback port on which rank 0 serves `/metrics` for Prometheus "
+        "(docs/guide/operating.md#prometheus); `0`: a free one, which the log and `prometheus.json` in the output "
+        "folder name; `null`: no page.",
     )
 
     @property
@@ -228,28 +270,30 @@ class Load(Section):
     """`load`: the trained state that a fresh study starts from."""
 
     checkpoint: FilePath = Field(
-        description="The output folder of a study, one of its checkpoints, or a .safetensors file of a model.",
+        description="The output folder of a study, one of its checkpoints, or a `.safetensors` file of a model.",
         examples=["../other/runs/other"],
     )
     what: Literal["model", "model+optimizer", "all"] = Field(
-        default="model", description="Parts to load; all: also schedulers, normalisation and the user's state."
+        default="model",
+        description='Parts to load: `"model"`, `"model+optimizer"`, or `"all"`: also schedulers, normalisation and '
+        "the user's state.",
     )
-    strict: bool = Field(default=True, description="Whether the names of model and file must be the same.")
+    strict: bool = Field(default=True, description="Whether the names in model and file must be the same.")
 
 
 class NormalizationSettings(Section):
     """`normalization`: running means and variances of what is received."""
 
     fields: Annotated[tuple[Name, ...], Field(strict=False)] = Field(
-        default=(), description="Fields whose mean and variance are kept."
+        default=(), description="Fields whose running mean and variance are kept."
     )
     parameters: bool = Field(default=False, description="Whether those of the parameters are kept.")
     per: Literal["field", "value"] = Field(
-        default="field", description="One mean for a whole field, or one for each of its values."
+        default="field", description='One mean for a whole `"field"`, or one for each `"value"` of it.'
     )
     every_batches: Count = Field(
         default=10, description="Batches after which the ranks bring their statistics together."
     )
     freeze_after: Count | None = Field(
-        default=None, description="Samples after which they stay as they are; null: they never freeze by themselves."
+        default=None, description="Samples after which they stay as they are; `null`: never."
     )
