@@ -1,4 +1,7 @@
-"""The import rules of DESIGN.md: which room knows which, by what name, and one door per dependency."""
+"""The import rules of DESIGN.md: which room knows which, by what name, and one door per dependency.
+
+Why: docs/decisions/0093-import-rules.md
+"""
 
 import ast
 import re
