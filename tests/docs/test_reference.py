@@ -1,8 +1,9 @@
-"""The reference has every public name, and every name has a docstring."""
+"""The reference has every public name and no other, and every name has a docstring."""
 
 import inspect
 import re
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -22,6 +23,13 @@ INTERNAL |= {"hold_attributes", "remember_calls", "take_steps"}
 def test_a_public_name_is_in_the_reference(module: object, name: str) -> None:
     found = getattr(module, name)
     assert f"### `{name}`\n\n::: {found.__module__}.{name}\n" in API
+
+
+@pytest.mark.parametrize("module", [stream_server, client_api, backends], ids=lambda it: it.__name__)
+def test_what_the_reference_has_of_a_module_is_what_it_exports(module: ModuleType) -> None:
+    sections = [it for it in API.split("\n## ") if f"`from {module.__name__} import " in it]
+    listed = [name for section in sections for name in re.findall(r"^### `(\w+)`$", section, re.MULTILINE)]
+    assert sorted(listed) == sorted(module.__all__)
 
 
 @pytest.mark.parametrize(("module", "name"), PUBLIC, ids=lambda it: getattr(it, "__name__", it))
