@@ -1,4 +1,7 @@
-"""The access of ranks to the launcher: by ipc, and from other nodes by TCP, with keys from a file of the study."""
+"""The access of ranks to the launcher: by ipc, and from other nodes by TCP, with keys from a file of the study.
+
+Why: docs/decisions/0094-routers-of-the-launcher.md
+"""
 
 import math
 import socket
