@@ -39,8 +39,7 @@ Watermark = Annotated[
     Count,
     Field(
         default_factory=lambda keys: max(1, keys.get("capacity", 0) // WATERMARK_PART),
-        description="Samples that must wait before training starts; not with fifo, which has none. Default: a fifth "
-        "of `capacity`.",
+        description="Samples that must wait before training starts; not with fifo. Default: a fifth of `capacity`.",
     ),
 ]
 PseudoEpochs = Annotated[

@@ -45,7 +45,7 @@ SERVER_BACKENDS = tuple(name for name in BACKENDS if name != "slurm-steps")
 
 
 class JobSettings(Section):
-    """`simulation.job` and `server.job`: the settings of the job of a simulation, and of that of the server."""
+    """`simulation.job` and `server.job`: the settings of one job, of a simulation or of the server."""
 
     cores_per_rank: Count = Field(default=1, description="Cores of one rank, and so its threads.")
     gpus_per_rank: Natural = Field(default=0, description="GPUs of one rank.")
@@ -61,9 +61,7 @@ class JobSettings(Section):
     partition: Text | None = Field(default=None, description="Partition or queue; `null`: the site's default.")
     account: Text | None = Field(default=None, description="Account that pays; `null`: the user's default.")
     setup: Texts = Field(
-        default=(),
-        description='Lines of bash that the job runs first in a login shell, such as `"module load gcc"`; one that '
-        "fails ends the job.",
+        default=(), description='Lines of bash, such as `"module load gcc"`, that the job runs first in a login shell.'
     )
     options: dict[str, Any] = Field(
         default_factory=dict,
@@ -87,15 +85,8 @@ class SimulationSettings(Section):
         description="Program and arguments as a list, with `{placeholders}`; never passes through a shell. `null`: "
         "nothing is started, simulations attach by themselves.",
     )
-    ranks: Count = Field(
-        default=1,
-        description="MPI ranks of one simulation; more than one are started by mpirun. With 1, a program may start up "
-        "to 1,024 ranks by itself.",
-    )
-    templates: Paths = Field(
-        default=(),
-        description="UTF-8 text files that are rendered, placeholders filled in, into each attempt's folder.",
-    )
+    ranks: Count = Field(default=1, description="MPI ranks of one simulation; more than one are started by mpirun.")
+    templates: Paths = Field(default=(), description="UTF-8 text files, rendered into each attempt's folder.")
     timeout_s: Positive = Field(
         default=600.0,
         description="Longest time without progress before an attempt is killed; does not run while the simulation is "
@@ -109,21 +100,15 @@ class SimulationSettings(Section):
     )
     max_failed: MostFailed = Field(
         default=0.1,
-        description="Simulations that may fail before the study stops: a share below 1, or a number from 1 on; 0: "
-        "none.",
+        description="Simulations that may fail before the study stops: a share below 1, or a number from 1 on.",
     )
-    per_job: Count = Field(
-        default=1,
-        description="Simulations that share one job, as one MPMD command of mpirun, at most `launcher.max_running`.",
-    )
+    per_job: Count = Field(default=1, description="Simulations that share one job.")
     per_worker: Count | Literal["many"] = Field(
         default=1,
         description='Simulations, at most, that one process computes one after another; `"many"`: 100 '
         "(docs/guide/clients.md#workers).",
     )
-    keep_folders: Literal["all", "failed"] = Field(
-        default="all", description='Which attempts\' folders stay: `"all"` or those of the `"failed"`.'
-    )
+    keep_folders: Literal["all", "failed"] = Field(default="all", description="Which attempts' folders stay.")
     job: JobSettings = Field(default_factory=JobSettings, description="Settings of the job of a simulation.")
 
     @property
@@ -165,8 +150,7 @@ class Server(Section):
 
     class_: ClassReference = Field(
         alias="class",
-        description='The class that trains, `"FILE.py:Class"` or `"package.module:Class"`. It is a StreamServer or '
-        "TorchServer.",
+        description='The StreamServer or TorchServer that trains: `"FILE.py:Class"` or `"package.module:Class"`.',
         examples=["server.py:HeatServer"],
     )
     ranks: RanksOrRange = Field(
@@ -176,9 +160,8 @@ class Server(Section):
     )
     backend: Annotated[str, NameOrClass("backend of the server", SERVER_BACKENDS, "backends")] = Field(
         default="local",
-        description='What runs the server when `stream-launcher` starts it: `"local"`, mpirun beside '
-        '`stream-launcher`; `"slurm"`, `"pbs"`, `"lsf"`, `"flux"`, `"oar"`, or a backend of your own '
-        '(docs/guide/backends.md), `"FILE.py:Class"`: a job that it submits '
+        description='What runs the server when `stream-launcher` starts it: `"local"`, mpirun beside it; `"slurm"`, '
+        '`"pbs"`, `"lsf"`, `"flux"`, `"oar"` or `"FILE.py:Class"` (docs/guide/backends.md): a job '
         "(docs/guide/clusters.md#the-server-as-a-job).",
     )
     stall_s: Positive = Field(
@@ -202,9 +185,7 @@ class Launcher(Section):
         default=1, description="Simulations that run at the same time; those whose jobs wait in a queue count as well."
     )
     max_queued: Count | None = Field(
-        default=None,
-        description="Jobs that wait in the scheduler's queue at the same time, for sites that limit them (not "
-        '`"slurm-steps"`); `null`: all that may run.',
+        default=None, description="Jobs that wait in the scheduler's queue at the same time; `null`: all that may run."
     )
     restarts: Natural = Field(default=3, description="Restarts of the server without progress in between.")
 

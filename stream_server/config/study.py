@@ -67,8 +67,7 @@ class StudyConfig(Section):
     offline: Offline = Field(default_factory=Offline, description="Files of samples, written or trained from.")
     metrics: MetricsSettings = Field(default_factory=MetricsSettings, description="The writers of metrics.")
     load: Load | None = Field(
-        default=None,
-        description="The trained state that a fresh study starts from; a continued one ignores it.",
+        default=None, description="The trained state that a fresh study starts from; a continued one ignores it."
     )
     normalization: NormalizationSettings = Field(
         default_factory=NormalizationSettings, description="Running statistics of the samples."

@@ -76,15 +76,13 @@ class TrainingSettings(Section):
         "of yours (docs/guide/training.md#batches-formed-ahead).",
     )
     model: Component | None = Field(
-        default=None,
-        description="The model as a class and its arguments; `null`: `prepare_training_attributes` makes it.",
+        default=None, description="The model that is trained; `null`: `prepare_training_attributes` makes it."
     )
     optimizer: Component | None = Field(
         default=None, description="The optimizer of `training.model`, called with its parameters first."
     )
     lr_scheduler: Component | None = Field(
-        default=None,
-        description="The learning-rate scheduler of `training.optimizer`, called with it first; `null`: none.",
+        default=None, description="The scheduler of `training.optimizer`, called with it first; `null`: none."
     )
     callbacks: Annotated[tuple[Component, ...], Field(strict=False)] = Field(
         default=(), description="Callbacks in addition to those of `configure_callbacks`."
@@ -96,10 +94,7 @@ class TrainingSettings(Section):
     )
     max_batches: Count | None = Field(default=None, description="Stop after this many batches; `null`: no limit.")
     max_s: Positive | None = Field(default=None, description="Stop after this many seconds; `null`: no limit.")
-    early_stop: EarlyStop | None = Field(
-        default=None,
-        description='Stop when a value stops improving: `{"monitor": "val/loss", "patience": 10}`; `null`: never.',
-    )
+    early_stop: EarlyStop | None = Field(default=None, description="Stop when a value stops improving; `null`: never.")
     precision: Literal["32-true", "64-true", "bf16-mixed", "bf16-true", "16-mixed", "16-true"] = Field(
         default="32-true",
         description='Number format of the weights and of the arithmetic; `"16-mixed"` and `"16-true"` on a GPU only.',
@@ -107,8 +102,7 @@ class TrainingSettings(Section):
     accumulate: Count = Field(default=1, description="Batches per optimizer step.")
     clip_norm: Positive | None = Field(default=None, description="Largest norm of the gradient; `null`: no limit.")
     clip_value: Positive | None = Field(
-        default=None,
-        description="Largest absolute value of an element of the gradient; `null`: no limit. One of the two at most.",
+        default=None, description="Largest absolute value of an element of the gradient; `null`: no limit."
     )
     max_nonfinite: Count = Field(
         default=10,
@@ -166,8 +160,7 @@ class ValidationSettings(Section):
         default=0, description="Simulations held out of training, extra to `study.simulations` and started first."
     )
     every_batches: Moment | None = Field(
-        default=None,
-        description="Batches between two validations, or a fraction of the run; there is always one at the end.",
+        default=None, description="Batches between two validations, or a fraction of the run; one more at the end."
     )
     every_s: Positive | None = Field(default=None, description="Seconds between two validations; `null`: not by time.")
     at: Moments = Field(default=(), description="Further batches, or fractions of the run, to validate after.")
@@ -179,9 +172,7 @@ class ValidationSettings(Section):
     )
     save_before: bool = Field(default=False, description="Whether a checkpoint is committed before each validation.")
     rollout: RolloutSettings | None = Field(
-        default=None,
-        description="Forecasts along whole held-out simulations, with `samples.window`; `{}` takes the defaults; "
-        "`null`: none.",
+        default=None, description="Forecasts along whole held-out simulations; `{}` takes the defaults; `null`: none."
     )
 
 
@@ -190,19 +181,15 @@ class Checkpoint(Section):
 
     every_batches: Moment | None = Field(
         default=None,
-        description="A checkpoint at each multiple of so many batches, or of a fraction of the run; `null`: by time "
-        "only.",
+        description="A checkpoint at each multiple of so many batches, or of a fraction of the run; `null`: by time.",
     )
     every_s: Positive = Field(
-        default=300.0,
-        description="Seconds between two checkpoints; the first of a study comes after a minute at the latest.",
+        default=300.0, description="Seconds between two checkpoints; at most 60 before the first."
     )
     keep: Annotated[int, Field(ge=2)] = Field(default=2, description="Newest checkpoints that stay, 2 or more.")
     keep_best: Natural = Field(default=1, description="Best models that stay, of those that were validated; 0: none.")
     monitor: str = Field(default="val/loss", description="The value of a validation that says which models are best.")
-    mode: Literal["min", "max"] = Field(
-        default="min", description='Whether smaller (`"min"`) or larger (`"max"`) is better.'
-    )
+    mode: Literal["min", "max"] = Field(default="min", description="Whether smaller or larger is better.")
     keep_every: Moment | None = Field(
         default=None, description="Batches between two checkpoints that stay for ever, or a fraction of the run."
     )
@@ -218,9 +205,7 @@ class Checkpoint(Section):
     record: bool = Field(
         default=False, description="Whether the samples are recorded for a replay; a replay itself ignores it."
     )
-    allow_pickle: bool = Field(
-        default=False, description="Whether the server class's own state may be any Python object."
-    )
+    allow_pickle: bool = Field(default=False, description="Whether a user's state may be any Python object.")
 
     _check_mode = model_validator(mode="after")(_check_mode)
 
@@ -229,9 +214,7 @@ class MetricWriter(Section):
     """One of `metrics.writers`: a built-in one, or a class of the user's with its arguments."""
 
     class_: Annotated[str, NameOrClass("writer", tuple(WRITERS), "writers")] = Field(
-        alias="class",
-        description='`"tensorboard"` or `"FILE.py:Class"`, a writer of your own '
-        "(docs/guide/extending.md#a-metric-writer).",
+        alias="class", description='`"tensorboard"`, or `"FILE.py:Class"` (docs/guide/extending.md#a-metric-writer).'
     )
     args: dict[str, Any] = Field(default_factory=dict, description="Arguments of the class.")
 
@@ -255,9 +238,8 @@ class MetricsSettings(Section):
     )
     prometheus_port: Annotated[int, Field(ge=0, le=65535)] | None = Field(
         default=None,
-        description="Loopback port on which rank 0 serves `/metrics` for Prometheus "
-        "(docs/guide/operating.md#prometheus); `0`: a free one, which the log and `prometheus.json` in the output "
-        "folder name; `null`: no page.",
+        description="Loopback port of `/metrics` for Prometheus (docs/guide/operating.md#prometheus); `0`: a free "
+        "one, which the log and `prometheus.json` name; `null`: no page.",
     )
 
     @property
@@ -274,9 +256,7 @@ class Load(Section):
         examples=["../other/runs/other"],
     )
     what: Literal["model", "model+optimizer", "all"] = Field(
-        default="model",
-        description='Parts to load: `"model"`, `"model+optimizer"`, or `"all"`: also schedulers, normalisation and '
-        "the user's state.",
+        default="model", description='Parts to load; `"all"`: also schedulers, normalisation and the user\'s state.'
     )
     strict: bool = Field(default=True, description="Whether the names in model and file must be the same.")
 
