@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
-from msgspec import Meta, to_builtins
+from msgspec import Meta, convert, to_builtins
 
 from stream_server.analysis.reading import RunFolder, named
 from stream_server.analysis.summary import Summary
@@ -21,7 +21,6 @@ from stream_server.messages.operator import StudyStatus
 from stream_server.messages.simulation_phase import SimulationPhase
 from stream_server.storage.checksums import parse_checksummed_json
 from stream_server.storage.disk import MAX_TEXT_BYTES, by_own_links, read_file, read_text
-from stream_server.storage.typed import typed
 from stream_server.wording import counted
 
 STARTING = "starting"
@@ -259,7 +258,7 @@ def newest_checkpoint(run: RunFolder) -> SavedCheckpoint | None:
         manifest = folder / name / "manifest.json"
         try:
             plain = parse_checksummed_json(read_file(manifest, max_bytes=MAX_TEXT_BYTES, opener=by_own_links))
-            saved = typed(_Manifest, plain)
+            saved = convert(plain, _Manifest)
             return SavedCheckpoint(
                 number=saved.checkpoint,
                 batches=saved.batches,
@@ -377,7 +376,7 @@ def _report(path: Path) -> dict[str, Any]:
     """A report whose values have the types that a study writes; empty if it is damaged or not there."""
     plain = _read(path)
     try:
-        typed(_Report, plain)
+        convert(plain, _Report)
     except ValueError:
         return {}
     return plain

@@ -1,6 +1,7 @@
 """Values of declared types from plain ones of JSON, and texts from outside in messages to people."""
 
 from collections.abc import Collection
+from dataclasses import fields, is_dataclass
 from itertools import islice
 from typing import Any, TypeVar
 
@@ -32,6 +33,9 @@ def typed(cls: type[T], values: Any) -> T:
     """Make a `cls` from plain values, which have the types and bounds that its attributes declare.
 
     Raises:
-        ValueError: an attribute is missing, of another type or out of its bounds.
+        ValueError: an attribute is missing, of another type or out of its bounds, or a dataclass has none of the name.
     """
-    return msgspec.convert(values, cls)
+    made = msgspec.convert(values, cls)
+    if is_dataclass(made) and (unknown := values.keys() - {field.name for field in fields(made)}):
+        raise ValueError(f"{listed(sorted(map(repr, unknown)))} is unknown")
+    return made

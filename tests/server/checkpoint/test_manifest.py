@@ -85,7 +85,7 @@ def test_a_file_outside_of_the_checkpoint_is_refused(path: str) -> None:
     [{"checkpoint": -1}, {"incarnation": "1"}, {"ranks": True}, {"created": 1}, {"versions": {"a": 1}}],
 )
 def test_entries_of_another_type_are_refused(wrong: dict[str, object]) -> None:
-    with pytest.raises(DamagedCheckpoint, match=f"is no manifest: '?{next(iter(wrong))}"):
+    with pytest.raises(DamagedCheckpoint, match=f"is no manifest: .*{next(iter(wrong))}"):
         Manifest.from_bytes(replace(MANIFEST, **wrong).to_bytes())  # type: ignore[arg-type]
 
 
