@@ -53,7 +53,11 @@ def run(data: bytes) -> None:
     assert list(decode(b"".join(map(encode, records)))) == records
     assert len(records) >= data.count(b"\n"), "a line was left out that is not the last"
     past = History.of(records)
-    assert all(attempt.attempt <= past.highest[attempt.simulation] for attempt in past.attempts.values())
+    for simulation, open_one in past.attempts.items():
+        assert open_one.key == (simulation, open_one.attempt.number)
+        assert open_one.attempt.number <= past.highest[simulation]
+        assert open_one.attempt is past.simulations[simulation].attempt
+        assert open_one.attempt.job is None or simulation in open_one.attempt.members
 
 
 TARGET = Target(
