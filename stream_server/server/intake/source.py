@@ -18,7 +18,7 @@ from stream_server.server.intake.parameters import Origin
 from stream_server.server.intake.validation_store import HeldOutRows, ValidationStore
 from stream_server.server.progress.stop import StopRequests
 
-# The state of a snapshot has this key only if its samples came from a record.
+# The state of a snapshot has this part only if its samples came from a record.
 REPLAY = "replay"
 
 
@@ -26,7 +26,7 @@ REPLAY = "replay"
 class ReceptionSnapshot:
     """The samples of this rank at one moment: what to save, and what to tell the clients once it is committed.
 
-    `state` is plain; the rows of `buffer` are read later, those of `validation` never change. `roster` is rank 0's.
+    `state` is that of each part by its name; the rows of `buffer` are read later, those of `validation` never change. `roster` is rank 0's.
     `received_marks` say how far connections are received, and durable once this is in a committed checkpoint.
     `sync_record` puts on disk what is recorded so far, and says where that ends.
     """
