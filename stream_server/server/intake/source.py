@@ -26,9 +26,9 @@ REPLAY = "replay"
 class ReceptionSnapshot:
     """The samples of this rank at one moment: what to save, and what to tell the clients once it is committed.
 
-    `state` is that of each part by its name; the rows of `buffer` are read later, those of `validation` never change. `roster` is rank 0's.
-    `received_marks` say how far connections are received, and durable once this is in a committed checkpoint.
-    `sync_record` puts on disk what is recorded so far, and says where that ends.
+    `state` is that of each part by its name; the rows of `buffer` are read later, those of `validation` never change.
+    `roster` is rank 0's. `received_marks` say how far connections are received, and durable once this is in a committed
+    checkpoint. `sync_record` puts on disk what is recorded so far, and says where that ends.
     """
 
     buffer: Frozen
