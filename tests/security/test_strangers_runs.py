@@ -22,6 +22,7 @@ from stream_server.commands.cli import main
 from stream_server.dashboard.page import Page
 from stream_server.dashboard.watch import Watch, _WatchedRun
 from stream_server.errors import NotRunning
+from stream_server.launcher.journal.records import AttemptStarting
 from stream_server.machine.log_end import log_end
 from stream_server.machine.study_lock import RUN_LOCK
 from stream_server.messages.connection import ConnectionFile
@@ -179,7 +180,8 @@ def private_run(folder: Path) -> Path:
     for name in ("rank-0", "histograms"):
         write(run / "metrics" / f"{name}.jsonl", (run / "metrics" / "metrics.jsonl").read_text())
     write(run / "parameters.csv", f"simulation,{MARK}\n0,1\n")
-    add_to_journal(run, [Failed(simulation=0, attempt=0, reason=MARK)])
+    begun = AttemptStarting(simulation=0, attempt=0, folder="/runs/0", public_key=None)
+    add_to_journal(run, [begun, Failed(simulation=0, attempt=0, reason=MARK)])
     manifest(run, batches=987_654_321)
     for log in ("logs/server-0.log", "simulations/0/attempt-0/output.log"):
         write(run / log, f"{MARK}\n")

@@ -90,10 +90,8 @@ class WindowRank:
             num_saved=1,
             rank=0,
             dealing=Dealing(Routing.SIMULATIONS, 1),
-            num_held_out=0,
             policy=Fifo,
             seed=(0,),
-            windows=SHAPE,
         )
         it = cls(num_slots_to_load(restored.buffer, capacity=CAPACITY, planned=100))
         restored.into_buffer(it.buffer)
