@@ -92,6 +92,7 @@ class WindowRank:
             dealing=Dealing(Routing.SIMULATIONS, 1),
             policy=Fifo,
             seed=(0,),
+            whole_simulations=True,
         )
         it = cls(num_slots_to_load(restored.buffer, capacity=CAPACITY, planned=100))
         restored.into_buffer(it.buffer)
@@ -192,8 +193,8 @@ def check_windows(samples: Sequence[RecordEntry], statics: Statics) -> None:
 RECORD = Recordings(
     name="a record of windows",
     content=Content(
-        study=replace(
-            SAMPLES.study,
+        facts=replace(
+            SAMPLES.facts,
             ranks=1,
             fields=(
                 FieldSpec(name="u", shape=(2,)),
@@ -201,6 +202,7 @@ RECORD = Recordings(
                 FieldSpec(name="mesh", shape=(2,), per="simulation"),
                 FieldSpec(name="edges", shape=(LARGEST,), per="simulation", ragged=True),
             ),
+            routing="simulations",
         ),
         keys=KEYS,
         slots=slots_with(KEYS),
