@@ -193,8 +193,8 @@ def check_windows(samples: Sequence[RecordEntry], statics: Statics) -> None:
 RECORD = Recordings(
     name="a record of windows",
     content=Content(
-        facts=replace(
-            SAMPLES.facts,
+        study=replace(
+            SAMPLES.study,
             ranks=1,
             fields=(
                 FieldSpec(name="u", shape=(2,)),
@@ -202,7 +202,6 @@ RECORD = Recordings(
                 FieldSpec(name="mesh", shape=(2,), per="simulation"),
                 FieldSpec(name="edges", shape=(LARGEST,), per="simulation", ragged=True),
             ),
-            routing="simulations",
         ),
         keys=KEYS,
         slots=slots_with(KEYS),
