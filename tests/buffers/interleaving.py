@@ -13,8 +13,8 @@ import numpy as np
 from stream_server.buffers import Buffer, Draw, Frozen, Slots, buffer, gate
 from stream_server.errors import Closed, ProducerFailed
 from tests.buffers.policies import POLICIES
-from tests.simulated import stand_ins
-from tests.simulated.threads import Threads
+from tests.faults.simulated import stand_ins
+from tests.faults.simulated.threads import Threads
 from tests.support.buffer_saving import chunks
 
 NUM_SIMULATIONS = 3

@@ -14,10 +14,10 @@ import pytest
 
 from stream_server.client_api import handshake, session, watch
 from stream_server.messages.client import End, FieldSpec, Ping
+from tests.fakes.server import FakeServer
 from tests.native.conformance import driver
 from tests.native.conformance.script import DEADLINE_S
 from tests.native.conformance.values import values
-from tests.support.fake_server import FakeServer
 
 SMALL = (FieldSpec(name="u", shape=(4,)),)
 # Nobody waits for half a second here.

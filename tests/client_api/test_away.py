@@ -10,7 +10,7 @@ import pytest
 
 from stream_server.messages.client import Away, Data, End, Open
 from tests.client_api.clients import SMALL, Client, assert_has, messages
-from tests.support.fake_server import FakeServer
+from tests.fakes.server import FakeServer
 
 TIMEOUT_S = 0.3
 FIRST = range(3)

@@ -22,7 +22,7 @@ from stream_server.messages.client import (
     Refusal,
     TimeSteps,
 )
-from tests.support.fake_server import FakeServer
+from tests.fakes.server import FakeServer
 
 SMALL = (FieldSpec(name="u", shape=(4,)),)
 TINY = np.arange(4.0)

@@ -19,8 +19,8 @@ from stream_server.messages.client import (
     Stop,
 )
 from tests.client_api.clients import RELEASE_S, SMALL, Client, assert_has, messages, num_pings
+from tests.fakes.server import FakeServer
 from tests.native.conformance.values import values
-from tests.support.fake_server import FakeServer
 
 
 @pytest.mark.parametrize("transport", ["ipc", "tcp", "curve"])

@@ -25,9 +25,9 @@ from stream_server.messages.client import (
     Stop,
 )
 from tests.client_api.clients import SMALL, Client, assert_has, messages, received
+from tests.fakes.server import FakeServer
 from tests.native.conformance.values import values
 from tests.support.examples import examples
-from tests.support.fake_server import FakeServer
 
 
 @pytest.mark.parametrize("routing", Routing)

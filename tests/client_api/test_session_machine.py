@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from stream_server.client_api.session import Session
 from stream_server.errors import StepsLost
 from stream_server.messages.client import Hello, Routing
-from tests.client_api.model_study import BLOCK, MAX_RANKS, SIMULATION, STEP_BYTES, Study, Watch, values_of
+from tests.fakes.model_study import BLOCK, MAX_RANKS, SIMULATION, STEP_BYTES, Study, Watch, values_of
 from tests.support.examples import examples
 
 MAX_STEPS = 40

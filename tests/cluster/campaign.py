@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from tests.campaigns import Campaign, Round, option
-from tests.chaos.evidence import gather
-from tests.chaos.invariants import violations
-from tests.chaos.plan import POLICIES, STUDY, Plan
 from tests.cluster.allocations import Job, submitted
 from tests.cluster.test_server_jobs import held_by_another, servers, state_of
 from tests.cluster.test_studies import SCRIPT, jobs_of
+from tests.faults.chaos.evidence import gather
+from tests.faults.chaos.invariants import violations
+from tests.faults.chaos.plan import POLICIES, STUDY, Plan
 from tests.needs import lacking
 from tests.support.cluster import LOGIN, NETWORK, PROJECT, Cluster
 from tests.support.runs import LiveRun, launcher_log, overrides, start_study

@@ -13,7 +13,7 @@ import pytest
 
 from stream_server.messages.connection import ConnectionFile
 from tests.cluster.allocations import Job, submitted
-from tests.resources.clocks import built, jumping
+from tests.faults.resources.clocks import built, jumping
 from tests.support.cluster import LOGIN, NETWORK, PROJECT, Cluster
 from tests.support.launch import OPENMPI_PREFIX
 from tests.support.runs import NUMPY_STUDY, assert_complete

@@ -24,8 +24,8 @@ from stream_server.messages.launcher_link import Failed
 from tests.analysis.logged_run import log_run
 from tests.dashboard.browser import Browser, chromium
 from tests.dashboard.made_runs import add_attempts, add_to_journal, make_run
-from tests.server.training.test_validation_record import Doubling, record, samples
-from tests.study.test_signals import ENDLESS
+from tests.server.training.validation.test_validation_record import Doubling, record, samples
+from tests.study.ends.test_signals import ENDLESS
 from tests.support.runs import NUMPY_STUDY, start_study
 from tests.support.timing import until
 

@@ -30,7 +30,7 @@ MODULE = ROOT / "stream_server" / "native" / "fortran" / "stream_client.f90"
 ELSEWHERE = {
     "cmake": "tests/native/test_build.py",
     "make": "tests/native/test_build.py",
-    "hex": "tests/client_api/test_protocol_page.py",
+    "hex": "tests/messages/test_protocol_page.py",
 }
 CHECKED = {"", "sh", "json", "python", "c", "cpp", "fortran", *ELSEWHERE}
 MAX_NOT_CHECKED = 3
@@ -111,7 +111,7 @@ def test_a_study_or_a_part_of_one_is_valid(block: Block, tmp_path: Path) -> None
     text = block.code if block.code.startswith("{") else f"{{{block.code}}}"
     part: dict[str, Any] = json.loads(text)
     if "message" in part:
-        return  # tests/client_api/test_protocol_page.py decodes it
+        return  # tests/messages/test_protocol_page.py decodes it
     smallest = next(json.loads(it.code) for it in blocks("json") if it.page == "README.md")
     study = json.dumps(part if "study" in part else merged(smallest, part))
     (tmp_path / "study.json").write_text(study)

@@ -22,7 +22,7 @@ from stream_server.server.metrics.metrics import Metrics
 from stream_server.server.metrics.writers import open_writers
 from stream_server.server.ranks.communicator import SoloRanks
 from tests.extending.examples import write_examples
-from tests.server.training.logged import Figure
+from tests.server.metrics.logged import Figure
 from tests.support.runs import NUMPY_STUDY, assert_complete, run_study
 from tests.support.studies import StudyFolder
 
@@ -68,7 +68,7 @@ from stream_server.server.metrics.log_record import LoggedRun
 from stream_server.server.metrics.metrics import Metrics
 from stream_server.server.metrics.writers import open_writers
 from stream_server.server.ranks.communicator import SoloRanks
-from tests.server.training.logged import Figure
+from tests.server.metrics.logged import Figure
 from mlflow import MlflowClient
 
 folder, uri = Path(sys.argv[1]), sys.argv[2]

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
-from tests.study.test_rollouts import OPERATOR_STUDY
+from tests.study.training.test_rollouts import OPERATOR_STUDY
 from tests.support.runs import Run, run_study
 
 SETTINGS: dict[str, Any] = {"training.prefetch": 1, "training.log_every_batches": 1, "checkpoint.every_batches": 5}

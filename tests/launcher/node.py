@@ -22,7 +22,7 @@ from stream_server.launcher.simulations import attempt_jobs, ensemble, starter
 from stream_server.launcher.simulations.attempts import CONNECTION_FILE
 from stream_server.messages import launcher_link
 from stream_server.storage.lines import LineFile
-from tests.launcher.one_rank import OneRank
+from tests.fakes.one_rank import OneRank
 
 Attempt = tuple[int, int]
 KILLED_BY_TERM = 143

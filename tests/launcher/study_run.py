@@ -55,7 +55,7 @@ class StudyRun:
         programs.mkdir()
         (programs / "python").symlink_to(os.path.realpath(sys.executable))
         for name, module in ("mpirun", "scripted_mpirun"), ("stream-server", "scripted_server"):
-            start = f"from tests.launcher.{module} import main; main({str(programs / name)!r})"
+            start = f"from tests.fakes.{module} import main; main({str(programs / name)!r})"
             (programs / name).write_text(f"#!{sys.executable}\n{start}\n")
             (programs / name).chmod(0o755)
         (folder / "server.py").write_text(SERVER)

@@ -12,8 +12,8 @@ from msgspec.structs import replace
 
 from stream_server.messages.client import FieldSpec, TimeSteps
 from stream_server.server.commands.cli import main
+from tests.fakes.server import FakeServer
 from tests.native.building import NATIVE, REPOSITORY, STRICT, Installation, run, tool_environment
-from tests.support.fake_server import FakeServer
 
 PAGES = "".join((REPOSITORY / "docs" / "guide" / name).read_text() for name in ("clients.md", "melissa.md"))
 FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from stream_server.messages.client import Data, End, FieldSpec, TimeSteps
+from tests.fakes.server import FakeServer
 from tests.native.building import STRICT, Installation, tool_environment
-from tests.support.fake_server import FakeServer
 
 PROGRAMS = Path(__file__).parent / "cpp"
 STRICTER = ("-std=c++17", *STRICT, "-Wpedantic", "-Wconversion", "-Wshadow")

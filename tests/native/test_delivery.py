@@ -15,11 +15,11 @@ from stream_server.messages.client import (
     Refusal,
 )
 from tests.client_api.clients import SMALL, assert_has, messages, num_pings, received
+from tests.fakes.server import FakeServer
 from tests.native.conformance import build
 from tests.native.native_client import QUICK, NativeClient, built, client, library, program
-from tests.study.test_supervision import PACED, SUPERVISED
+from tests.study.restarts.test_supervision import PACED, SUPERVISED
 from tests.support.failpoints import failpoints
-from tests.support.fake_server import FakeServer
 from tests.support.runs import NUMPY_STUDY, assert_complete, run_study
 
 __all__ = ["client", "library", "program"]

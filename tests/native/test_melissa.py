@@ -11,8 +11,8 @@ import pytest
 from msgspec.structs import replace
 
 from stream_server.messages.client import End, FieldSpec, TimeSteps
+from tests.fakes.server import FakeServer
 from tests.native.building import MPIS, NATIVE, STRICT, Installation, tool_environment
-from tests.support.fake_server import FakeServer
 from tests.support.runs import Run, run_study
 
 CODES = Path(__file__).parent / "melissa"

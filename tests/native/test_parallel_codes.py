@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from tests.native.building import Installation
-from tests.study.test_mpi_simulations import MPI_STUDY, NUM_SIMULATIONS, SUPERVISED, counted
+from tests.study.simulations.test_mpi_simulations import MPI_STUDY, NUM_SIMULATIONS, SUPERVISED, counted
 from tests.support.runs import assert_complete, run_study, start_study
 
 CODES = Path(__file__).parent / "parallel"

@@ -25,7 +25,7 @@ from stream_server.server.user.callbacks import Callbacks
 from stream_server.server.user.normalization import Observed
 from stream_server.server.user.stream_server import StreamServer
 from stream_server.storage.folders import FolderWriter, PendingFile
-from tests.support.intakes import make
+from tests.fakes.intakes import make
 
 Key = tuple[int, int]
 

@@ -20,7 +20,7 @@ from stream_server.messages.client import (
     Welcome,
 )
 from stream_server.messages.connection import ConnectionFile
-from tests.support.fake_server import FakeServer
+from tests.fakes.server import FakeServer
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ import pytest
 
 from stream_server.messages import wire
 from stream_server.messages.client import Data, Hello, Open
-from tests.client_api.test_protocol_page import page_bytes
+from tests.messages.test_protocol_page import page_bytes
 from tests.native.conformance import vectors
 from tests.native.conformance.case import Case
 from tests.native.conformance.cases import CASES

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from stream_server.messages.connection import ConnectionFile
-from tests.client_api.test_protocol_page import EXAMPLES, page_bytes
-from tests.fuzz.campaign import Fuzzing
-from tests.fuzz.programs import NATIVE, NATIVE_CORPORA
+from tests.faults.fuzz.campaign import Fuzzing
+from tests.faults.fuzz.programs import NATIVE, NATIVE_CORPORA
+from tests.messages.test_protocol_page import EXAMPLES, page_bytes
 
 NUM_INPUTS = 20_000
 

@@ -32,9 +32,9 @@ from stream_server.messages.client import (
     TimeSteps,
     Welcome,
 )
-from tests.client_api import strategies
-from tests.client_api.test_protocol_page import EXAMPLES, page_bytes
-from tests.fuzz.mutation import mutated_json
+from tests.faults.fuzz.mutation import mutated_json
+from tests.messages import strategies
+from tests.messages.test_protocol_page import EXAMPLES, page_bytes
 from tests.native.unit.probe import Probe, extents, text, word, words
 from tests.support.examples import examples
 

@@ -1,4 +1,4 @@
-"""The handling of a damaged checkpoint; tests/sweep shows that any damage is noticed."""
+"""The handling of a damaged checkpoint; tests/faults/sweep shows that any damage is noticed."""
 
 import os
 import random

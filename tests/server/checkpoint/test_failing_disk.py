@@ -8,7 +8,7 @@ import pytest
 
 from stream_server.server.checkpoint.failures import reason_of
 from stream_server.storage import disk as layer
-from tests.disk.scratch import folder_in_memory
+from tests.faults.disk.scratch import folder_in_memory
 from tests.support.checkpoint_stores import SaveOutcome, names, restart, save, store
 from tests.support.failing_disk import FailingOs, from_call
 

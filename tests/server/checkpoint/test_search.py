@@ -11,8 +11,8 @@ from stream_server.server.checkpoint.folder import FORMAT, CheckpointFolder, Man
 from stream_server.server.checkpoint.incarnations import INCARNATIONS_FILE
 from stream_server.server.checkpoint.search import dealt, find_usable
 from stream_server.storage.checksums import FileRecord, record_of
+from tests.fakes.thread_ranks import ThreadRanks, on_ranks
 from tests.support.checkpoint_stores import names, restart, start, store
-from tests.support.thread_ranks import ThreadRanks, on_ranks
 
 
 def test_a_study_that_was_never_saved_has_none(tmp_path: Path) -> None:

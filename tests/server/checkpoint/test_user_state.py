@@ -25,7 +25,7 @@ from stream_server.server.user.stream_server import StreamServer
 from stream_server.server.user.torch_server import TorchServer
 from stream_server.storage.checksums import ChecksumFile
 from stream_server.storage.plain_state import from_bytes, write_state
-from tests.support.thread_ranks import on_ranks
+from tests.fakes.thread_ranks import on_ranks
 
 NUMPY = framework_of(StreamServer)
 

@@ -22,10 +22,10 @@ from stream_server.server.replay.file_recording import FileOrder
 from stream_server.server.replay.record_format import EntryKind
 from stream_server.server.replay.share import ReplayShare
 from stream_server.server.replay.simulation_file import load_h5py
+from tests.fakes.thread_ranks import on_ranks
 from tests.server.replay.test_source import ALL_WINDOWS, WINDOWS, Batches, Player, Saved, played
 from tests.support.recorded import PARAMETERS, has_v, interleaved, parameters_of, record, small_study, u_of, v_of
 from tests.support.studies import Changes, StudyFolder
-from tests.support.thread_ranks import on_ranks
 
 FIFO: Changes = {"buffer.policy": "fifo"}
 ALL = set(range(10))

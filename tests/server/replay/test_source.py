@@ -26,6 +26,7 @@ from stream_server.server.replay.record_format import EntryKind
 from stream_server.server.replay.source import ReplaySource
 from stream_server.server.run import build
 from stream_server.server.run.plan import make_plan
+from tests.fakes.thread_ranks import ThreadRanks, on_ranks
 from tests.support.recorded import (
     PARAMETERS,
     Key,
@@ -41,7 +42,6 @@ from tests.support.recorded import (
 )
 from tests.support.settings import length_of
 from tests.support.studies import Changes, StudyFolder
-from tests.support.thread_ranks import ThreadRanks, on_ranks
 
 KEYS = interleaved(range(10))
 TRAINED = [key for key in KEYS if key[0] >= 2]

@@ -33,9 +33,9 @@ from stream_server.server.training.validation.validation_batches import HeldOutS
 from stream_server.server.user.normalization import Normalization
 from stream_server.server.user.simulation_data import SimulationBatch
 from stream_server.server.user.stream_server import StreamServer
+from tests.fakes.thread_ranks import ThreadRanks, on_ranks
 from tests.support.recorded import PARAMETERS, Key, interleaved, parameters_of, recorder, samples_file, small_study
 from tests.support.studies import Changes, StudyFolder
-from tests.support.thread_ranks import ThreadRanks, on_ranks
 
 FIELDS: dict[str, Any] = {
     "mesh": {"shape": [5, 3], "dtype": "float32", "per": "simulation"},

@@ -8,9 +8,9 @@ import pytest
 from stream_server.server.metrics.union_mean import UnionMean
 from stream_server.server.ranks.communicator import SoloRanks
 from stream_server.server.training.plain_step import PlainStep
-from tests.server.test_stream_server import Linear, union_batch_of, union_data
+from tests.fakes.thread_ranks import ThreadRanks, on_ranks
+from tests.server.user.test_stream_server import Linear, union_batch_of, union_data
 from tests.support.settings import settings
-from tests.support.thread_ranks import ThreadRanks, on_ranks
 
 STEPS = [[2, 2], [0, 4], [3, 1], [4, 0], [1, 3]]
 

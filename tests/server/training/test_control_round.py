@@ -23,8 +23,8 @@ from stream_server.server.training.control_round import (
     in_lockstep,
     offer_failure,
 )
+from tests.fakes.thread_ranks import Aborted, ThreadRanks, on_ranks
 from tests.support.streams import ScriptedStream, batch_of
-from tests.support.thread_ranks import Aborted, ThreadRanks, on_ranks
 
 Script = Sequence[Batch | BaseException | None]
 

@@ -24,7 +24,7 @@ from stream_server.server.training.fingerprint import (
     require_equal,
 )
 from stream_server.server.training.torch import fingerprint as torch_prints
-from tests.support.thread_ranks import ThreadRanks, on_ranks
+from tests.fakes.thread_ranks import ThreadRanks, on_ranks
 
 DTYPES = ["?", "i1", "u1", "i2", "i8", "f2", "f4", "f8", "c8", "c16"]
 

@@ -24,9 +24,9 @@ from stream_server.server.training.plain_step import PlainStep
 from stream_server.server.user.callbacks import Callback, Callbacks
 from stream_server.server.user.normalization import Normalization
 from stream_server.server.user.stream_server import StreamServer
+from tests.fakes.thread_ranks import ThreadRanks, on_ranks
 from tests.support.settings import settings
 from tests.support.streams import ScriptedStream, batch_of
-from tests.support.thread_ranks import ThreadRanks, on_ranks
 
 
 class Counting(StreamServer):

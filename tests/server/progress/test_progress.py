@@ -1,0 +1,162 @@
+"""The one clock of a training."""
+
+import pytest
+
+from stream_server.server.progress.batches import StepCounts, StepOutcome, UnionBatch
+from stream_server.server.progress.length import TrainingLength
+from stream_server.server.progress.progress import Progress
+from tests.server.progress.runs_of_ranks import study
+from tests.support.settings import length_of
+
+
+def union_batch(*sizes: int, num_first: int | None = None, elapsed_s: float = 0.0, num_missing: int = 0) -> UnionBatch:
+    first = sum(sizes) if num_first is None else num_first
+    counts = StepCounts(num_first=first, num_missing=num_missing, elapsed_us=round(elapsed_s * 1e6))
+    return UnionBatch(own=None, sizes=sizes, counts=counts)
+
+
+def test_progress_comes_back_as_it_was() -> None:
+    now = [10.0]
+    progress = Progress(2, clock=lambda: now[0])
+    union_batch = UnionBatch(own=None, sizes=(0, 4), counts=StepCounts(num_first=3), lonely=True)
+    progress.count_batch(union_batch)
+    progress.count_update(StepOutcome(skipped=True))
+    now[0] = 15.0
+    restored = Progress(2, clock=lambda: now[0])
+    restored.load_state_dict(progress.state_dict())
+    assert restored.state_dict() == progress.state_dict()
+    assert (restored.skipped, restored.lonely_steps) == (3, 1)
+    assert restored.elapsed_s == pytest.approx(5.0)
+
+
+def test_the_fraction_of_a_run_of_known_length_goes_by_draws() -> None:
+    progress = Progress(2, length=TrainingLength(samples=8, draws=16))
+    assert progress.fraction == 0.0
+    for _ in range(3):
+        progress.count_batch(union_batch(2, 2, num_first=1))
+    assert progress.fraction == 0.75
+    for _ in range(3):
+        progress.count_batch(union_batch(2, 0, num_first=1))
+    assert progress.fraction == 1.0
+
+
+def test_the_fraction_does_not_fall_on_fewer_ranks() -> None:
+    """Three ranks train four of ten batches each, then one goes on alone."""
+    config = study(num_samples=60, batch_size=2)
+    three, one = (Progress(num, length=length_of(config, num)) for num in (3, 1))
+    for _ in range(4):
+        three.count_batch(union_batch(2, 2, 2))
+        three.count_update(StepOutcome())
+    assert three.fraction == 0.4
+    one.load_state_dict(three.state_dict())
+    assert one.fraction == 0.4
+    one.count_batch(union_batch(2))
+    assert one.fraction == 26 / 60
+
+
+def test_the_fraction_goes_by_batches_when_these_end_the_run_first() -> None:
+    progress = Progress(length=TrainingLength(samples=100, draws=100, max_batches=4))
+    progress.count_batch(union_batch(2))
+    assert progress.fraction == 0.25
+
+
+def test_the_fraction_rises_when_samples_are_known_never_to_come_and_does_not_fall_when_others_do() -> None:
+    progress, fractions = Progress(length=TrainingLength(samples=100, draws=200)), []
+    for num_missing in (0, 50, 0, -100):
+        progress.count_batch(union_batch(10, num_missing=num_missing))
+        fractions.append(progress.fraction)
+    assert fractions == [0.05, 0.2, 0.2, 0.2]
+
+
+def test_the_end_of_the_run_is_the_end_however_much_has_come() -> None:
+    progress = Progress(length=TrainingLength(samples=10, draws=10, batches=5, samples_per_update=2))
+    progress.count_batch(union_batch(2))
+    progress.count_update(StepOutcome())
+    progress.end()
+    assert (progress.fraction, progress.lr_steps, progress.expected_lr_steps) == (1.0, 5, 5)
+
+
+def test_a_run_that_is_continued_with_more_to_train_is_less_far_but_no_schedule_goes_back() -> None:
+    progress = Progress(length=TrainingLength(samples=10, draws=10, batches=5, samples_per_update=2))
+    progress.count_batch(union_batch(10))
+    progress.count_update(StepOutcome())
+    progress.end()
+    longer = Progress(length=TrainingLength(samples=40, draws=40, batches=20, samples_per_update=2))
+    longer.load_state_dict(progress.state_dict())
+    assert (longer.fraction, longer.expected_lr_steps) == (0.25, 5)
+    longer.count_batch(union_batch(10))
+    longer.count_update(StepOutcome())
+    assert (longer.fraction, longer.lr_steps) == (0.5, 5)
+
+
+def test_the_fraction_of_a_run_of_unknown_length_goes_by_the_samples_that_were_drawn() -> None:
+    progress = Progress(2, length=TrainingLength(samples=16))
+    progress.count_batch(union_batch(2, 2))
+    progress.count_batch(union_batch(2, 2, num_first=1))
+    assert progress.fraction == 5 / 16
+
+
+def test_a_run_of_which_nothing_is_known_has_no_fraction() -> None:
+    assert Progress().fraction is None
+    assert Progress().expected_lr_steps is None
+
+
+def test_where_the_length_is_unknown_each_update_is_a_step_and_a_skipped_one_is_none() -> None:
+    progress = Progress()
+    assert progress.expected_lr_steps is None
+    progress.count_batch(union_batch(2))
+    progress.count_update(StepOutcome())
+    progress.count_batch(union_batch(2))
+    progress.count_update(StepOutcome(skipped=True))
+    assert progress.lr_steps == 1
+
+
+def test_where_the_length_is_known_a_skipped_update_is_a_step_too_since_its_samples_are_used_up() -> None:
+    progress, steps = Progress(length=TrainingLength(samples=10, draws=10, batches=5, accumulate=2)), []
+    assert progress.expected_lr_steps == 3
+    for is_last, is_skipped in [(False, False), (True, False), (False, False), (True, True), (True, False)]:
+        progress.count_batch(union_batch(2))
+        if is_last:
+            progress.count_update(StepOutcome(skipped=is_skipped))
+        steps.append(progress.lr_steps)
+    assert steps == [0, 1, 1, 2, 3]
+
+
+def test_on_the_clock_of_samples_each_updates_worth_of_new_samples_is_a_step() -> None:
+    progress = Progress(2, length=TrainingLength(samples=19, samples_per_update=4), lr_clock="samples")
+    assert progress.expected_lr_steps == 5
+    steps = []
+    for num_first in (4, 0, 3, 3, 9):
+        progress.count_batch(union_batch(2, 2, num_first=num_first))
+        progress.count_update(StepOutcome())
+        steps.append(progress.lr_steps)
+    assert steps == [1, 1, 1, 2, 5]
+
+
+def test_schedules_keep_the_length_they_were_built_with_after_a_restart_on_another_number_of_ranks() -> None:
+    progress = Progress(2, length=TrainingLength(samples=40, samples_per_update=4), lr_clock="samples")
+    progress.count_batch(union_batch(3, 3))
+    progress.count_update(StepOutcome())
+    other = Progress(1, length=TrainingLength(samples=40, samples_per_update=2), lr_clock="samples")
+    other.load_state_dict(progress.state_dict())
+    assert (other.lr_steps, other.expected_lr_steps) == (1, 10)
+    other.count_batch(union_batch(2))
+    other.count_update(StepOutcome())
+    assert other.lr_steps == 2
+
+
+def test_so_does_the_worth_of_an_update_where_the_length_is_unknown() -> None:
+    progress = Progress(2, length=TrainingLength(samples_per_update=4), lr_clock="samples")
+    progress.count_batch(union_batch(3, 3))
+    progress.count_update(StepOutcome())
+    other = Progress(1, length=TrainingLength(samples_per_update=2), lr_clock="samples")
+    other.load_state_dict(progress.state_dict())
+    other.count_batch(union_batch(2))
+    other.count_update(StepOutcome())
+    assert other.lr_steps == 2
+
+
+def test_the_agreed_time_is_that_of_the_round() -> None:
+    progress = Progress()
+    progress.count_batch(union_batch(1, elapsed_s=2.5))
+    assert progress.agreed_s == 2.5

@@ -1,8 +1,0 @@
-"""The stores that are damaged, by name."""
-
-from tests.sweep.corruption.stores import best, checkpoints, journal, model, record
-from tests.sweep.corruption.stores.store import Store
-
-STORES: dict[str, Store] = {
-    store.name: store for store in (checkpoints.STORE, record.STORE, journal.STORE, best.STORE, model.STORE)
-}
