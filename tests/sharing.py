@@ -16,25 +16,36 @@ from pathlib import Path
 
 import pytest
 
+TESTS = Path(__file__).parent
 # Minutes that are mostly waited for, beside all that computes: these begin at once.
 FIRST = ("cluster/test_nodes.py", "cluster/test_allocations.py", "cluster/test_server_jobs.py")
 # Then what starts processes of its own, and of that the folders with a file of minutes, so that the last files are
 # short ones.
-LONGEST_FIRST = ("study", "launcher", "cluster", "chaos", "mpi", "configs", "native", "install")
+LONGEST_FIRST = (
+    "study/",
+    "launcher/",
+    "cluster/",
+    "faults/chaos/",
+    "mpi/",
+    "configs/",
+    "native/",
+    "install/",
+    "templates/",
+)
 # Five seconds of a process, after which it can fork no study: some processes take these first, and the others last.
 IMPORTS_TORCH = re.compile(r"^ *(?:import|from) .*torch", re.MULTILINE)
 IMPORTS_TORCH_LATER = (
     "configs/test_studies.py",
     "docs/test_blocks.py",
-    "install/test_new_study.py",
     "install/test_readme.py",
-    "models/test_models.py",
+    "mpi/models/test_models.py",
     "mpi/test_equality.py",
-    "study/test_curves.py",
-    "study/test_prefetch.py",
-    "study/test_trained_models.py",
-    "tests/test_benchmarks.py",
-    "training/test_memory.py",
+    "server/training/monitoring/test_memory.py",
+    "study/restarts/test_curves.py",
+    "study/training/test_prefetch.py",
+    "study/training/test_trained_models.py",
+    "templates/test_new_study.py",
+    "test_benchmarks.py",
 )
 QUIET = "quiet"
 MAX_REASON = 200
@@ -194,12 +205,12 @@ def _files(node: pytest.Item | pytest.Collector) -> Iterator[pytest.Item | pytes
 
 
 def _order(node: pytest.Item | pytest.Collector, *, torch_first: bool) -> tuple[bool, bool, int, int, Path]:
-    folder, file = node.path.parent.name, f"{node.path.parent.name}/{node.path.name}"
+    file = os.path.relpath(node.path, TESTS)
     return (
         file not in FIRST,
         (file in IMPORTS_TORCH_LATER or _imports_torch(node.path)) != torch_first,
         FIRST.index(file) if file in FIRST else len(FIRST),
-        LONGEST_FIRST.index(folder) if folder in LONGEST_FIRST else len(LONGEST_FIRST),
+        next((place for place, folder in enumerate(LONGEST_FIRST) if file.startswith(folder)), len(LONGEST_FIRST)),
         node.path,
     )
 

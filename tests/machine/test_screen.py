@@ -12,6 +12,7 @@ from tests.support.runs import NUMPY_STUDY, assert_complete, run_study
 INTO_A_FULL_DISK = ["sh", "-c", 'exec "$@" >/dev/full 2>&1', "sh"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("mpi", "num_ranks"), [(None, 1), pytest.param("openmpi", 2, marks=pytest.mark.full)], ids=["alone", "openmpi"]
 )

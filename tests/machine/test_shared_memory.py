@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import psutil
+import pytest
 
 from stream_server.errors import ConfigError
 from stream_server.launcher.backends.backend import JobSpec, JobState
@@ -20,6 +21,8 @@ from tests.needs import need
 from tests.support.runs import NUMPY_STUDY, start_study
 from tests.support.small_disk import mounted
 from tests.support.timing import until
+
+pytestmark = pytest.mark.slow
 
 SHARED = re.compile(r"/dev/shm/\S+")
 RANKS = "from mpi4py import MPI; import time; MPI.COMM_WORLD.Barrier(); print('here', flush=True); time.sleep(600)"
