@@ -14,6 +14,7 @@ ELSEWHERE = {
     "analysis.follow": "security/files/test_what_is_no_file.py",
     "analysis.live": "server/reception/test_operator_desk.py",
     "analysis.page": "security/files/test_links.py",
+    "analysis.story": "study/commands/test_why.py",
     "backends": "launcher/backends/test_own_backend.py",
     "buffers.batch_memory": "server/training/test_stream.py",
     "built_in": "extending/test_built_in.py",
@@ -51,6 +52,7 @@ ELSEWHERE = {
     "storage.library_file": "server/replay/test_simulation_files.py",
     "storage.lines": "launcher/journal/test_journal.py",
     "storage.tensor_file": "server/model/test_model_export.py",
+    "storage.typed": "server/checkpoint/test_incarnations.py",
     "studies.run": "studies/test_study.py",
     "studies.trained": "studies/test_notebook.py",
 }
