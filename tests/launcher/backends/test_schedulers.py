@@ -1,4 +1,4 @@
-"""The backends for PBS, LSF, Flux and OAR on commands that answer as those of the schedulers (`fake_scheduler.py`)."""
+"""The backends for PBS, LSF, Flux and OAR on commands that answer as those of the schedulers (tests/fakes)."""
 
 import json
 import os
