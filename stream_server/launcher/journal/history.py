@@ -211,7 +211,10 @@ class History:
         it.reason = it.reason or reason
         it.move(ScheduledEvent.END)
         known = self.simulations.setdefault(simulation, ScheduledSimulation(id=simulation))
-        known.state, known.attempt = ScheduledState.WAITING, it
+        known.attempt = it
+        # How the job of one that is given up ended is written afterwards.
+        if known.state is not ScheduledState.GIVEN_UP:
+            known.state = ScheduledState.WAITING
         return known
 
     def _leave(self, simulation: int) -> None:

@@ -274,6 +274,20 @@ def test_failures_count_only_when_they_count() -> None:
     assert past.attempts == {}
 
 
+def test_a_simulation_whose_last_job_is_told_to_have_ended_stays_given_up() -> None:
+    late = "sent no new time step for 60 s"
+    ends: list[JournalRecord] = [
+        AttemptCancelled(simulation=0, attempt=0, reason=late, excuse=""),
+        Failed(simulation=0, attempt=0, reason=late, excuse=""),
+        GaveUp(simulation=0, attempts=1, redraw=False, reason=late),
+        AttemptEnded(simulation=0, attempt=0, reason="was killed by SIGTERM"),
+    ]
+    past = History.of([BEGIN, attempt(0, 0), *ends])
+    assert past.is_given_up(0)
+    assert past.all_attempts[0, 0].attempt.reason == late
+    assert not History.of([BEGIN, attempt(0, 0), *ends, attempt(0, 1)]).is_given_up(0)
+
+
 def test_a_new_run_knows_only_what_numbers_were_used() -> None:
     before = [BEGIN, SERVER, attempt(0, 4), Failed(simulation=0, attempt=4, reason="", excuse=""), FirstStep()]
     new = LauncherStarted(pid=3, boot="b", link="l", supervises=False, resumed=False)

@@ -117,6 +117,20 @@ def test_who_brought_the_job_down_is_told_to_the_others(tmp_path: Path, why) -> 
     ]
 
 
+def test_a_simulation_that_is_given_up_stays_so_when_its_job_has_ended(tmp_path: Path, why) -> None:  # type: ignore[no-untyped-def]
+    late = "sent no new time step for 8 s"
+    run = run_with(
+        tmp_path,
+        BEGIN,
+        starting(0, 0),
+        records.AttemptCancelled(simulation=0, attempt=0, reason=late, excuse=""),
+        Failed(simulation=0, attempt=0, reason=late),
+        GaveUp(simulation=0, attempts=1, reason=late, redraw=False),
+        records.AttemptEnded(simulation=0, attempt=0, reason="was killed by SIGTERM"),
+    )
+    assert why(run, 0)[0] == f"simulation 0 is given_up: {late}"
+
+
 def test_a_simulation_that_the_run_does_not_have_is_an_error(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
