@@ -96,5 +96,5 @@ class ProgressClock:
         if it.is_cancelled or it.blocked:
             return None
         # Steps that the server knows are not sent again: a new attempt is quiet until it has caught up.
-        catching_up_s = it.reached_s if it.received == 0 else 0.0
+        catching_up_s = it.reached_s if it.received == 0 and not it.is_spent else 0.0
         return it.quiet_since + self.timeout_s + catching_up_s

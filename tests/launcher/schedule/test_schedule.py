@@ -259,6 +259,15 @@ def test_a_new_attempt_has_time_to_catch_up_with_the_one_before() -> None:
     assert schedule.wake_at == started + 60.0 + 550.0
 
 
+def test_an_attempt_of_which_a_new_server_has_all_gets_no_time_to_catch_up() -> None:
+    schedule = running(1, timeout_s=60)
+    schedule.progress(0, 0, 1, False, 550.0)
+    schedule.pause()
+    schedule.replan({0: 0}, 560.0)
+    schedule.finished(0, 570.0)
+    assert schedule.wake_at == 570.0 + 60.0
+
+
 def test_a_late_word_of_the_last_attempt_does_not_count_for_the_next() -> None:
     schedule = running(1, timeout_s=60)
     schedule.progress(0, 0, 50, True, 1.0)
