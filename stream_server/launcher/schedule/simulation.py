@@ -1,5 +1,6 @@
 """One simulation, its newest attempt and the job of that, as the schedule knows them."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import Enum, StrEnum, auto
 
@@ -80,9 +81,9 @@ class ScheduledJob:
     _num_spent: int = field(default=0, compare=False, repr=False)
 
     @property
-    def running(self) -> "list[ScheduledAttempt]":
+    def running(self) -> "Iterator[ScheduledAttempt]":
         """The attempts whose end was not told yet."""
-        return [it for simulation in self.members if (it := self.live.get(simulation)) and it.has_job]
+        return (it for simulation in self.members if (it := self.live.get(simulation)) and it.has_job)
 
     def first_unspent(self) -> "ScheduledAttempt | None":
         """The first attempt that runs and of which more is to come."""

@@ -314,7 +314,7 @@ class Ensemble:
             return
         changed: dict[str | None, list[int]] = {}
         for simulation in queue.keys() | self._queue.keys():
-            waits_for = queue.get(simulation, self.schedule.jobs.what_comes_before(simulation))
+            waits_for = queue[simulation] if simulation in queue else self.schedule.jobs.what_comes_before(simulation)
             if waits_for != self._queue.get(simulation):
                 changed.setdefault(waits_for, []).append(simulation)
         for waits_for, simulations in changed.items():
