@@ -63,6 +63,6 @@ def _event(record: records.JournalRecord, simulation: int, history: History) -> 
             return f"attempt {it.key[1]} goes on with a new server (incarnation {number})"
         case records.LauncherStarted(resumed=True) if it is not None:
             return f"attempt {it.key[1]} is taken over by another launcher"
-        case records.LauncherStarted() | records.LauncherLeft() if it is not None:
+        case records.LauncherStarted() | records.LauncherLeft() if it is not None and not history.ended_in_order:
             return f"attempt {it.key[1]} is interrupted by the end of its launcher"
     return ""

@@ -94,6 +94,14 @@ def test_an_attempt_goes_on_with_new_servers_and_launchers_and_its_excuse_is_tol
     ]
 
 
+def test_the_end_of_a_launcher_is_told_once(tmp_path: Path, why) -> None:  # type: ignore[no-untyped-def]
+    left = records.LauncherLeft(exit_code=75)
+    told = ["  attempt 0 starts", "  attempt 0 is interrupted by the end of its launcher"]
+    assert why(run_with(tmp_path, BEGIN, starting(0, 0), left, BEGIN), 0)[1:] == told
+    (tmp_path / "journal.jsonl").write_bytes(b"".join(map(records.encode, (BEGIN, starting(0, 0), BEGIN))))
+    assert why(tmp_path, 0)[1:] == told
+
+
 def test_a_simulation_that_a_server_has_lost_is_told_to_run_again_for_that(tmp_path: Path, why) -> None:  # type: ignore[no-untyped-def]
     ended = records.AttemptEnded(simulation=0, attempt=0, reason="ended with exit code 0")
     lost = [BEGIN, records.PlanTaken(incarnation=1), starting(0, 0), ended, records.PlanTaken(incarnation=2)]
