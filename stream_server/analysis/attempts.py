@@ -16,17 +16,24 @@ from stream_server.storage.lines import whole_lines
 
 
 def journal_of(run: RunFolder) -> list[records.JournalRecord]:
-    """The records in the journal of a run; none if it cannot be read."""
+    """The records in the journal of a run; none if it has none.
+
+    Raises:
+        OSError, DamagedJournal: it cannot be read.
+    """
     try:
         content = read_file(run.path / JOURNAL_FILE, max_bytes=MAX_FOLLOWED_BYTES, opener=by_own_links)
-        return list(records.decode(whole_lines(content)))
-    except (OSError, StreamServerError):
+    except FileNotFoundError:
         return []
+    return list(records.decode(whole_lines(content)))
 
 
 def history_of(run: RunFolder) -> History:
     """The history in the journal of a run; an empty one if it cannot be read."""
-    return History.of(journal_of(run))
+    try:
+        return History.of(journal_of(run))
+    except (OSError, StreamServerError):
+        return History()
 
 
 def newest_failures(run: RunFolder) -> dict[int, str]:

@@ -7,7 +7,7 @@ from stream_server.analysis.live import ask_simulations
 from stream_server.analysis.reading import RunFolder
 from stream_server.analysis.run_status import status_of
 from stream_server.analysis.simulations import simulations_of
-from stream_server.errors import NotRunning
+from stream_server.errors import NotRunning, StreamServerError
 from stream_server.launcher.journal import records
 from stream_server.launcher.journal.history import ENDED, History
 from stream_server.messages.launcher_link import Attached, Failed, GaveUp
@@ -19,8 +19,12 @@ def story(run: RunFolder, simulation: int, timeout_s: float) -> list[str]:
     """The state of a simulation, and below it what happened to its attempts, in the order of time.
 
     Raises:
-        NotRunning: there is no such simulation, or a live run did not answer in time.
+        NotRunning: there is no such simulation, its journal cannot be read, or a live run did not answer in time.
     """
+    try:
+        journal = journal_of(run)
+    except (OSError, StreamServerError) as error:
+        raise NotRunning(f"{run.path}: its journal cannot be read: {error}") from error
     found = ask_simulations(run, timeout_s) if status_of(run).is_live else simulations_of(run)
     it = next((it for it in found if it.simulation == simulation), None)
     if it is None:
@@ -30,7 +34,7 @@ def story(run: RunFolder, simulation: int, timeout_s: float) -> list[str]:
         reason = ", ".join(f"{num} {state}" for state, num in Counter(other.state for other in found).items())
     lines = [f"simulation {simulation} is {it.state}" + (f": {reason}" if reason else "")]
     history = History()
-    for record in journal_of(run):
+    for record in journal:
         if line := _event(record, simulation, history):
             lines.append(f"  {line}")
         history = history.after(record)

@@ -139,6 +139,23 @@ def test_a_simulation_that_is_given_up_stays_so_when_its_job_has_ended(tmp_path:
     assert why(run, 0)[0] == f"simulation 0 is given_up: {late}"
 
 
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        (b"damaged", "line 1 is no record of a launcher"),
+        (records.with_checksum(b'{"message": "LauncherStarted"'), "it is of format 1, this version knows"),
+    ],
+)
+def test_a_journal_that_cannot_be_read_is_an_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], line: bytes, told: str
+) -> None:
+    (run_with(tmp_path) / "journal.jsonl").write_bytes(line + b"\n")
+    assert main(["why", str(tmp_path), "3"]) == 1
+    said = capsys.readouterr()
+    assert f"{tmp_path}: its journal cannot be read: {told}" in said.err
+    assert not said.out
+
+
 def test_a_simulation_that_the_run_does_not_have_is_an_error(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
