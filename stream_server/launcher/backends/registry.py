@@ -29,8 +29,8 @@ def load_server_backend(config: StudyConfig, name: str, outage: Outage) -> Backe
     It is one of `BACKENDS`, of an installed package, or FILE.py:Class.
 
     Raises:
-        ConfigError: there is no such file, module or class, it lacks a part of the protocol, or the commands of the
-            scheduler are not here.
+        ConfigError: there is no such file, module or class, it lacks a part of the protocol, its `outage` cannot be
+            set, or the commands of the scheduler are not here.
         UserCodeError: the user's file or class raised, which is the cause.
     """
     return _made(config, name, JobKind.of_server(config), outage)
@@ -42,7 +42,10 @@ def _made(config: StudyConfig, name: str, kind: JobKind, outage: Outage) -> Back
     backend: Backend = call_user(name, make, config, kind)
     if missing := [part for part in PROTOCOL if not hasattr(backend, part)]:
         raise ConfigError(f"{kind.key}: {name} lacks {' and '.join(missing)} (docs/guide/backends.md)")
-    backend.outage = outage
+    try:
+        backend.outage = outage
+    except Exception as error:
+        raise ConfigError(f"{kind.key}: `outage` of {name} cannot be set: {error} (docs/guide/backends.md)") from error
     return backend if is_built_in else OwnBackend(name, backend)
 
 

@@ -209,6 +209,10 @@ def test_a_backend_that_does_not_exist_or_cannot_be_made_is_told(tmp_path: Path)
     folder.write("partial.py", OWN.replace("submit = cancel =", "submit ="))
     with pytest.raises(ConfigError, match=r"partial\.py:Own lacks cancel"):
         load_backend(load(folder.study({"launcher.backend": "partial.py:Own"})), Outage())
+    for lines in ("outage = property(print)", "__slots__ = ('kind',)"):
+        folder.write("closed.py", f"{OWN}\n    {lines}\n")
+        with pytest.raises(ConfigError, match=r"launcher\.backend: `outage` of .*closed\.py:Own cannot be set"):
+            load_backend(load(folder.study({"launcher.backend": "closed.py:Own"})), Outage())
     folder.write("broken.py", "class Own:\n    def __init__(self, config, kind):\n        raise OSError('no route')\n")
     with pytest.raises(UserCodeError, match="no route"):
         load_backend(load(folder.study({"launcher.backend": "broken.py:Own"})), Outage())
