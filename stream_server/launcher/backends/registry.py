@@ -58,7 +58,10 @@ class OwnBackend(Backend):
     def __init__(self, name: str, backend: Backend) -> None:
         self.name = name
         self.backend = backend
-        self.query_interval_s = backend.query_interval_s
+
+    @property
+    def query_interval_s(self) -> float:  # type: ignore[override]
+        return self.backend.query_interval_s
 
     def check(self) -> None:
         if (check := getattr(self.backend, "check", None)) is not None:

@@ -200,6 +200,14 @@ def test_the_backend_of_a_study_is_loaded_by_its_name(tmp_path: Path) -> None:
     assert load_backend(config, Outage()).backend.kind.resources.options == {"queue": "long"}  # type: ignore[attr-defined]
 
 
+def test_a_backend_of_ones_own_may_be_asked_less_often_after_a_while(tmp_path: Path) -> None:
+    folder = StudyFolder(tmp_path)
+    folder.write("own.py", OWN)
+    backend = load_backend(load(folder.study({"launcher.backend": "own.py:Own"})), Outage())
+    backend.backend.query_interval_s = 30.0  # type: ignore[attr-defined]
+    assert backend.query_interval_s == 30.0
+
+
 def test_a_backend_that_does_not_exist_or_cannot_be_made_is_told(tmp_path: Path) -> None:
     folder = StudyFolder(tmp_path)
     with pytest.raises(ConfigError, match=r'launcher\.backend: "moab" is not a backend\. Write "local", "slurm"'):
