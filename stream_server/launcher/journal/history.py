@@ -208,7 +208,8 @@ class History:
         self._leave(simulation)
         unknown = RecordedAttempt(attempt=ScheduledAttempt(simulation=simulation, number=number))
         it = self.all_attempts.setdefault((simulation, number), unknown).attempt
-        it.reason = it.reason or reason
+        if it.phase not in (ScheduledPhase.CANCELLED, ScheduledPhase.KILLED):
+            it.reason = reason
         it.move(ScheduledEvent.END)
         known = self.simulations.setdefault(simulation, ScheduledSimulation(id=simulation))
         known.attempt = it

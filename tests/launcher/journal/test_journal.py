@@ -313,6 +313,12 @@ def test_how_each_attempt_ended_is_known_over_all_runs() -> None:
     }
 
 
+def test_of_an_attempt_that_nobody_cancelled_the_last_word_counts() -> None:
+    ended = AttemptEnded(simulation=0, attempt=0, reason="ended with exit code 0")
+    failed = Failed(simulation=0, attempt=0, reason="ended with exit code 0, but had not finished")
+    assert History.of([BEGIN, attempt(0, 0), ended, failed]).all_attempts[0, 0].attempt.reason == failed.reason
+
+
 def test_of_a_job_that_was_cancelled_only_those_are_told_so_whose_end_that_decided() -> None:
     begun = [AttemptStarting(simulation=it, attempt=0, folder=f"/{it}/0", public_key="k", job="/0/0") for it in (0, 1)]
     ended = AttemptEnded(simulation=1, attempt=0, reason="ended with exit code 0")
