@@ -348,7 +348,9 @@ class SimulationSchedule:
     ) -> list[Action]:
         if known > attempt.number:
             # The server has admitted that attempt, so it refuses this one.
-            attempt.excuse, attempt.reason = RESTARTED, "the server has seen a later attempt"
+            attempt.excuse = RESTARTED
+            if attempt.phase is not ScheduledPhase.FAILED:
+                attempt.reason = "the server has seen a later attempt"
             if attempt.has_job:
                 return [] if attempt.is_cancelled else [self._cancel(attempt)]
             self._wait_again(it)

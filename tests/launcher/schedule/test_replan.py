@@ -257,6 +257,15 @@ def test_an_attempt_that_the_server_knows_to_be_an_old_one_is_ended() -> None:
     ]
 
 
+def test_the_failure_of_an_old_attempt_is_told_as_its_own() -> None:
+    schedule = running(1)
+    assert schedule.ranks_ended(0, 0, "rank 1 was killed by SIGSEGV", 0.5, over=False)
+    schedule.pause()
+    assert schedule.replan({0: 3}, 1.0) == [Cancel(simulation=0, attempt=0)]
+    failed, _ = schedule.job_ended(0, 0, 143, "was killed by SIGTERM", 2.0)
+    assert failed == Failed(simulation=0, attempt=0, reason="rank 1 was killed by SIGSEGV", excuse=RESTARTED)
+
+
 def test_an_attempt_may_be_renumbered_before_it_is_submitted() -> None:
     schedule = SimulationSchedule(ScheduleLimits())
     schedule.replan({0: -1}, 0.0)
