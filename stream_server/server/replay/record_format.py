@@ -192,8 +192,8 @@ class Segment:
                 raise ValueError(f"format {FORMAT} was expected")
             written = typed(Segment, {name: described[name] for name in asdict(self)})
             study, fields = str(described["study"]), typed(tuple[FieldSpec, ...], described["fields"])
-            # NumPy refuses two fields of one name, and shapes that no array can have.
-            np.dtype([(field.name, field.dtype, field.shape) for field in fields])
+            if len({field.name for field in fields if field.dtype}) < len(fields):
+                raise ValueError("a field has no type, or the name of another one")
         except (ValueError, KeyError, TypeError, RecursionError, OverflowError, MemoryError) as error:
             raise DamagedRecord(
                 f"{path} is no record of samples of format {FORMAT}, or the description in its first line is damaged. "

@@ -195,13 +195,13 @@ class Recorder:
             for simulation in np.unique(self.rows.simulation_ids[slots]).tolist():
                 if simulation not in self._known:
                     self._add_simulation(simulation)
-            num = min(MOST_ENTRIES, max(1, BLOCK_BYTES // self._sample.itemsize))
+            num = min(MOST_ENTRIES, max(1, BLOCK_BYTES // self.rows.sample_bytes))
             for start in range(0, len(slots), num):
                 self._add_samples(kind, slots[start : start + num])
 
     def _add_samples(self, kind: EntryKind, slots: Sequence[int]) -> None:
         rows = self.rows
-        if rows.lengths or not all(there[slots].all() for there in rows.present.values()):
+        if not self._sample.itemsize or not all(there[slots].all() for there in rows.present.values()):
             for slot in slots:
                 present, values = pack_fields(self._step_fields, self._values_of(slot))
                 self._add(kind, int(rows.simulation_ids[slot]), int(rows.time_steps[slot]), present, values)
@@ -245,7 +245,8 @@ class Recorder:
             fields = [replace(specs[name], dtype=dtype.newbyteorder("<").str) for name, dtype in dtypes.items()]
             self._step_fields = [field for field in fields if not field.is_static]
             self._static_fields = [field for field in fields if field.is_static]
-            self._sample = np.dtype([(field.name, field.dtype, field.shape) for field in self._step_fields])
+            if not rows.lengths and rows.sample_bytes <= BLOCK_BYTES:
+                self._sample = np.dtype([(field.name, field.dtype, field.shape) for field in self._step_fields])
             self._write(self._segment.description(fields, self.study.identity))
         waiting, self._waiting = self._waiting, []
         for event in waiting:

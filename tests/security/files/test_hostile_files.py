@@ -271,6 +271,7 @@ RECORDS = {
     "a field": described(fields=[{"name": "u", "shape": [2**40, 2**40], "dtype": "<f8"}]),
     "a dimension": described(fields=[{"name": "u", "shape": [1] * 100, "dtype": "<f8"}]),
     "an object": described(fields=[{"name": "u", "shape": [1], "dtype": "|O"}]),
+    "no type": described(fields=[{"name": "u", "shape": [1]}]),
     "a field twice": described(fields=[{"name": "u", "shape": [], "dtype": "<f8"}] * 2),
 }
 

@@ -156,6 +156,21 @@ def test_one_sample_larger_than_a_block_is_recorded(folder: StudyFolder, monkeyp
     assert samples(it.folder) == KEYS[:3]
 
 
+def test_a_field_may_have_two_gibibytes_and_more(folder: StudyFolder) -> None:
+    shape = (2**29, 2)
+    config = small_study(folder, {"study.fields": {"u": {"shape": [{"max": shape[0]}, 2], "dtype": "int16"}}})
+    slots = Slots({"u": shape}, 1, ragged=["u"])
+    slots.allocate({"u": np.int16})
+    slots.simulation_ids[0] = 2
+    value = np.arange(6, dtype=np.int16).reshape(3, 2)
+    slots.set_value("u", 0, value)
+    with recorder(config, slots) as it:
+        it.append([0])
+    assert it.error is None
+    [_, entry] = entries(it.folder)
+    assert entry.fields["u"].tolist() == value.tolist()
+
+
 def test_a_sample_takes_48_bytes_more_than_the_fields_that_it_has(folder: StudyFolder) -> None:
     config, keys = small_study(folder), [(2, step) for step in range(99)]
     with recorder(config, slots_with(keys)) as it:
