@@ -255,18 +255,23 @@ class Recorder:
     def _add(
         self, kind: EntryKind, simulation: int = -1, time_step: int = 0, present: int = 0, values: bytes = b""
     ) -> None:
-        """Add an entry to the block."""
+        """Add an entry to the block; one that is larger than a block is one of its own."""
+        head = (kind, simulation, time_step, present, len(values), 0)
+        if len(values) > BLOCK_BYTES:
+            assert self._number is not None
+            self._flush()
+            self._number += 1
+            self._write_block(np.array([head], HEAD), memoryview(values))
+            return
         heads, data = self._next(1, len(values))
-        heads[0] = (kind, simulation, time_step, present, len(values), 0)
+        heads[0] = head
         data[:] = np.frombuffer(values, np.uint8)
 
     def _next(self, num: int, num_bytes: int) -> tuple[Heads, npt.NDArray[np.uint8]]:
         """The next entries of the block: their heads, and the bytes of their values."""
         assert self._number is not None
-        if self._num_in_block + num > MOST_ENTRIES or self._num_bytes + num_bytes > len(self._values):
+        if self._num_in_block + num > MOST_ENTRIES or self._num_bytes + num_bytes > BLOCK_BYTES:
             self._flush()
-        if num_bytes > len(self._values):
-            self._values = np.empty(num_bytes, np.uint8)
         heads = self._heads[self._num_in_block : self._num_in_block + num]
         values = self._values[self._num_bytes : self._num_bytes + num_bytes]
         self._num_in_block += num
@@ -278,12 +283,15 @@ class Recorder:
         num, self._num_in_block = self._num_in_block, 0
         num_bytes, self._num_bytes = self._num_bytes, 0
         if num:
-            assert self._number is not None
-            values = self._values[:num_bytes].data
-            self._write(pack_heads(self._number - num, self._heads[:num], values), values)
-            failpoint("record.appended")
+            self._write_block(self._heads[:num], self._values[:num_bytes].data)
         if self._sync_error is not None:
             raise self._sync_error
+
+    def _write_block(self, heads: Heads, values: memoryview) -> None:
+        """Write the latest entries as a block."""
+        assert self._number is not None
+        self._write(pack_heads(self._number - len(heads), heads, values), values)
+        failpoint("record.appended")
 
     def _write(self, *parts: bytes | memoryview) -> None:
         assert self._file is not None

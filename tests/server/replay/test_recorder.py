@@ -14,7 +14,7 @@ import pytest
 from stream_server.buffers import Slots
 from stream_server.server.replay import recorder as recorder_module
 from stream_server.server.replay.record_format import EntryKind
-from stream_server.server.replay.record_reader import RankRecord, RecordEntry
+from stream_server.server.replay.record_reader import RankRecord, RecordEntry, parts_of_rank
 from stream_server.server.replay.recorded_study import RecordedStudy
 from stream_server.server.replay.recorder import Recorder, begins_and_ends
 from tests.support.recorded import (
@@ -154,6 +154,22 @@ def test_one_sample_larger_than_a_block_is_recorded(folder: StudyFolder, monkeyp
     with recorder(small_study(folder), slots_with(KEYS)) as it:
         it.append([0, 1, 2])
     assert samples(it.folder) == KEYS[:3]
+
+
+def test_blocks_are_no_larger_after_a_large_entry(folder: StudyFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recorder_module, "BLOCK_BYTES", 100)
+    config = small_study(folder, {"study.fields": {"u": {"shape": [{"max": 100}]}}})
+    slots = Slots({"u": (100,)}, 9, ragged=["u"])
+    slots.allocate({"u": np.float64})
+    slots.simulation_ids[:] = 2
+    for slot in range(9):
+        slots.time_steps[slot] = slot
+        slots.set_value("u", slot, np.zeros(100 if slot == 3 else 5))
+    with recorder(config, slots) as it:
+        it.append(list(range(9)))
+    [part] = parts_of_rank(it.folder, 0)
+    assert list(np.diff(part.begins)) == [2, 2, 1, 2, 2, 2]
+    assert samples(it.folder) == [(2, step) for step in range(9)]
 
 
 def test_a_field_may_have_two_gibibytes_and_more(folder: StudyFolder) -> None:
