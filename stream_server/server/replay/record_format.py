@@ -31,6 +31,9 @@ from stream_server.storage.typed import typed
 
 FORMAT = 2
 CHECKSUM_BYTES = 8
+MOST_ENTRIES = 1024
+"""Of a block."""
+
 
 Heads = npt.NDArray[Any]
 """Heads of entries, of the type `HEAD`."""
@@ -128,6 +131,11 @@ def pack_fields(fields: Sequence[FieldSpec], values: Mapping[str, npt.NDArray[An
             if field.ragged:
                 lengths.append(len(array))
     return present, b"".join([np.array(lengths, "<u8").data, *arrays])
+
+
+def most_bytes(fields: Sequence[FieldSpec]) -> int:
+    """The most bytes that `pack_fields` makes of these fields."""
+    return sum(8 * field.ragged + math.prod(field.shape) * np.dtype(field.dtype).itemsize for field in fields)
 
 
 def unpack_fields(fields: Sequence[FieldSpec], present: int, data: bytes) -> dict[str, npt.NDArray[Any]]:

@@ -20,12 +20,14 @@ from stream_server.messages.client import FieldSpec
 from stream_server.server.replay.record_format import (
     BLOCK_HEAD_BYTES,
     HEAD,
+    MOST_ENTRIES,
     SAMPLES,
     BlockHead,
     EntryHead,
     EntryKind,
     Heads,
     Segment,
+    most_bytes,
     unpack_fields,
 )
 from stream_server.server.replay.recorded_study import STUDY_FILE, RecordedStudy
@@ -36,6 +38,8 @@ SUBFOLDER = "record"
 # Of so many blocks the heads of the entries are kept, also while a replay goes to and fro in a file.
 MOST_BLOCKS = 4
 KINDS = frozenset(EntryKind)
+# No message has more parameters.
+MOST_PARAMETERS_BYTES = 8 * 2**16
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -135,7 +139,7 @@ def _find_blocks(file: int, path: Path, begins: list[int], offsets: list[int], l
         if len(data) < BLOCK_HEAD_BYTES:
             return
         head = BlockHead.unpack(data)
-        if head is None or head.number != begins[-1]:
+        if head is None or head.number != begins[-1] or not 0 < head.num_entries <= MOST_ENTRIES:
             raise _damaged(path, begins[-1])
         end = offsets[-1] + head.values_begin + head.num_bytes
         if end > size:
@@ -276,6 +280,8 @@ class RankRecord:
         heads = np.frombuffer(data, HEAD, offset=BLOCK_HEAD_BYTES)
         starts = list(accumulate(heads["num_bytes"].tolist(), initial=start + num_bytes))
         if starts[-1] != part.offsets[place + 1] or not KINDS.issuperset(heads["kind"].tolist()):
+            raise _damaged(part.path, numbers.start)
+        if heads["num_bytes"].max() > max(most_bytes(part.fields or ()), MOST_PARAMETERS_BYTES):
             raise _damaged(part.path, numbers.start)
         return RecordBlock(numbers=numbers, heads=heads, starts=starts, file=file, part=part)
 

@@ -20,6 +20,7 @@ from stream_server.failpoints import failpoint
 from stream_server.messages.client import FieldSpec
 from stream_server.server.replay.record_format import (
     HEAD,
+    MOST_ENTRIES,
     EntryKind,
     Heads,
     Segment,
@@ -32,7 +33,6 @@ from stream_server.storage import disk
 
 # A block is written once it is as large as that. A replay keeps the heads of its entries in memory.
 BLOCK_BYTES = 2**20
-MOST_ENTRIES = 1024
 
 log = logging.getLogger(__name__)
 

@@ -20,6 +20,7 @@ import h5py
 import numpy as np
 import pytest
 import torch
+from xxhash import xxh3_64_intdigest
 
 from stream_server.analysis.reading import RunFolder
 from stream_server.analysis.run_status import newest_checkpoint
@@ -32,8 +33,8 @@ from stream_server.messages.client import Hello
 from stream_server.messages.connection import ConnectionFile
 from stream_server.server.checkpoint.folder import MANIFEST_FILE, CheckpointFolder, Manifest, read_manifest
 from stream_server.server.model.warm_start import warm_start
-from stream_server.server.replay.record_format import FORMAT, Segment
-from stream_server.server.replay.record_reader import parts_of_rank
+from stream_server.server.replay.record_format import FORMAT, HEAD, Segment
+from stream_server.server.replay.record_reader import RankRecord, parts_of_rank
 from stream_server.server.replay.simulation_file import SimulationFile
 from stream_server.server.user.normalization import Normalization
 from stream_server.server.user.stream_server import StreamServer
@@ -285,6 +286,24 @@ def test_a_record_is_refused(tmp_path: Path, data: bytes) -> None:
     assert_is_short(refused.value)
 
 
+def sparse(folder: Path, *, num_entries: int, num_bytes: int) -> None:
+    """A record of one large block that is almost all a hole, with checksums that fit as far as they are looked at."""
+    segment, head = Segment(incarnation=1, begin=0, rank=0), np.zeros(1, HEAD)
+    field = {"name": "u", "shape": [4], "dtype": "<f8"}
+    head["num_bytes"] = num_bytes
+    numbers = struct.pack("<4Q", 0, num_entries, num_bytes, xxh3_64_intdigest(head.tobytes()))
+    data = described(fields=[field]) + struct.pack("<Q", xxh3_64_intdigest(numbers)) + numbers + head.tobytes()
+    (folder / segment.name).write_bytes(data)
+    os.truncate(folder / segment.name, len(data) + (num_entries - 1) * HEAD.itemsize + num_bytes)
+
+
+@pytest.mark.parametrize(("num_entries", "num_bytes"), [(2**36, 0), (0, 48), (1, 2**42)])
+def test_a_record_with_a_large_hole_is_refused(tmp_path: Path, num_entries: int, num_bytes: int) -> None:
+    sparse(tmp_path, num_entries=num_entries, num_bytes=num_bytes)
+    with pytest.raises(DamagedRecord):
+        RankRecord(tmp_path, 0).read(0)
+
+
 def compressed(member: bytes) -> bytes:
     memory = io.BytesIO()
     with zipfile.ZipFile(memory, "w", zipfile.ZIP_DEFLATED) as archive:
@@ -300,8 +319,8 @@ def saved(**arrays: Any) -> bytes:
 
 FACTS = {"format": 1, "batch": 1, "rank": 0, "ranks": 1, "values": {}, "parameters": [], "pictures": [], "units": {}}
 COLUMNS = {"simulations": np.zeros(1, np.int64), "time_steps": np.zeros(1, np.int64), "errors": np.zeros(1)}
-HEAD = b"{'descr': '<f8', 'fortran_order': False, 'shape': (10000000000000,)}"
-HUGE = b"\x93NUMPY\x01\x00v\x00" + HEAD.ljust(117) + b"\n"
+NPY_HEAD = b"{'descr': '<f8', 'fortran_order': False, 'shape': (10000000000000,)}"
+HUGE = b"\x93NUMPY\x01\x00v\x00" + NPY_HEAD.ljust(117) + b"\n"
 VALIDATIONS = {
     "a bomb": compressed(bytes(16 << 20)),
     "an array of any size": compressed(HUGE),
