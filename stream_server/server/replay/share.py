@@ -241,7 +241,7 @@ class ReplayShare:
             return
         dtypes = self.dtypes
         specs = self._config.study.step_fields
-        for entry in self._playback(self._held_out.__contains__):
+        for entry in self._playback(frozenset(self._held_out).__contains__):
             if entry.kind in SAMPLES:
                 fields = {
                     name: np.asarray(entry.fields[name], dtypes[name])
