@@ -71,8 +71,9 @@ SAMPLES = (EntryKind.SAMPLE, EntryKind.HELD_OUT)
 
 
 class EntryHead(NamedTuple):
-    """What a block says of an entry, as in `HEAD`: bit i of `present` stands for field i, the rest is of its values.
+    """What a block says of an entry, as in `HEAD`: its fields in `present`, and the size and checksum of its values.
 
+    Bit i of `present` stands for the i-th step field; of an entry of kind `STATICS`, for the i-th static field.
     `time_step` is the label of a sample, or, of the end of a trajectory, that of its last step.
     """
 
