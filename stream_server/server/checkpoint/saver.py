@@ -41,6 +41,8 @@ class Saver:
         self._is_leaving = False
 
     def __enter__(self) -> Self:
+        # A pool makes its thread with its first job: fail now where there can be none, and not at the first checkpoint.
+        self._worker.submit(lambda: None)
         return self
 
     def __exit__(self, *exc_info: object) -> None:

@@ -73,6 +73,17 @@ def test_a_save_does_not_keep_the_main_thread(checkpoints: CheckpointFolder) -> 
         assert [*written.result(DEADLINE_S)] == ["rank-0/slow"]
 
 
+def test_where_no_thread_can_be_made_it_fails_before_the_first_save(
+    checkpoints: CheckpointFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", fail)
+    with pytest.raises(RuntimeError, match="start new thread"):
+        saver_of(checkpoints).__enter__()
+
+
 def test_it_writes_in_a_thread_of_its_rank(checkpoints: CheckpointFolder) -> None:
     found = []
     with saver_of(checkpoints, rank=3) as saver:
