@@ -1,4 +1,7 @@
-"""The ledger: which steps of which simulations one server rank has settled. Pure; receiver thread."""
+"""The ledger: which steps of which simulations one server rank has settled. Pure; receiver thread.
+
+Why: docs/decisions/0041-state-as-rows.md
+"""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence

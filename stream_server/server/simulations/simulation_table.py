@@ -2,7 +2,7 @@
 
 Rank 0; pure.
 
-Why: docs/decisions/0041-state-as-columns.md
+Why: docs/decisions/0041-state-as-rows.md
 """
 
 from collections import Counter
