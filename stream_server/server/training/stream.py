@@ -118,13 +118,13 @@ class BatchStream:
             "prefetch_s": prefetch_s,
         }
 
-    def share_drawn(self, ranks: Ranks, num_accepted: int) -> None:
-        """Share what other ranks had drawn, of whose samples this rank has accepted `num_accepted`. Collective.
+    def share_drawn(self, ranks: Ranks, num_own: int) -> None:
+        """Share what other ranks had drawn: `num_own` samples of those that this rank has accepted. Collective.
 
         A rank accounts for what it has accepted, wherever that was drawn; rank 0 for what does not add up.
         """
-        of_ranks = ranks.gather(num_accepted)
-        self.num_drawn = num_accepted if of_ranks is None else self.num_drawn - sum(of_ranks[1:])
+        of_ranks = ranks.gather(num_own)
+        self.num_drawn = num_own if of_ranks is None else self.num_drawn - sum(of_ranks[1:])
 
     def draw(self, timeout_s: float) -> Batch | None:
         """Take the next batch, waiting at most `timeout_s` for its samples. What was taken before is released.
