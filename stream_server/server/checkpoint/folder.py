@@ -23,7 +23,7 @@ from stream_server.storage.disk import (
 from stream_server.storage.folders import damaged_files, records_from_json, records_to_json, withdraw
 from stream_server.storage.typed import quoted, typed
 
-FORMAT = 8
+FORMAT = 9
 MANIFEST_FILE = "manifest.json"
 MAX_MANIFEST_BYTES = 64 << 20
 

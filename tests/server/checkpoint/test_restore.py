@@ -12,11 +12,12 @@ from hypothesis import strategies as st
 
 from stream_server.buffers import Buffer, Fifo, Firo, Policy, Reservoir, Slots
 from stream_server.messages.client import Routing
+from stream_server.server.checkpoint.folder import FORMAT, RANK, rank_folder
 from stream_server.server.intake.account import Learned, SimulationEnd, close_account
 from stream_server.server.intake.ledger import finished_simulations
 from stream_server.server.replay.record_format import Segment
 from stream_server.server.replay.recorder import begins_and_ends
-from stream_server.storage.plain_state import to_bytes
+from stream_server.storage.plain_state import read_state, to_bytes
 from tests.support.examples import examples
 from tests.support.saved_ranks import (
     NUM_HELD_OUT,
@@ -322,3 +323,20 @@ def test_what_ranks_have_observed_since_the_last_sync_comes_to_one_rank(tmp_path
     for num, expected in ((2, [3, 0]), (3, [1, 1, 1]), (4, [3, 0, 0, 0])):
         _, found = restore_all(folder, 3, num, POLICIES["fifo"])
         assert [rank.observed.num_samples for rank in found] == expected
+
+
+def test_a_state_with_other_names_has_another_format(tmp_path: Path) -> None:
+    """A change of what is saved needs another `FORMAT`, or older checkpoints are taken for damaged ones."""
+    state = read_state(save_all([SavedStudyRank(Fifo(capacity=8))], tmp_path) / rank_folder(0) / RANK)
+    state["ledger"] = state["intake"]["ledger"]
+    names = {name: " ".join(sorted(part)) for name, part in state.items() if isinstance(part, dict)}
+    assert names == {
+        "stream": "num_drawn num_dropped prefetch_s",
+        "random": "framework numpy python",
+        "intake": "dtypes ledger refused withdrawn",
+        "ledger": "duplicates entries",
+        "parameters": "simulations values",
+        "buffer": "backlog draws layout policy present seen simulation_ids time_steps",
+        "held_out": "complete layout present simulation_ids time_steps",
+    }
+    assert FORMAT == 9
