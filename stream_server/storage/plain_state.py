@@ -9,11 +9,13 @@ import json
 import os
 import re
 from collections import Counter, OrderedDict, defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from math import prod
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -121,6 +123,19 @@ def read_state(path: Path, *, opener: Opener = ordinary) -> Any:
             return _read(file, os.fstat(file.fileno()).st_size)
     except (OSError, DamagedCheckpoint) as error:
         raise DamagedCheckpoint(f"{path} cannot be read: {error}") from error
+
+
+@contextmanager
+def damage_in(name: str) -> Iterator[None]:
+    """Take what goes wrong with the values of a state that could be read for damage of it; `name` is its name.
+
+    Raises:
+        DamagedCheckpoint: they cannot be what was saved.
+    """
+    try:
+        yield
+    except (ValueError, TypeError, LookupError, OverflowError, AttributeError, msgspec.MsgspecError) as error:
+        raise DamagedCheckpoint(f"{name} cannot be what was saved: {error!r}"[:200]) from error
 
 
 def as_array(value: Any) -> NDArray[Any]:

@@ -15,13 +15,15 @@ from numpy.typing import NDArray
 from stream_server.buffers import Buffer, Policy
 from stream_server.buffers.redeal import Dealt, redeal
 from stream_server.buffers.statics import StaticFields
+from stream_server.errors import DamagedCheckpoint
 from stream_server.messages.routing import Dealing
 from stream_server.ragged import copied
 from stream_server.server.checkpoint.folder import RANK, ROWS, rank_folder
 from stream_server.server.intake.source import REPLAY
 from stream_server.server.intake.validation_store import ValidationStore, dealt_rows
-from stream_server.storage.plain_state import read_state
+from stream_server.storage.plain_state import damage_in, read_state
 from stream_server.storage.sample_file import SampleLayout, read_rows
+from stream_server.storage.typed import quoted
 
 Arrays = dict[str, NDArray[Any]]
 
@@ -110,14 +112,24 @@ class RankRestore:
         """Whether this rank goes on as it was, to the last bit."""
         return self.dealt is None
 
-    def load(self, parts: Mapping[str, Part]) -> None:
-        """Give each part its state, one after the other. A part that was not saved, or has no share, begins anew."""
+    def load(self, parts: Mapping[str, Part], *, optional: Collection[str] = ()) -> None:
+        """Give each part its state, one after the other. One that is `optional` begins anew if it was not saved.
+
+        Raises:
+            DamagedCheckpoint: a part was not saved, or its state cannot be what was saved.
+        """
         for name, part in parts.items():
             states = [saved.state[name] for saved in self.saved if name in saved.state]
-            if states and self.is_own:
-                part.load_state_dict(states[0])
-            elif states and isinstance(part, RedealtPart):
-                part.load_state_dict(part.redealt(states, self.rank, self.dealing))
+            if not states and name in optional:
+                continue
+            if len(states) < len(self.saved):
+                raise DamagedCheckpoint(f"{RANK} lacks {quoted(name)}")
+            with damage_in(name):
+                if self.is_own:
+                    part.load_state_dict(states[0])
+                else:
+                    assert isinstance(part, RedealtPart), f"{name} has no share for other ranks"
+                    part.load_state_dict(part.redealt(states, self.rank, self.dealing))
 
     @property
     def buffer(self) -> dict[str, Any]:

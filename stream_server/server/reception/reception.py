@@ -52,6 +52,7 @@ from stream_server.server.simulations.design import DesignWarnings, ParameterDes
 from stream_server.server.simulations.launcher_process import LauncherProcess
 from stream_server.server.simulations.roster import Roster
 from stream_server.server.steering.suggester import Suggester
+from stream_server.storage.plain_state import damage_in
 
 log = logging.getLogger(__name__)
 
@@ -335,7 +336,8 @@ class Reception:
         gathered = self.ranks.gather(sorted(receiver.intake.state.ledger.complete().items()))
         if self.roster is not None and self.roster_state is not None and gathered is not None:
             finished = finished_simulations([dict(of_rank) for of_rank in gathered])
-            self.roster.load_state_dict(self.roster_state, finished, self.retried)
+            with damage_in("the roster"):
+                self.roster.load_state_dict(self.roster_state, finished, self.retried)
         ended = self.ranks.broadcast(None if self.roster is None else self.roster.ended())
         for simulation in receiver.intake.restore_ended(finished=ended["finished"], invalid=ended["invalid"]):
             receiver.events.put(mailbox.SimulationFinished(simulation=simulation))

@@ -457,6 +457,9 @@ class StudyRank(Composition):
         # restored, on other ranks or devices, the streams begin anew.
         numbers = self.continuation.seed(self.config, NOISE_STREAM, self.ranks.size)
         seed_random_states((*numbers, self.ranks.rank), self.step)
-        restored.load(self.parts)
+        # The random streams of other ranks stay as they were seeded.
+        parts = {name: part for name, part in self.parts.items() if restored.is_own or name != "random"}
+        # A study that learns only since it goes on has no scores yet.
+        restored.load(parts, optional=["scores"])
         if not restored.is_own and isinstance(self.source, Reception):
             self.stream.share_drawn(self.ranks, self.source.num_drawn)

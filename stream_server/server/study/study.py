@@ -29,7 +29,7 @@ from stream_server.machine.screen import tell, tell_at_once
 from stream_server.machine.study_lock import RUN_LOCK, SERVER_LOCK, StudyLock
 from stream_server.messages.simulation_phase import SimulationPhase
 from stream_server.server.checkpoint.continuation import by_rank_0, find_continuation
-from stream_server.server.checkpoint.folder import CheckpointFolder
+from stream_server.server.checkpoint.folder import STUDY, CheckpointFolder
 from stream_server.server.progress.stop import Interrupted, StopRequests
 from stream_server.server.ranks.collectives import CollectiveCalls
 from stream_server.server.ranks.communicator import Ranks, SoloRanks, environment_rank, ranks_from_environment
@@ -48,7 +48,7 @@ from stream_server.server.study.report import FAILED, Outcome
 from stream_server.server.study.set_up import StudyRank
 from stream_server.server.study.watchdog import Watchdog
 from stream_server.storage.disk import held, remove_tree
-from stream_server.storage.plain_state import read_state
+from stream_server.storage.plain_state import damage_in, read_state
 from stream_server.user_code import digest_of
 
 PROGRAM = "stream-server"
@@ -184,7 +184,8 @@ def _chosen_to_retry(wanted: Sequence[int] | None, study_state: Path | None) -> 
     """The simulations to try again of those that are given up in a checkpoint: all if none is named. Rank 0."""
     if wanted is None:
         return ()
-    given_up = given_up_in({} if study_state is None else read_state(study_state)["roster"] or {})
+    with damage_in(STUDY):
+        given_up = given_up_in({} if study_state is None else read_state(study_state)["roster"] or {})
     require_given_up(wanted, given_up)
     return wanted or given_up
 

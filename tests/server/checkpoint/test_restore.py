@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stream_server.buffers import Buffer, Fifo, Firo, Policy, Reservoir, Slots
+from stream_server.errors import DamagedCheckpoint
 from stream_server.messages.client import Routing
 from stream_server.server.checkpoint.folder import FORMAT, RANK, rank_folder
 from stream_server.server.intake.account import Learned, SimulationEnd, close_account
@@ -340,3 +342,37 @@ def test_a_state_with_other_names_has_another_format(tmp_path: Path) -> None:
         "held_out": "complete layout present simulation_ids time_steps",
     }
     assert FORMAT == 9
+
+
+def saved_and_restored(folder: Path, num_ranks: int, change: Callable[[dict[str, Any]], None]) -> None:
+    """One rank is saved, its state is changed, and it is restored on `num_ranks`."""
+    path = save_all([SavedStudyRank(Fifo(capacity=8))], folder) / rank_folder(0) / RANK
+    state = read_state(path)
+    change(state)
+    path.write_bytes(to_bytes(state))
+    restore_all(folder, 1, num_ranks, POLICIES["fifo"])
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2])
+@pytest.mark.parametrize("name", ["intake", "parameters", "stream", "normalization"])
+def test_a_part_that_is_missing_is_damage(num_ranks: int, name: str, tmp_path: Path) -> None:
+    with pytest.raises(DamagedCheckpoint, match=f"lacks '{name}'"):
+        saved_and_restored(tmp_path, num_ranks, lambda state: state.pop(name))
+
+
+def test_a_part_that_is_optional_begins_anew(tmp_path: Path) -> None:
+    [restored], _ = restore_all(save_all([SavedStudyRank(Fifo(capacity=8))], tmp_path), 1, 1, POLICIES["fifo"])
+    restored.load({"scores": SavedStudyRank(Fifo(capacity=8)).stream}, optional=["scores"])
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2])
+@pytest.mark.parametrize("entries", [b"junk", b"\x91\x90", 7])
+def test_a_ledger_of_other_values_is_damage(num_ranks: int, entries: object, tmp_path: Path) -> None:
+    with pytest.raises(DamagedCheckpoint, match="intake cannot be what was saved"):
+        saved_and_restored(tmp_path, num_ranks, lambda state: state["intake"]["ledger"].update(entries=entries))
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_a_part_that_lacks_a_value_is_damage(num_ranks: int, tmp_path: Path) -> None:
+    with pytest.raises(DamagedCheckpoint, match="stream cannot be what was saved"):
+        saved_and_restored(tmp_path, num_ranks, lambda state: state["stream"].pop("num_drawn"))
