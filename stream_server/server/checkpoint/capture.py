@@ -156,6 +156,8 @@ class StudyCapture:
         return PendingFile(path=path, write=write)
 
     def _rank(self, taken: ReceptionSnapshot, rows: Mapping[str, FrozenRows]) -> PendingFile:
+        names = [*self.parts, *taken.state, *rows, "record"]
+        assert len({*names}) == len(names), f"two parts of the state have one name: {names}"
         state = {name: part.state_dict() for name, part in self.parts.items()} | taken.state
 
         def write(file: ChecksumFile) -> None:
