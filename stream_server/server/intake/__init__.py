@@ -1,5 +1,5 @@
 """From `Data` messages to samples in the buffer, and the account of all of them.
 
 Offers: account, attempts, credit, filling, intake, ledger, mailbox, parameters, source, state, validation_store.
-May import: buffers, messages, server.progress, storage.
+May import: buffers, messages, server.progress.
 """
