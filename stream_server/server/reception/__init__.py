@@ -2,5 +2,5 @@
 
 Offers: heartbeat, reception.
 May import: buffers, config, machine, messages, server.checkpoint, server.intake, server.progress, server.ranks,
-    server.replay, server.run, server.simulations, server.steering.
+    server.replay, server.run, server.simulations, server.steering, storage.
 """
