@@ -136,6 +136,8 @@ class StudyRank(Composition):
         self.source = self._make_source(start, plan, design)
         if self.saved is not None and self.restored is not None:
             self.progress.load_state_dict(self.saved["progress"])
+            # Now, so that a study that fails in its set-up reports those of earlier incarnations, too.
+            self.restored.load({"phases": self.phases})
 
     def wall_s(self) -> float:
         """The seconds for which the study has run, all its incarnations together."""
@@ -457,8 +459,9 @@ class StudyRank(Composition):
         # restored, on other ranks or devices, the streams begin anew.
         numbers = self.continuation.seed(self.config, NOISE_STREAM, self.ranks.size)
         seed_random_states((*numbers, self.ranks.rank), self.step)
-        # The random streams of other ranks stay as they were seeded.
-        parts = {name: part for name, part in self.parts.items() if restored.is_own or name != "random"}
+        # The phases were restored before the set-up. On other ranks the random streams stay as they were seeded.
+        others = ("phases",) if restored.is_own else ("phases", "random")
+        parts = {name: part for name, part in self.parts.items() if name not in others}
         # A study that learns only since it goes on has no scores yet.
         restored.load(parts, optional=["scores"])
         if not restored.is_own and isinstance(self.source, Reception):
