@@ -89,7 +89,7 @@ class CheckpointAgreement(Callback):
         self._phases = phases
         self._milestones = milestones
         self._clock = clock
-        self._failed = FailedSaves(saver.checkpoints.folder, rank=ranks.rank, clock=clock)
+        self._failed = FailedSaves(rank=ranks.rank, clock=clock)
         self._stage = Stage.NONE
         self._checkpoint = newest
         # What this rank has to do in the stage, if anything.

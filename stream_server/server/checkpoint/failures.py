@@ -4,7 +4,8 @@ import errno
 import logging
 import math
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from stream_server.errors import StreamServerError
@@ -30,28 +31,41 @@ def cause_of(error: BaseException) -> str:
     return _FULL.get(error.errno) or error.strerror or type(error).__name__
 
 
-def reason_of(error: BaseException, folder: Path) -> str:
-    """A sentence for people about an error that was met while writing below `folder`."""
+@contextmanager
+def noting_space(folder: Path) -> Iterator[None]:
+    """Add a note to an error that is met while writing below `folder`: how much is free there, for `reason_of`.
+
+    On the thread that writes, since a file system that hangs keeps whoever asks it.
+    """
+    try:
+        yield
+    except OSError as error:
+        try:
+            free = f"{shutil.disk_usage(folder).free / 2**20:,.1f} MiB are free"
+        except OSError:
+            free = "its free space is unknown"
+        error.add_note(f"{folder}: {free}")
+        raise
+
+
+def reason_of(error: BaseException) -> str:
+    """A sentence for people about an error that was met while writing."""
     if not isinstance(error, OSError) or error.errno not in _FULL:
         return f"{type(error).__name__}: {error}"
-    try:
-        free = f"{shutil.disk_usage(folder).free / 2**20:,.1f} MiB are free"
-    except OSError:
-        free = "its free space is unknown"
     where = f" at {error.filename}" if error.filename else ""
-    return f"{_FULL[error.errno]}{where} ({folder}: {free})"
+    notes = "".join(f" ({note})" for note in getattr(error, "__notes__", ()))
+    return f"{_FULL[error.errno]}{where}{notes}"
 
 
 class FailedSaves:
-    """Failures of checkpoints on one rank, whose folder is `folder`. Main thread only.
+    """Failures of checkpoints on one rank. Main thread only.
 
     After the n-th failure in a row the next try waits at least `FIRST_PAUSE_S` · 2^(n-1), at most `LONGEST_PAUSE_S`: a
     disk that is full stays so for a while, and each try costs a copy of the state and the writing of what still fits.
     The log has one warning per cause, until another cause or a success follows. `warnings` are those for the report.
     """
 
-    def __init__(self, folder: Path, *, rank: int, clock: Callable[[], float]) -> None:
-        self._folder = folder
+    def __init__(self, *, rank: int, clock: Callable[[], float]) -> None:
         self._rank = rank
         self._clock = clock
         self._num_in_row = 0
@@ -77,7 +91,7 @@ class FailedSaves:
         # On a full disk ranks fail one after another, and only the first failure is news.
         cause, reason = self._cause or "a failure on another rank", "another rank could not write its part"
         if error is not None:
-            cause, reason = cause_of(error), reason_of(error, self._folder)
+            cause, reason = cause_of(error), reason_of(error)
             self._seen[cause] = self._seen.get(cause, (0, ""))[0] + 1, reason
         # One line on rank 0's screen; the other ranks log what happened to themselves.
         if cause != self._cause and (error is not None or self._rank == 0):

@@ -9,7 +9,7 @@ from typing import Self
 
 from stream_server.errors import DamagedCheckpoint
 from stream_server.failpoints import failpoint
-from stream_server.server.checkpoint.failures import reason_of
+from stream_server.server.checkpoint.failures import noting_space, reason_of
 from stream_server.server.checkpoint.folder import MANIFEST_FILE, CheckpointFolder, Manifest
 from stream_server.server.checkpoint.incarnations import read_incarnations
 from stream_server.storage.checksums import FileRecord
@@ -53,11 +53,11 @@ class Saver:
         """Write this rank's files of checkpoint `number`. When this fails, what was written is removed."""
         folder = self.checkpoints.temporary(number, self._incarnation)
         writer = self._writer = FolderWriter(folder, before_chunk=self._check)
-        return self._worker.submit(_write, writer, files)
+        return self._worker.submit(noting_space(self.checkpoints.folder)(_write), writer, files)
 
     def commit(self, manifest: Manifest) -> Future[Path]:
         """Commit the checkpoint that all ranks have written, and remove old ones. Rank 0; gives its folder."""
-        committed = self._worker.submit(commit, self.checkpoints, manifest)
+        committed = self._worker.submit(noting_space(self.checkpoints.folder)(commit), self.checkpoints, manifest)
         self._worker.submit(self._prune_after, committed)
         return committed
 
@@ -74,9 +74,10 @@ class Saver:
         if committed.exception() is not None:
             return
         try:
-            self.checkpoints.prune()
+            with noting_space(self.checkpoints.folder):
+                self.checkpoints.prune()
         except Exception as error:
-            _log.warning("old checkpoints could not be removed: %s", reason_of(error, self.checkpoints.folder))
+            _log.warning("old checkpoints could not be removed: %s", reason_of(error))
 
 
 def _write(writer: FolderWriter, files: Sequence[PendingFile]) -> dict[str, FileRecord]:

@@ -30,7 +30,7 @@ def main(folder: Path, limit: int | None) -> None:
         while not isinstance(outcome, Exception):
             number += 1
             outcome = save(saver, number, number << 18)
-        print(reason_of(outcome, folder).partition(" (")[0])
+        print(reason_of(outcome).partition(" (")[0])
     good = [f"{number - 2:06d}", f"{number - 1:06d}"]
     assert names(folder) == set(good), names(folder)
     for name in good:

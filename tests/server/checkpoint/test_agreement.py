@@ -11,7 +11,7 @@ import pytest
 
 from stream_server.errors import StaleIncarnation
 from stream_server.server.checkpoint.agreement import CheckpointAgreement, Milestones
-from stream_server.server.checkpoint.failures import FIRST_PAUSE_S, LONGEST_PAUSE_S, FailedSaves
+from stream_server.server.checkpoint.failures import FIRST_PAUSE_S, LONGEST_PAUSE_S, FailedSaves, noting_space
 from stream_server.server.checkpoint.folder import CheckpointFolder, Manifest
 from stream_server.server.progress.length import TrainingLength
 from stream_server.server.progress.phases import Phases
@@ -315,8 +315,10 @@ def test_one_cause_is_one_warning_until_another_or_a_success_follows(caplog: pyt
 
 
 def test_ranks_that_fail_by_turns_have_one_cause(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    failures = FailedSaves(tmp_path, rank=0, clock=Clock())
+    failures = FailedSaves(rank=0, clock=Clock())
     full = OSError(errno.ENOSPC, "full")
+    with pytest.raises(OSError, match="full"), noting_space(tmp_path):
+        raise full
     for error in (full, None, full, None, full):
         failures.note(error, newest=3)
     [warning] = [record.getMessage() for record in caplog.records]

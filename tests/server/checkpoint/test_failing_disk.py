@@ -67,6 +67,6 @@ def test_the_next_save_after_a_failure_succeeds(top: Path, code: int) -> None:
 def test_a_full_disk_is_told_in_plain_words(tmp_path: Path) -> None:
     outcome = save_on(tmp_path / "store", failing_saver(8, errno.ENOSPC, lasting=True))
     assert isinstance(outcome, OSError)
-    reason = reason_of(outcome, tmp_path)
+    reason = reason_of(outcome)
     assert reason.startswith("the disk is full")
     assert "MiB are free" in reason

@@ -1,13 +1,15 @@
 """The thread that writes checkpoints: outcomes, failures, releases, and leaving in the middle."""
 
+import shutil
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from stream_server.errors import StaleIncarnation
-from stream_server.server.checkpoint.failures import cause_of, reason_of
+from stream_server.server.checkpoint.failures import FailedSaves, cause_of, reason_of
 from stream_server.server.checkpoint.folder import CheckpointFolder
 from stream_server.server.checkpoint.saver import Saver
 from stream_server.storage.checksums import CHUNK_BYTES, SMALL_BYTES, ChecksumFile
@@ -117,9 +119,28 @@ def test_a_part_that_fails_fails_the_save_and_leaves_nothing(checkpoints: Checkp
 
 def test_the_cause_of_a_full_disk_is_the_same_at_every_file() -> None:
     errors = [OSError(28, "No space left on device", f"checkpoints/{number:06d}/rank-0/a") for number in (1, 2)]
-    assert len({reason_of(error, Path()) for error in errors}) == 2
+    assert len({reason_of(error) for error in errors}) == 2
     assert {cause_of(error) for error in errors} == {"the disk is full"}
-    assert cause_of(TypeError("a Foo")) == reason_of(TypeError("a Foo"), Path()) == "TypeError: a Foo"
+    assert cause_of(TypeError("a Foo")) == reason_of(TypeError("a Foo")) == "TypeError: a Foo"
+
+
+def test_free_space_is_asked_for_by_the_thread_that_writes(
+    checkpoints: CheckpointFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads = []
+
+    def disk_usage(folder: Path) -> SimpleNamespace:
+        threads.append(threading.current_thread().name)
+        return SimpleNamespace(free=3 << 20)
+
+    monkeypatch.setattr(shutil, "disk_usage", disk_usage)
+    failures = FailedSaves(rank=0, clock=lambda: 0.0)
+    with saver_of(checkpoints) as saver:
+        error = saver.write(1, [Counted("rank-0/a", OSError(28, "full")).part]).exception(DEADLINE_S)
+    failures.note(error, newest=0)
+    free = f"{checkpoints.folder}: 3.0 MiB are free"
+    assert failures.warnings == [f"1 of the checkpoints failed: the disk is full ({free})"]
+    assert threads == ["checkpoint-0_0"]
 
 
 def test_parts_are_released_once_even_if_releasing_fails(checkpoints: CheckpointFolder) -> None:

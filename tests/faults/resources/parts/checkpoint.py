@@ -43,7 +43,7 @@ def case(disk: SmallDisk, folder: Path, num_pages: int, draw: random.Random) -> 
 
 def _wrong_outcome(outcome: SaveOutcome, folder: Path) -> Iterator[str]:
     left = names(folder)
-    if isinstance(outcome, Exception) and not (reason := reason_of(outcome, folder)).startswith("the disk is full"):
+    if isinstance(outcome, Exception) and not (reason := reason_of(outcome)).startswith("the disk is full"):
         yield f"the reason is {reason!r}"
     expected = {"000001", "000002"} if isinstance(outcome, Exception) else {"000002", "000003"}
     if left != expected:

@@ -33,7 +33,7 @@ def run(folder: Path, say: Say) -> None:
             if isinstance(outcome, Path):
                 say(f"committed {number}")
                 return
-            say(f"failed {number}: {reason_of(outcome, folder)}")
+            say(f"failed {number}: {reason_of(outcome)}")
 
 
 def judge(folder: Path, ran: Ran) -> Iterator[str]:
