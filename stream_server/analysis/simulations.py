@@ -15,7 +15,7 @@ from stream_server.config.parameters import ID_COLUMN, ORIGIN_COLUMNS
 from stream_server.errors import DamagedCheckpoint
 from stream_server.launcher.journal.history import ENDED, FAILED, INTERRUPTED
 from stream_server.machine.run_folder import SIMULATIONS, attempt_folders
-from stream_server.messages.simulation_phase import SimulationPhase
+from stream_server.messages.simulation_phase import SimulationPhase, saved_simulations
 from stream_server.storage.disk import MAX_TABLE_BYTES, by_own_links, names_in
 from stream_server.storage.plain_state import read_state
 
@@ -105,15 +105,10 @@ def _saved_roster(checkpoint: SavedCheckpoint | None) -> tuple[dict[int, dict[st
         return {}, False
 
 
-def _simulations(saved: dict[str, Any]) -> dict[int, dict[str, Any]]:
-    columns = (saved[column].tolist() for column in ("simulations", "phase", "num_settled"))
+def _simulations(rows: bytes) -> dict[int, dict[str, Any]]:
     return {
-        simulation: {
-            "state": saved["phases"][phase],
-            "num_settled": num_settled,
-            "reason": saved["reasons"].get(simulation, ""),
-        }
-        for simulation, phase, num_settled in zip(*columns, strict=True)
+        saved.simulation: {"state": saved.phase.value, "num_settled": saved.num_settled, "reason": saved.reason}
+        for saved in saved_simulations(rows)
     }
 
 

@@ -2,6 +2,8 @@
 
 from enum import StrEnum
 
+import msgspec
+
 # Of a running simulation whose job waits; counted and shown like a phase.
 QUEUED = "queued"
 
@@ -23,3 +25,25 @@ class SimulationPhase(StrEnum):
 
 
 TERMINAL = frozenset(phase for phase in SimulationPhase if phase.terminal)
+
+
+class SavedSimulation(msgspec.Struct, frozen=True, array_like=True):
+    """One simulation in a checkpoint."""
+
+    simulation: int
+    parameters: dict[str, float] | None
+    phase: SimulationPhase
+    attempt: int
+    begun: bool
+    reason: str
+    total: int | None
+    num_settled: int
+
+
+def saved_simulations(rows: bytes) -> list[SavedSimulation]:
+    """The simulations in the rows of a roster.
+
+    Raises:
+        ValueError: these are none.
+    """
+    return msgspec.msgpack.decode(rows, type=list[SavedSimulation])

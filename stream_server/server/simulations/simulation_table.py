@@ -15,7 +15,13 @@ import msgspec
 
 from stream_server.messages import notices
 from stream_server.messages.client import ATTACHING
-from stream_server.messages.simulation_phase import QUEUED, TERMINAL, SimulationPhase
+from stream_server.messages.simulation_phase import (
+    QUEUED,
+    TERMINAL,
+    SavedSimulation,
+    SimulationPhase,
+    saved_simulations,
+)
 
 PHASE_TRANSITIONS = {
     SimulationPhase.WAITING: TERMINAL | {SimulationPhase.RUNNING},
@@ -101,34 +107,16 @@ class SimulationState:
         return ATTACHING if self.attached else self.attempt
 
 
-class SavedSimulation(msgspec.Struct, frozen=True, array_like=True):
-    """One simulation in a checkpoint."""
-
-    simulation: int
-    parameters: dict[str, float] | None
-    phase: SimulationPhase
-    attempt: int
-    begun: bool
-    reason: str
-    total: int | None
-    num_settled: int
-
-    @property
-    def state(self) -> SimulationState:
-        return SimulationState(
-            parameters=self.parameters,
-            phase=self.phase,
-            attempt=self.attempt,
-            begun=self.begun,
-            reason=self.reason,
-            total=self.total,
-            num_settled=self.num_settled,
-        )
-
-
-def saved_simulations(rows: bytes) -> list[SavedSimulation]:
-    """The simulations in what `SimulationTable.rows` gave."""
-    return msgspec.msgpack.decode(rows, type=list[SavedSimulation])
+def _state_of(saved: SavedSimulation) -> SimulationState:
+    return SimulationState(
+        parameters=saved.parameters,
+        phase=saved.phase,
+        attempt=saved.attempt,
+        begun=saved.begun,
+        reason=saved.reason,
+        total=saved.total,
+        num_settled=saved.num_settled,
+    )
 
 
 def given_up_in(state: Mapping[str, Any]) -> list[int]:
@@ -258,7 +246,7 @@ class SimulationTable:
         self._clear()
         following = 0
         for saved in saved_simulations(rows):
-            i, entry = saved.simulation, saved.state
+            i, entry = saved.simulation, _state_of(saved)
             following = max(following, i + 1)
             if continued(i, entry):
                 self.add(i, entry)
