@@ -10,6 +10,7 @@ import pytest
 
 from stream_server.commands.cli import main
 from stream_server.extras import EXTRAS
+from tests.analysis.conftest import fonts  # noqa: F401
 from tests.analysis.logged_run import log_run
 
 
