@@ -35,7 +35,7 @@ class Security(JsonObject, frozen=True, kw_only=True):
 
 
 class KeyFile(JsonObject, frozen=True, kw_only=True):
-    """What is in a file that may hold a secret key."""
+    """Contents of a file that may hold a secret key."""
 
     @property
     def holds_key(self) -> bool:

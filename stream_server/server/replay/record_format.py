@@ -71,7 +71,7 @@ SAMPLES = (EntryKind.SAMPLE, EntryKind.HELD_OUT)
 
 
 class EntryHead(NamedTuple):
-    """What a block says of an entry, as in `HEAD`: its fields in `present`, and the size and checksum of its values.
+    """Head of an entry in its block, as in `HEAD`: its fields in `present`, and the size and checksum of its values.
 
     Bit i of `present` stands for the i-th step field; of an entry of kind `STATICS`, for the i-th static field.
     `time_step` is the label of a sample, or, of the end of a trajectory, that of its last step.
@@ -105,7 +105,7 @@ class BlockHead(NamedTuple):
 
     @property
     def values_begin(self) -> int:
-        """Where the values begin in the block."""
+        """Offset of the values in the block."""
         return BLOCK_HEAD_BYTES + self.num_entries * HEAD.itemsize
 
 
