@@ -47,8 +47,8 @@ from stream_server.launcher.backends.slurm import SlurmBackend
 
 
 class Troubled(SlurmBackend):
-    def __init__(self, config):
-        super().__init__(config, ask_s=1.0, missing_s=5.0, retry_s=2.0)
+    def __init__(self, config, kind):
+        super().__init__(config, kind, ask_s=1.0, missing_s=5.0, retry_s=2.0)
         draw = random.Random({seed!r})
         for name in ("submit", "queue", "cancel"):
             setattr(self.scheduler, name, troubled(getattr(self.scheduler, name), draw))
