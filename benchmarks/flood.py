@@ -25,7 +25,7 @@ from benchmarks.reception import STUDY
 from stream_server.messages import wire
 from stream_server.messages.client import Hello
 from stream_server.messages.connection import ConnectionFile
-from stream_server.messages.connection_table import PENALTY_S
+from stream_server.messages.connection_guard import PENALTY_S
 
 SIZE = "40kB.packed"
 ROUND_S = PENALTY_S + 1

@@ -26,7 +26,6 @@ ELSEWHERE = {
     "machine.garbage": "study/ends/test_held_ends.py",
     "machine.run_folder": "security/files/test_files.py",
     "machine.signals": "study/ends/test_signals.py",
-    "messages.connection_guard": "security/messages/test_floods.py",
     "messages.ipc": "security/messages/test_who_is_the_server.py",
     "messages.launcher_link": "launcher/simulations/test_server_connection.py",
     "messages.launcher_place": "mpi/test_refusing.py",

@@ -14,7 +14,7 @@ import zmq
 
 from stream_server.messages import wire
 from stream_server.messages.client import MAX_PART_BYTES, Ping
-from stream_server.messages.connection_table import MAX_STRANGERS_BYTES, MAX_UNFINISHED_BYTES
+from stream_server.messages.connection_guard import MAX_STRANGERS_BYTES, MAX_UNFINISHED_BYTES
 from stream_server.server.reception.sockets import MAX_CONTROL_BYTES, MAX_CONTROL_MESSAGES, MAX_FRAME_BYTES
 from tests.fakes.hostile_client import HALF, HostileClient, data_of, drained
 from tests.faults.resources.victim import Victim

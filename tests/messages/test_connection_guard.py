@@ -3,7 +3,7 @@
 import math
 
 from stream_server.machine.descriptors import OWN, STRANGERS, most_connections, verdict
-from stream_server.messages.connection_table import (
+from stream_server.messages.connection_guard import (
     FIRST_MESSAGE_S,
     MAX_QUESTIONS_PER_S,
     MAX_STRANGERS_BYTES,
