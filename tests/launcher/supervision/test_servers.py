@@ -30,8 +30,7 @@ from stream_server.launcher.supervision.server_restart import (
     Restarts,
     ServerEnd,
 )
-from stream_server.launcher.supervision.servers import Servers
-from stream_server.launcher.supervision.submitted_server import SubmittedServer, folder_of
+from stream_server.launcher.supervision.servers import Servers, SubmittedServer, folder_of
 from tests.fakes import scheduler_commands as fake_scheduler
 from tests.launcher.study_run import StudyRun
 from tests.support.studies import StudyFolder
