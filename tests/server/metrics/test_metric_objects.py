@@ -13,7 +13,7 @@ from stream_server.errors import UserCodeError
 from stream_server.server.metrics.metric_objects import MetricObjects, find_metrics
 from stream_server.server.progress.schedules import Schedule
 from stream_server.server.ranks.communicator import Ranks, SoloRanks
-from stream_server.server.training.torch.collate import TorchCollate
+from stream_server.server.training.torch.framework import TorchCollate
 from tests.fakes.thread_ranks import on_ranks
 from tests.server.training.validation.validating import Server, at, step, validation
 from tests.support.launch import mpirun

@@ -25,7 +25,7 @@ from stream_server.server.ranks.communicator import SoloRanks
 from stream_server.server.training.loader_samples import HandedSamples, LoaderSamples
 from stream_server.server.training.loader_stream import LoaderStream
 from stream_server.server.training.stream import BatchStream
-from stream_server.server.training.torch.collate import TorchCollate
+from stream_server.server.training.torch.framework import TorchCollate
 from stream_server.server.user.normalization import Normalization
 from stream_server.server.user.simulation_data import SimulationData
 from tests.support.buffer_saving import load, save

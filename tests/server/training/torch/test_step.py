@@ -16,8 +16,8 @@ from stream_server.errors import ConfigError, UserCodeError
 from stream_server.server.intake.validation_store import ValidationStore
 from stream_server.server.progress.batches import StepCounts, StepOutcome, UnionBatch
 from stream_server.server.ranks.communicator import SoloRanks
-from stream_server.server.training.torch.collate import TorchCollate
 from stream_server.server.training.torch.devices import limit_threads
+from stream_server.server.training.torch.framework import TorchCollate
 from stream_server.server.training.torch.precision import LossScaling
 from stream_server.server.training.torch.step import TorchStep
 from stream_server.server.training.validation.rollout import Rollouts

@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from stream_server.errors import UserCodeError
 from stream_server.server.ranks.communicator import Ranks
-from stream_server.server.training.torch.collate import TorchCollate
+from stream_server.server.training.torch.framework import TorchCollate
 from tests.fakes.thread_ranks import on_ranks
 from tests.server.training.validation.validating import Server, validation
 
