@@ -1,16 +1,21 @@
 """Automatic optimisation: backward pass, union gradient and update from the loss that `training_step` returns."""
 
-from collections.abc import Callable, Iterator
+import sys
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
+from enum import Enum
 from math import isfinite, nan
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import clip_grad
 
+import stream_server
 from stream_server.errors import UserCodeError
 from stream_server.server.progress.batches import StepOutcome, UnionBatch
 from stream_server.server.ranks.communicator import Ranks
-from stream_server.server.training.torch.gradient_reads import Reader, watching_reads
 from stream_server.server.training.torch.gradients import Gradients
 from stream_server.server.training.torch.learning_rates import as_list, before_each_step
 from stream_server.server.training.torch.precision import LossScaling, Precision
@@ -21,6 +26,48 @@ from stream_server.user_code import call_user
 
 if TYPE_CHECKING:
     from stream_server.config.training_sections import TrainingSettings
+
+
+class Reader(Enum):
+    """What reads a gradient; the value says what it does."""
+
+    CLIPPING = "clips gradients"
+    SCALER = "scales its loss by a GradScaler"
+    USER = "reads the gradient of a parameter"
+
+
+# Of what is installed beside torch, and of ours: to clear gradients that are none does no harm.
+_FOLDERS = (str(Path(torch.__file__).parents[1]), str(Path(stream_server.__file__).parent))
+
+
+@contextmanager
+def watching_reads(parameters: Iterable[Tensor], tell: Callable[[Reader], None]) -> Iterator[None]:
+    """Within, `tell` hears of each read of the gradient of one of these, and of each loss that is scaled.
+
+    Reads of installed packages do not count, apart from clipping.
+    """
+    ids = set(map(id, parameters))
+    gradient: Any = Tensor.grad
+    scale = torch.amp.GradScaler.scale
+
+    def read(parameter: Tensor) -> Any:
+        file = sys._getframe(1).f_code.co_filename
+        if id(parameter) in ids and (file == clip_grad.__file__ or not file.startswith(_FOLDERS)):
+            tell(Reader.CLIPPING if file == clip_grad.__file__ else Reader.USER)
+        return gradient.__get__(parameter)
+
+    def scaled(scaler: Any, outputs: Any) -> Any:
+        if scaler.is_enabled():
+            tell(Reader.SCALER)
+        return scale(scaler, outputs)
+
+    nn.Parameter.grad = property(read, gradient.__set__, gradient.__delete__)  # type: ignore[assignment]
+    torch.amp.GradScaler.scale = scaled  # type: ignore[assignment, method-assign]
+    try:
+        yield
+    finally:
+        del nn.Parameter.grad
+        torch.amp.GradScaler.scale = scale  # type: ignore[method-assign]
 
 
 class AutomaticOptimization:
