@@ -20,7 +20,7 @@ from typing import Any
 from stream_server.config import StudyConfig, load
 from stream_server.errors import StreamServerError
 from stream_server.machine import private_folder
-from stream_server.server.commands.rank_job import leave_because_of, ranks_of_this_job
+from stream_server.server.commands.evaluate import leave_because_of, ranks_of_this_job
 from stream_server.server.commands.synthetic_samples import SyntheticSource
 from stream_server.server.metrics.metrics import Metrics
 from stream_server.server.progress.batches import Batch

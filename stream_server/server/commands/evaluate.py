@@ -1,7 +1,8 @@
 """`stream-server --evaluate CHECKPOINT`: validate a saved model on the samples that were held out for it."""
 
-from collections.abc import Mapping
-from contextlib import ExitStack
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from pathlib import Path
 
@@ -9,21 +10,59 @@ from rich.console import Console
 from rich.table import Table
 
 from stream_server.config import StudyConfig
-from stream_server.errors import ConfigError
+from stream_server.errors import ConfigError, PeerFailed
+from stream_server.machine.forced_exit import ForcedExit
+from stream_server.machine.screen import tell
 from stream_server.server.checkpoint.continuation import by_rank_0
 from stream_server.server.checkpoint.restore import SavedRank
-from stream_server.server.commands.rank_job import leave_because_of, ranks_of_this_job
 from stream_server.server.intake.parameters import SimulationParameters
 from stream_server.server.intake.source import REPLAY
 from stream_server.server.intake.validation_store import ValidationStore, dealt_rows
 from stream_server.server.model.saved_model import SavedModel, find_saved_model
-from stream_server.server.ranks.communicator import Ranks
+from stream_server.server.ranks.collectives import CollectiveCalls
+from stream_server.server.ranks.communicator import Ranks, environment_rank, ranks_from_environment
 from stream_server.server.run.build import make_slots, ragged_fields, window_shape
+from stream_server.server.study.failure import Failure, leave_together
 from stream_server.server.study.saved_server import set_up_saved
+from stream_server.server.study.watchdog import Watchdog
 from stream_server.server.training.control_round import barrier
 from stream_server.server.training.validation.validation_batches import HeldOutSamples
 from stream_server.server.user.components import load_server_class
 from stream_server.wording import counted
+
+
+@contextmanager
+def ranks_of_this_job(config: StudyConfig) -> Iterator[Ranks]:
+    """The ranks of this MPI job, or one rank outside of MPI, watched for stalls. Main thread, collective."""
+    rank, collectives = environment_rank(), CollectiveCalls()
+    watchdog = Watchdog(
+        collectives,
+        rank=rank or 0,
+        stall_s=config.server.stall_s,
+        output_dir=None,
+        is_under_mpirun=rank is not None,
+    )
+    with ForcedExit(), watchdog:
+        ranks = ranks_from_environment(collectives)
+        watchdog.watch(ranks)
+        yield ranks
+
+
+def leave_because_of(error: Exception, ranks: Ranks, *, phase: str) -> int:
+    """Make all ranks end because of `error`, which rank 0 prints; gives the exit code of all."""
+    failure = Failure.of(error, rank=ranks.rank, phase=phase)
+    text = f"rank {failure.rank} failed in {failure.phase}:\n{failure.traceback}"
+    agreed = leave_together(error, ranks, None, phase=failure.phase)
+    if agreed is None:
+        tell(text, sys.stderr)
+        ranks.abort(failure.exit_code)
+    told = ranks.gather("" if isinstance(error, PeerFailed) else text)
+    if told is not None:
+        tell(next(filter(None, told)), sys.stderr)
+    ranks.barrier()
+    if ranks.is_cut_short:
+        ranks.abort(agreed)
+    return agreed
 
 
 def evaluate(config: StudyConfig, checkpoint: Path) -> int:
