@@ -21,7 +21,7 @@ from stream_server.config import StudyConfig, load
 from stream_server.errors import StreamServerError
 from stream_server.machine import private_folder
 from stream_server.server.commands.evaluate import leave_because_of, ranks_of_this_job
-from stream_server.server.commands.synthetic_samples import SyntheticSource
+from stream_server.server.commands.fast_dev_run import SyntheticSource
 from stream_server.server.metrics.metrics import Metrics
 from stream_server.server.progress.batches import Batch
 from stream_server.server.progress.length import TrainingLength

@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 from stream_server.config import StudyConfig, load
-from stream_server.server.commands.fast_dev_run import fast_dev_run
-from stream_server.server.commands.synthetic_samples import SyntheticSamples, SyntheticSource
+from stream_server.server.commands.fast_dev_run import SyntheticSamples, SyntheticSource, fast_dev_run
 from stream_server.server.simulations.design import ParameterDesign
 from stream_server.server.user.callbacks import Callback
 from stream_server.server.user.stream_server import StreamServer
