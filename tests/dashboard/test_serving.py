@@ -12,7 +12,7 @@ from tornado.httputil import HTTPHeaders, RequestStartLine
 from tornado.web import Application, RequestHandler
 
 from stream_server.dashboard import serving
-from stream_server.dashboard.access import Access
+from stream_server.dashboard.serving import Access
 from stream_server.errors import ConfigError
 from tests.needs import need
 
