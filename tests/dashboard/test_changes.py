@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stream_server.dashboard.changes import Columns, change
+from stream_server.dashboard.charts import Columns, change
 
 VALUES = st.sampled_from([0, 1, 2.5, math.nan, "running"])
 
