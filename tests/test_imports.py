@@ -49,7 +49,7 @@ DOORS = {
     "pyarrow": ["analysis/export.py"],
     "bokeh": [f"dashboard/{name}.py" for name in ("charts", "page", "predictions", "serving", "texts")],
     "prometheus_client": ["server/study/prometheus.py"],
-    "tornado": ["dashboard/access.py", "dashboard/serving.py"],
+    "tornado": ["dashboard/serving.py"],
     "matplotlib": ["analysis/figures.py", "analysis/plot.py", "analysis/sample_figures.py", "studies/notebook.py"],
     "safetensors": ["storage/tensor_file.py"],
     "torch": [
