@@ -1,23 +1,30 @@
-"""The checks of a machine: each looks at one thing, and gives its finding and what to do about it."""
+"""The checks of a machine: each looks at one thing, and gives its finding and what to do about it.
 
+Why: docs/decisions/0086-doctor-in-processes.md
+"""
+
+import json
 import os
 import resource
 import shlex
 import shutil
+import signal
 import socket
+import subprocess
 import sys
 import sysconfig
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import stream_server
 from stream_server.config import StudyConfig
-from stream_server.doctor.trial import run
 from stream_server.launcher.backends.allocation import ServerSize
-from stream_server.launcher.backends.environment import mpirun_environment
+from stream_server.launcher.backends.environment import mpirun_environment, scrubbed
 from stream_server.launcher.backends.mpirun import server_ranks
 from stream_server.machine import private_folder
 from stream_server.machine.cgroups import within_quota
@@ -26,6 +33,8 @@ from stream_server.machine.interpreter import python_command
 from stream_server.machine.screen import size_shown
 from stream_server.server.run.plan import free_on_node, limit_of_node
 from stream_server.wording import counted
+
+_DECODER = json.JSONDecoder()
 
 COMMAND = "stream-server"
 NUM_RANKS = 2
@@ -52,6 +61,69 @@ import json, torch
 names = [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())]
 print(json.dumps({"version": torch.__version__, "gpu_build": torch.version.cuda or torch.version.hip, "gpus": names}))
 """
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CommandOutput:
+    """The output of a program until it ended or was killed."""
+
+    output: str
+
+    @property
+    def answers(self) -> list[dict[str, Any]]:
+        """The JSON objects among any other output; an mpirun may put those of two ranks into one line."""
+        found, position = [], self.output.find("{")
+        while position >= 0:
+            try:
+                answer, position = _DECODER.raw_decode(self.output, position)
+                found.append(answer)
+            except ValueError:
+                position += 1
+            position = self.output.find("{", position)
+        return found
+
+    @property
+    def last_words(self) -> str:
+        """The last line, and the first one, which tells the cause where others follow from it."""
+        first = self._lines[0] if self._lines else self.last_line
+        return first if first == self.last_line else f"{first} … {self.last_line}"
+
+    @property
+    def last_line(self) -> str:
+        return self._lines[-1] if self._lines else "it ended without any output"
+
+    @property
+    def _lines(self) -> list[str]:
+        """The lines that have words."""
+        return [line.strip() for line in self.output.splitlines() if any(map(str.isalnum, line))]
+
+
+def run(command: Sequence[str], limit_s: float, environment: Mapping[str, str] | None = None) -> CommandOutput:
+    """Run a program, by default without the environment variables of a rank.
+
+    Whatever is left of it after the limit is killed.
+    """
+    with tempfile.TemporaryFile() as output:
+        try:
+            process = subprocess.Popen(
+                command,
+                env=scrubbed(os.environ) if environment is None else environment,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        except OSError as error:
+            return CommandOutput(output=f"{command[0]} cannot be run: {error.strerror}")
+        try:
+            process.wait(limit_s)
+            last = ""
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            last = f"\nit did not end within {limit_s:.0f} s"
+        output.seek(0)
+        return CommandOutput(output=output.read().decode(errors="replace") + last)
 
 
 class Severity(Enum):

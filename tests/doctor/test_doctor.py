@@ -16,9 +16,8 @@ from rich.console import Console
 
 from stream_server.config import StudyConfig
 from stream_server.doctor import checks, examination
-from stream_server.doctor.checks import CPU_TORCH, Finding, Severity
+from stream_server.doctor.checks import CPU_TORCH, CommandOutput, Finding, Severity, run
 from stream_server.doctor.examination import as_table, conclusion
-from stream_server.doctor.trial import CommandOutput, run
 from stream_server.machine import private_folder
 from stream_server.machine.interpreter import python_command
 from stream_server.server.run.plan import MemoryLimit
