@@ -185,7 +185,7 @@ def _list_examples() -> None:
 def _doctor(arguments: argparse.Namespace) -> int:
     """Look at Python, torch, MPI, memory, open files, ports and schedulers: what is there, and what to do about it."""
     from stream_server.config import load
-    from stream_server.doctor.examination import report
+    from stream_server.doctor.checks import report
 
     return report(None if arguments.config is None else load(arguments.config))
 

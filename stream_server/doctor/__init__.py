@@ -2,6 +2,6 @@
 
 Each check looks at one thing and gives its finding.
 
-Offers: examination.
+Offers: checks.
 May import: config, launcher.backends, machine, server.ranks, server.run.
 """

@@ -1,4 +1,4 @@
-"""The checks of a machine: each looks at one thing, and gives its finding and what to do about it.
+"""The checks of a machine, each of one thing, with its finding and what to do about it; and the table of them.
 
 Why: docs/decisions/0086-doctor-in-processes.md
 """
@@ -20,6 +20,10 @@ from enum import Enum
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
 import stream_server
 from stream_server.config import StudyConfig
@@ -135,6 +139,8 @@ class Severity(Enum):
 
 
 GOOD, NOTE, REPAIR = Severity
+STYLES = {GOOD: "green", NOTE: "yellow", REPAIR: "bold red"}
+MAX_WIDTH = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -333,3 +339,57 @@ def check_scheduler() -> Finding:
 
 def _job() -> str:
     return next((os.environ[name] for name in JOBS if name in os.environ), "")
+
+
+def examine(config: StudyConfig | None = None) -> Iterator[Finding]:
+    """Look at one thing after the other, for a study if there is one.
+
+    torch and MPI take some seconds; nothing is left behind.
+
+    Raises:
+        ConfigError: the server of the study cannot be started here at all.
+    """
+    yield check_python()
+    yield check_torch()
+    yield check_mpi(config)
+    yield check_memory()
+    yield check_open_files()
+    yield check_ports()
+    yield check_scheduler()
+
+
+def report(config: StudyConfig | None = None) -> int:
+    """Examine this machine and print the findings; returns 1 if something must be repaired, otherwise 0.
+
+    Raises:
+        ConfigError: see `examine`.
+    """
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        # A path in a file or a pipe is to be copied, and may be long.
+        console.width = MAX_WIDTH
+    with console.status("Looking at Python, torch and MPI"):
+        found = list(examine(config))
+    console.print(as_table(found), Text(conclusion(found)))
+    return int(any(it.severity is Severity.REPAIR for it in found))
+
+
+def as_table(found: Sequence[Finding]) -> Table:
+    """The findings, one in a row, each with its advice below."""
+    table = Table(show_header=False, box=None, pad_edge=False)
+    table.add_column(no_wrap=True)
+    table.add_column(no_wrap=True, style="bold")
+    table.add_column(overflow="fold")
+    for it in found:
+        table.add_row(Text(it.severity.value, STYLES[it.severity]), it.subject, Text(it.found))
+        if it.advice:
+            table.add_row("", "", Text(it.advice, STYLES[it.severity]))
+    return table
+
+
+def conclusion(found: Sequence[Finding]) -> str:
+    """The last line."""
+    subjects = [it.subject for it in found if it.severity is Severity.REPAIR]
+    if subjects:
+        return f"to repair: {', '.join(subjects)}"
+    return "ready: stream-study new heat my-study"

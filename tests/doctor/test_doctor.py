@@ -15,9 +15,8 @@ import pytest
 from rich.console import Console
 
 from stream_server.config import StudyConfig
-from stream_server.doctor import checks, examination
-from stream_server.doctor.checks import CPU_TORCH, CommandOutput, Finding, Severity, run
-from stream_server.doctor.examination import as_table, conclusion
+from stream_server.doctor import checks
+from stream_server.doctor.checks import CPU_TORCH, CommandOutput, Finding, Severity, as_table, conclusion, run
 from stream_server.machine import private_folder
 from stream_server.machine.interpreter import python_command
 from stream_server.server.run.plan import MemoryLimit
@@ -229,8 +228,8 @@ def test_the_table_shows_each_verdict_and_its_advice_and_the_last_line_what_to_r
 
 def test_a_path_is_not_cut_in_a_pipe(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     path = "/" + "/".join(["a folder of a cluster"] * 20)
-    monkeypatch.setattr(examination, "examine", lambda _: [Finding("Python", f"3.11.7 in {path}")])
-    assert examination.report() == 0
+    monkeypatch.setattr(checks, "examine", lambda _: [Finding("Python", f"3.11.7 in {path}")])
+    assert checks.report() == 0
     assert path in capsys.readouterr().out
 
 
