@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from stream_server.server.user.running_moments import Moments
+from stream_server.server.user.normalization import Moments
 
 PIECES = st.lists(st.integers(0, 40), min_size=1, max_size=8)
 
@@ -64,7 +64,7 @@ def test_without_a_shape_all_values_of_a_block_are_of_one_kind() -> None:
 
 
 def test_a_block_larger_than_a_chunk_is_taken_in_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stream_server.server.user.running_moments._CHUNK_VALUES", 10)
+    monkeypatch.setattr("stream_server.server.user.normalization._CHUNK_VALUES", 10)
     rows = data(23, 2, 4)
     assert_are_those_of(moments_of(rows, shape=(4,)), rows)
 
