@@ -11,9 +11,10 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 from typing import Any, NoReturn, Protocol
 
 import numpy as np
@@ -23,14 +24,51 @@ from stream_server.errors import ConfigError, PeerFailed, RankLost
 from stream_server.machine import exit_watch, shared_memory
 from stream_server.machine.cgroups import within_quota
 from stream_server.machine.program import outside_of_folders
-from stream_server.server.ranks import foreign_mpirun
 from stream_server.server.ranks.collectives import CollectiveCalls
+
+# What only the mpirun of this implementation tells its ranks.
+SIGNS = {"MPICH": "HYDI_CONTROL_FD", "Open MPI": "OMPI_COMM_WORLD_SIZE"}
+SIZES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS")
 
 INSTALL_MPI = "Install one with `pip install mpich`, or load the MPI module of the cluster"
 SPIN_S = 0.002
 LONGEST_NAP_S = 0.005
 
 _RANK_VARIABLES = ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK")
+
+
+def told_sizes(environment: Mapping[str, str]) -> set[int]:
+    """How many ranks there are, as far as those say who started this one."""
+    return {int(environment[name]) for name in SIZES if environment.get(name, "").isdecimal()}
+
+
+def mismatch(environment: Mapping[str, str], library: str) -> str:
+    """Say which mpirun to use instead of the one that left this environment, "" if it is the right one.
+
+    `library` is the MPI that is loaded, such as "MPICH 5.0.2". Under another's mpirun it stops at MPI_Init, or makes a
+    world of its own for each rank.
+    """
+    own = "Open MPI" if library.startswith("Open MPI") else "MPICH"
+    started_by = next((name for name, sign in SIGNS.items() if sign in environment), own)
+    if SIGNS[own] in environment or started_by == own:
+        return ""
+    return f"this rank was started by the mpirun of {started_by}, but the MPI here is {library}: {_advice(library)}"
+
+
+def alone(environment: Mapping[str, str], size: int, library: str) -> str:
+    """Say what to do when a world of `size` ranks is not the one that was started, "" if it is."""
+    told = told_sizes(environment)
+    if size != 1 or not told or size in told:
+        return ""
+    return (
+        f"this rank is one of {max(told)}, but finds no other: the program that started them does not belong to the "
+        f"MPI here, {library}. S{_advice(library)[1:]}"
+    )
+
+
+def _advice(library: str) -> str:
+    beside = Path(sys.executable).with_name("mpirun")
+    return f"start it with {beside}" if beside.exists() else f"start it with the mpirun of {library}"
 
 
 class Ranks(Protocol):
@@ -156,13 +194,13 @@ class MpiRanks:
         self._collectives = collectives or CollectiveCalls()
         self._mpi = mpi = _loaded_mpi()
         self.mpi_version = mpi_library()
-        _require(foreign_mpirun.mismatch(os.environ, self.mpi_version))
+        _require(mismatch(os.environ, self.mpi_version))
         with shared_memory.kept_private(self.mpi_version):
             with self._collectives.call("MPI_Init"):
                 _initialize(mpi)
             if problem := shared_memory.problem():
                 raise RankLost(problem)
-            _require(foreign_mpirun.alone(os.environ, mpi.COMM_WORLD.Get_size(), self.mpi_version))
+            _require(alone(os.environ, mpi.COMM_WORLD.Get_size(), self.mpi_version))
             # An error offered to the round must never match another collective of the peers, nor their last words one
             # that was under way.
             self._rounds, self._others, self._last = (mpi.COMM_WORLD.Dup() for _ in range(3))
@@ -401,7 +439,7 @@ def environment_rank() -> int | None:
 
 def environment_size() -> int | None:
     """How many ranks the MPI launcher has started, as it wrote into the environment, or None outside of MPI."""
-    return None if environment_rank() is None else max(foreign_mpirun.told_sizes(os.environ), default=1)
+    return None if environment_rank() is None else max(told_sizes(os.environ), default=1)
 
 
 def ranks_from_environment(collectives: CollectiveCalls | None = None) -> Ranks:

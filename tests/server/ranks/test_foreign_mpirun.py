@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from stream_server.server.ranks.foreign_mpirun import alone, mismatch
+from stream_server.server.ranks.communicator import alone, mismatch
 
 MPICH = {"PMI_RANK": "0", "PMI_SIZE": "2", "PMI_FD": "9", "HYDI_CONTROL_FD": "7"}
 OPEN_MPI = {"PMIX_RANK": "0", "OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "2"}
