@@ -50,7 +50,7 @@ DOORS = {
     "bokeh": [f"dashboard/{name}.py" for name in ("charts", "page", "predictions", "serving", "texts")],
     "prometheus_client": ["server/study/prometheus.py"],
     "tornado": ["dashboard/serving.py"],
-    "matplotlib": ["analysis/figures.py", "analysis/plot.py", "analysis/sample_figures.py", "studies/notebook.py"],
+    "matplotlib": ["analysis/figures.py", "analysis/plot.py", "studies/notebook.py"],
     "safetensors": ["storage/tensor_file.py"],
     "torch": [
         "samplers/generative.py",

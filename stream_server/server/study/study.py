@@ -45,7 +45,7 @@ from stream_server.server.study.failure import Failure, leave_together
 from stream_server.server.study.prometheus import StudyCollector, serve_metrics
 from stream_server.server.study.report import FAILED, Outcome
 from stream_server.server.study.set_up import StudyRank
-from stream_server.server.study.summary import close, outcome_of, outcome_of_failure, write_and_show
+from stream_server.server.study.closing import close, outcome_of, outcome_of_failure, write_and_show
 from stream_server.server.study.watchdog import Watchdog
 from stream_server.storage.disk import held, remove_tree
 from stream_server.storage.plain_state import damage_in, read_state

@@ -15,7 +15,7 @@ from stream_server.server.progress.stop import StopReason, StopRequests
 from stream_server.server.run.start import Start
 from stream_server.server.study import study
 from stream_server.server.study.report import Outcome
-from stream_server.server.study.summary import judged, outcome_of
+from stream_server.server.study.closing import judged, outcome_of
 from tests.support.runs import NUMPY_STUDY
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from stream_server.server.study.summary import bottleneck_of_run
+from stream_server.server.study.closing import bottleneck_of_run
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stream_server.analysis import sample_figures
+from stream_server.analysis import plot
 from stream_server.analysis.simulations import SimulationSummary
 from stream_server.analysis.validations import RecordedRollouts, RecordedValidation, RenderedSample, relative_error
 from stream_server.commands.cli import main
@@ -50,7 +50,7 @@ def simulations(num_parameters: int) -> list[SimulationSummary]:
 
 @pytest.mark.parametrize("shape", [(4, 5), (3, 4, 5), (1, 4, 5)])
 def test_a_field_of_several_dimensions_is_shown_as_truth_prediction_and_difference(shape: tuple[int, ...]) -> None:
-    figure = sample_figures.predictions(validation(np.arange(np.prod(shape), dtype=float).reshape(shape)))["u"]
+    figure = plot.predictions(validation(np.arange(np.prod(shape), dtype=float).reshape(shape)))["u"]
     truth, prediction, difference = (axes.images[0] for axes in figure.axes[:3])
     assert truth.get_clim() == prediction.get_clim()
     assert np.all(difference.get_array() == 1)
@@ -58,7 +58,7 @@ def test_a_field_of_several_dimensions_is_shown_as_truth_prediction_and_differen
 
 
 def test_the_relative_error_of_a_sample_is_below_its_difference() -> None:
-    figure = sample_figures.predictions(validation(np.full((4, 5), 8.0)))["u"]
+    figure = plot.predictions(validation(np.full((4, 5), 8.0)))["u"]
     assert [axes.get_xlabel() for axes in figure.axes[:3]] == ["", "", "relative error 12.50%"]
 
 
@@ -69,14 +69,14 @@ def test_a_relative_error_is_that_of_finite_values_and_needs_a_truth_that_is_not
 
 
 def test_the_name_of_a_field_of_one_letter_stands_upright() -> None:
-    figure = sample_figures.predictions(validation(np.ones((4, 5))))["u"]
+    figure = plot.predictions(validation(np.ones((4, 5))))["u"]
     labels = [axes.yaxis.label for axes in figure.axes if axes.get_ylabel() == "u"]
     assert [label.get_rotation() for label in labels] == [0, 0, 0, 0]
 
 
 @pytest.mark.parametrize("truth", [np.arange(50.0), np.arange(3.0)])
 def test_a_field_of_one_dimension_is_shown_as_lines_with_their_unit(truth: Any) -> None:
-    figure = sample_figures.predictions(validation(truth, {"u": "m/s"}))["u"]
+    figure = plot.predictions(validation(truth, {"u": "m/s"}))["u"]
     drawn = [list(line.get_ydata()) for line in figure.axes[0].get_lines()]
     assert drawn == [truth.reshape(-1).tolist(), (truth + 1).reshape(-1).tolist()]
     assert figure.axes[1].get_ylabel() == "u (m/s)"
@@ -84,14 +84,14 @@ def test_a_field_of_one_dimension_is_shown_as_lines_with_their_unit(truth: Any) 
 
 @pytest.mark.parametrize("truth", [np.array(2.0), np.array([2.0]), np.array([[2.0]])])
 def test_samples_of_one_value_are_points_of_one_picture(truth: Any) -> None:
-    figure = sample_figures.predictions(validation(truth, {"u": "K"}))["u"]
+    figure = plot.predictions(validation(truth, {"u": "K"}))["u"]
     [axes] = figure.axes
     assert (axes.get_xlabel(), axes.get_ylabel()) == ("truth: u (K)", "prediction")
     assert axes.get_lines()[-1].get_xydata().tolist() == [[2.0, 3.0]] * 2
 
 
 def test_errors_are_drawn_by_simulation_and_by_time_step() -> None:
-    figure = sample_figures.errors(validation(np.zeros(3)))
+    figure = plot.errors(validation(np.zeros(3)))
     assert figure is not None
     assert [list(axes.get_lines()[0].get_ydata()) for axes in figure.axes] == [[1.5, 3.5], [2.0, 3.0]]
 
@@ -105,16 +105,16 @@ ROLLOUTS = RecordedRollouts(
 
 def test_rollouts_are_drawn_by_lead_time_with_the_unit_as_far_as_they_are_finite() -> None:
     drawn = replace(validation(np.zeros(3), {"u": "m/s"}), rollouts=ROLLOUTS)
-    [axes] = sample_figures.rollouts(drawn)["u"].axes
+    [axes] = plot.rollouts(drawn)["u"].axes
     assert axes.lines[0].get_xydata().tolist() == [[2, 2.0], [4, 4.0]]
     assert (axes.get_ylabel(), axes.get_yscale()) == ("mean squared error of u ((m/s)²)", "linear")
     assert axes.get_title() == "not finite from lead time 6 on"
-    assert sample_figures.rollouts(validation(np.zeros(3))) == {}
+    assert plot.rollouts(validation(np.zeros(3))) == {}
 
 
 @pytest.mark.parametrize(("num_parameters", "num_panels"), [(1, 1), (2, 1), (3, 3), (7, 10)])
 def test_parameters_are_drawn_in_pairs_as_points(num_parameters: int, num_panels: int) -> None:
-    figure = sample_figures.coverage(simulations(num_parameters), {"p0": "K"})
+    figure = plot.coverage(simulations(num_parameters), {"p0": "K"})
     assert figure is not None
     panels = [axes for axes in figure.axes if axes.get_lines()]
     assert len(panels) == num_panels

@@ -1,4 +1,4 @@
-"""The text that a person sees at the end of a study: the result first, then the counts, and where to look."""
+"""The end of a study: each rank's account, report.json, the exit code of all ranks, and the text that a person sees."""
 
 import logging
 import resource
