@@ -41,11 +41,11 @@ from stream_server.server.run.output import OutputFolder, require_given_up
 from stream_server.server.run.plan import make_plan, memory_problem, memory_warning
 from stream_server.server.run.start import RANK_0_REPORTS_S, Start
 from stream_server.server.simulations.simulation_table import given_up_in
+from stream_server.server.study.closing import close, outcome_of, outcome_of_failure, write_and_show
 from stream_server.server.study.failure import Failure, leave_together
 from stream_server.server.study.prometheus import StudyCollector, serve_metrics
 from stream_server.server.study.report import FAILED, Outcome
 from stream_server.server.study.set_up import StudyRank
-from stream_server.server.study.closing import close, outcome_of, outcome_of_failure, write_and_show
 from stream_server.server.study.watchdog import Watchdog
 from stream_server.storage.disk import held, remove_tree
 from stream_server.storage.plain_state import damage_in, read_state

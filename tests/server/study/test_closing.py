@@ -14,8 +14,8 @@ from stream_server.server.intake.account import SimulationEnd
 from stream_server.server.progress.stop import StopReason, StopRequests
 from stream_server.server.run.start import Start
 from stream_server.server.study import study
-from stream_server.server.study.report import Outcome
 from stream_server.server.study.closing import judged, outcome_of
+from stream_server.server.study.report import Outcome
 from tests.support.runs import NUMPY_STUDY
 
 

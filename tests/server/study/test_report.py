@@ -20,9 +20,9 @@ from stream_server.server.intake.account import RankAccount, Received, Simulatio
 from stream_server.server.progress.progress import Progress
 from stream_server.server.progress.stop import StopRequests
 from stream_server.server.run.cores import Cores
+from stream_server.server.study.closing import REFUSALS, summary
 from stream_server.server.study.report import NO_ACCOUNT, Outcome, RankReport, build_report, write_report
 from stream_server.server.study.set_up import StudyRank
-from stream_server.server.study.closing import REFUSALS, summary
 from tests.support.timing import Clock
 
 KEYS = [
