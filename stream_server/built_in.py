@@ -23,12 +23,12 @@ POLICIES: Mapping[str, str] = {
 
 BACKENDS: Mapping[str, str] = {
     "local": "stream_server.launcher.backends.local:LocalBackend",
-    "slurm": "stream_server.launcher.backends.slurm:SlurmBackend",
+    "slurm": "stream_server.launcher.backends.slurm:Slurm",
     "slurm-steps": "stream_server.launcher.backends.slurm_steps:SlurmSteps",
-    "pbs": "stream_server.launcher.backends.pbs:PbsBackend",
-    "lsf": "stream_server.launcher.backends.lsf:LsfBackend",
-    "flux": "stream_server.launcher.backends.flux:FluxBackend",
-    "oar": "stream_server.launcher.backends.oar:OarBackend",
+    "pbs": "stream_server.launcher.backends.pbs:Pbs",
+    "lsf": "stream_server.launcher.backends.lsf:Lsf",
+    "flux": "stream_server.launcher.backends.flux:Flux",
+    "oar": "stream_server.launcher.backends.oar:Oar",
 }
 """`launcher.backend`, and but for `slurm-steps` also `server.backend`."""
 

@@ -37,16 +37,6 @@ IGNORED: tuple[tuple[str, Callable[[StudyConfig], bool], str], ...] = (
     ("simulation.max_failed", lambda it: it.simulation.on_failure == "stop", "the first failure ends the study"),
     ("simulation.job.mpirun", lambda it: it.launcher.backend == "slurm-steps", "srun starts the ranks of a step"),
     ("simulation.per_job", lambda it: it.launcher.backend == "slurm-steps", "each simulation is a step of its own"),
-    ("simulation.job.memory", lambda it: it.launcher.backend == "flux", "Flux does not give out memory"),
-    ("server.job.memory", lambda it: it.server.backend == "flux", "Flux does not give out memory"),
-    *(
-        (f"simulation.job.{key}", lambda it: it.launcher.backend == "oar", "OAR gives out nodes and cores")
-        for key in ("memory", "gpus_per_rank")
-    ),
-    *(
-        (f"server.job.{key}", lambda it: it.server.backend == "oar", "OAR gives out nodes and cores")
-        for key in ("memory", "gpus_per_rank")
-    ),
     *((key, lambda it: it.server.backend == "local", 'server.backend is "local"') for key in OF_SERVER_JOBS),
     *((key, lambda it: it.launcher.backend == "local", 'launcher.backend is "local"') for key in OF_SCHEDULERS),
     *(

@@ -30,6 +30,7 @@ from stream_server.config import StudyConfig
 from stream_server.launcher.backends.allocation import ServerSize
 from stream_server.launcher.backends.environment import mpirun_environment, scrubbed
 from stream_server.launcher.backends.mpirun import server_ranks
+from stream_server.launcher.backends.registry import schedulers
 from stream_server.machine import private_folder
 from stream_server.machine.cgroups import within_quota
 from stream_server.machine.descriptors import BURST, OWN, STRANGERS
@@ -46,8 +47,6 @@ CONNECT_S = 3.0
 TORCH_LIMIT_S = 120.0
 MPI_LIMIT_S = 60.0
 MPIRUN_LIMIT_S = 60.0
-SCHEDULERS = {"sbatch": "Slurm", "qsub": "PBS or Grid Engine", "bsub": "LSF", "flux": "Flux", "oarsub": "OAR"}
-JOBS = ("SLURM_JOB_ID", "PBS_JOBID", "JOB_ID", "LSB_JOBID", "FLUX_JOB_ID", "OAR_JOB_ID")
 RANK = python_command("-m", "stream_server.doctor.rank")
 SHARED_MEMORY = "/dev/shm"  # noqa: S108
 GPUS = ("/dev/nvidia0", "/dev/kfd")
@@ -329,7 +328,8 @@ def check_ports() -> Finding:
 
 def check_scheduler() -> Finding:
     """A scheduler outside of a job is a note: this may be a login node, and compute nodes may differ."""
-    names = ", ".join(f"{name} ({program})" for program, name in SCHEDULERS.items() if shutil.which(program))
+    there = (it for it in schedulers() if shutil.which(it.commands[0]))
+    names = ", ".join(f"{it.whose_commands or it.title} ({it.commands[0]})" for it in there)
     if not names:
         return Finding("scheduler", "none: simulations run on this machine")
     if job := _job():
@@ -338,7 +338,8 @@ def check_scheduler() -> Finding:
 
 
 def _job() -> str:
-    return next((os.environ[name] for name in JOBS if name in os.environ), "")
+    names = (name for it in schedulers() for name in it.job_variables)
+    return next((os.environ[name] for name in names if name in os.environ), "")
 
 
 def examine(config: StudyConfig | None = None) -> Iterator[Finding]:

@@ -43,12 +43,13 @@ OVER_TWO_NODES = ("--nodes=2", "--ntasks-per-node=3", "--mem=2000")
 TROUBLED = """
 import random
 
-from stream_server.launcher.backends.slurm import SlurmBackend
+from stream_server.launcher.backends.batch_backend import BatchBackend
+from stream_server.launcher.backends.slurm import Slurm
 
 
-class Troubled(SlurmBackend):
+class Troubled(BatchBackend):
     def __init__(self, config, kind):
-        super().__init__(config, kind, ask_s=1.0, missing_s=5.0, retry_s=2.0)
+        super().__init__(kind, Slurm(kind), ask_s=1.0, missing_s=5.0, retry_s=2.0)
         draw = random.Random({seed!r})
         for name in ("submit", "queue", "cancel"):
             setattr(self.scheduler, name, troubled(getattr(self.scheduler, name), draw))

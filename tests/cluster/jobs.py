@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 
 from stream_server.launcher.backends.backend import EXIT_FILE, Backend, JobSpec, JobState, JobStatus, exit_code_of
-from stream_server.launcher.backends.slurm import SlurmBackend
+from stream_server.launcher.backends.batch_backend import BatchBackend
+from stream_server.launcher.backends.scheduler import JobKind
+from stream_server.launcher.backends.slurm import Slurm
 from tests.support.cluster import Cluster
 from tests.support.studies import StudyFolder
 from tests.support.timing import until
@@ -39,11 +41,14 @@ def use(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @contextmanager
-def backend_of(folder: Path, changes: dict[str, Any] | None = None, **times: float) -> Iterator[SlurmBackend]:
+def backend_of(folder: Path, changes: dict[str, Any] | None = None, **times: float) -> Iterator[BatchBackend]:
     """A backend that looks often, as each launcher makes one."""
     study = StudyFolder(folder)
     config = study.load({"launcher.backend": "slurm", **(changes or {})})
-    with closing(SlurmBackend(config, **{"ask_s": 0.1, "missing_s": 0.5, "retry_s": 0.2} | times)) as backend:
+    kind = JobKind.of_simulations(config)
+    with closing(
+        BatchBackend(kind, Slurm(kind), **{"ask_s": 0.1, "missing_s": 0.5, "retry_s": 0.2} | times)
+    ) as backend:
         yield backend
 
 

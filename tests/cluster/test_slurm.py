@@ -12,9 +12,9 @@ import pytest
 
 from stream_server.errors import ConfigError
 from stream_server.launcher.backends.backend import JobState, SavedJob
+from stream_server.launcher.backends.batch_backend import BatchBackend
 from stream_server.launcher.backends.outage import Outage
 from stream_server.launcher.backends.registry import load_backend
-from stream_server.launcher.backends.slurm import SlurmBackend
 from tests.cluster.jobs import STUBBORN, WAITING, backend_of, ended, exit_code, job, output, python, state, use
 from tests.support.cluster import PROJECT, Cluster
 from tests.support.studies import StudyFolder
@@ -24,14 +24,14 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture
-def backend(cluster: Cluster, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SlurmBackend]:
+def backend(cluster: Cluster, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[BatchBackend]:
     use(cluster, monkeypatch)
     with backend_of(folder) as backend:
         yield backend
 
 
 def test_a_job_runs_its_command_as_it_stands_with_its_output_and_its_exit_code(
-    backend: SlurmBackend, folder: Path
+    backend: BatchBackend, folder: Path
 ) -> None:
     odd = ("a b", "$HOME", "`id`", "; exit 9", '"', "'", "*", "%j", "two\nlines", "--wrap=x")
     spec = job(folder, "it's 50% $(touch x) ;", "sh", "-c", 'pwd; printf "%s|" "$@"; exit 3', "sh", *odd)
@@ -41,7 +41,7 @@ def test_a_job_runs_its_command_as_it_stands_with_its_output_and_its_exit_code(
 
 
 def test_a_job_has_the_environment_it_is_given_and_slurms_own_but_not_ours(
-    backend: SlurmBackend, folder: Path, monkeypatch: pytest.MonkeyPatch
+    backend: BatchBackend, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OF_THE_LAUNCHER", "1")
     odd = {
@@ -63,7 +63,7 @@ def test_a_job_has_the_environment_it_is_given_and_slurms_own_but_not_ours(
 
 
 def test_nothing_of_the_environment_is_on_a_command_line_or_in_the_script_that_slurm_keeps(
-    cluster: Cluster, backend: SlurmBackend, folder: Path
+    cluster: Cluster, backend: BatchBackend, folder: Path
 ) -> None:
     spec = job(folder, "0", sys.executable, "-c", WAITING, TOKEN="secret-secret")
     handle = backend.submit(spec)
@@ -137,7 +137,7 @@ def test_a_job_takes_what_its_ranks_need(cluster: Cluster, folder: Path, monkeyp
     assert "Account=physics" in shown
 
 
-def test_a_cancel_is_term_first_and_a_job_that_ignores_it_is_killed(backend: SlurmBackend, folder: Path) -> None:
+def test_a_cancel_is_term_first_and_a_job_that_ignores_it_is_killed(backend: BatchBackend, folder: Path) -> None:
     code = "import signal, sys; signal.signal(15, lambda *_: sys.exit(5)); print('up', flush=True); signal.pause()"
     polite, stubborn = python(folder, "0", code), python(folder, "1", STUBBORN)
     handles = [backend.submit(polite), backend.submit(stubborn)]
@@ -152,7 +152,7 @@ def test_a_cancel_is_term_first_and_a_job_that_ignores_it_is_killed(backend: Slu
     assert not (stubborn.folder / "beat").exists()
 
 
-def test_a_job_that_is_cancelled_at_once_never_runs(cluster: Cluster, backend: SlurmBackend, folder: Path) -> None:
+def test_a_job_that_is_cancelled_at_once_never_runs(cluster: Cluster, backend: BatchBackend, folder: Path) -> None:
     spec = python(folder, "0", WAITING)
     handle = backend.submit(spec)
     backend.cancel([handle])
@@ -160,7 +160,7 @@ def test_a_job_that_is_cancelled_at_once_never_runs(cluster: Cluster, backend: S
     assert cluster.run("login", "squeue", "-h", f"--name={handle}") == ""
 
 
-def test_a_handle_of_which_nothing_is_known_is_unknown(backend: SlurmBackend) -> None:
+def test_a_handle_of_which_nothing_is_known_is_unknown(backend: BatchBackend) -> None:
     assert state(backend, "heat-0-attempt-0-0") is JobState.UNKNOWN
     backend.cancel(["heat-0-attempt-0-0"])
     assert backend.query(["heat-0-attempt-0-0"]) == {}
@@ -176,7 +176,7 @@ def test_closing_kills_what_still_runs(cluster: Cluster, folder: Path, monkeypat
 
 
 def test_one_that_scancel_ends_was_cancelled_from_outside(
-    cluster: Cluster, backend: SlurmBackend, folder: Path
+    cluster: Cluster, backend: BatchBackend, folder: Path
 ) -> None:
     spec = python(folder, "0", STUBBORN)
     handle = backend.submit(spec)
@@ -249,7 +249,7 @@ with backend_of(folder) as backend:
 
 @pytest.mark.parametrize("when", ["all run", "at once"])
 def test_no_job_of_a_launcher_that_was_killed_is_lost_or_submitted_twice(
-    cluster: Cluster, backend: SlurmBackend, folder: Path, when: str
+    cluster: Cluster, backend: BatchBackend, folder: Path, when: str
 ) -> None:
     script = [sys.executable, "-c", SUBMIT, str(folder), when]
     said = subprocess.run(script, env={**os.environ, "PYTHONPATH": str(PROJECT)}, capture_output=True, check=True)

@@ -151,11 +151,6 @@ def test_a_key_that_another_policy_has_is_told_with_the_policies_that_have_it(fo
             "Write 3 or more; a multiple of 3 leaves no room unused.",
         ),
         (
-            {"launcher.backend": "slurm", "simulation.job.nodes": 9},
-            "simulation.job.nodes: 9, more than the 1 rank of the job, and each node needs one. "
-            "Write 1 or less, or more in simulation.ranks.",
-        ),
-        (
             {"simulation.job.partition": "gpu"},
             'simulation.job.partition: "gpu" would be ignored, since launcher.backend is "local". Leave it out.',
         ),
@@ -169,10 +164,6 @@ def test_a_key_that_another_policy_has_is_told_with_the_policies_that_have_it(fo
             'server.job.nodes: 2 would be ignored, since server.backend is "local". Leave it out.',
         ),
         (
-            {"server.backend": "slurm", "server.job.options": {"ntasks": 2}},
-            "server.job.options.ntasks: there is a key for this. Write server.ranks.",
-        ),
-        (
             {"server.backend": "slurm", "server.ranks": {"min": 1, "max": 4}},
             'server.ranks: 1 to 4, but a job is submitted for one number of ranks (server.backend is "slurm"). '
             "Write 4. When the study is started again, another number may stand here.",
@@ -180,36 +171,6 @@ def test_a_key_that_another_policy_has_is_told_with_the_policies_that_have_it(fo
         (
             {"launcher.backend": "slurm", "simulation.job.walltime": "1h"},
             'simulation.job.walltime: "1h" is not a time. Write "HH:MM:SS", such as "01:30:00".',
-        ),
-        (
-            {"launcher.backend": "slurm", "simulation.job.options": {"time": "1:00:00"}},
-            "simulation.job.options.time: there is a key for this. Write simulation.job.walltime.",
-        ),
-        (
-            {"launcher.backend": "slurm", "simulation.job.options": {"array": "1-9"}},
-            "simulation.job.options.array: the launcher sets this itself, or could not follow the job any more. "
-            "Leave it out.",
-        ),
-        (
-            {"launcher.backend": "flux", "simulation.job.memory": "1GiB"},
-            "simulation.job.memory: 1073741824 would be ignored, since Flux does not give out memory. Leave it out.",
-        ),
-        (
-            {"launcher.backend": "oar", "simulation.job.gpus_per_rank": 1},
-            "simulation.job.gpus_per_rank: 1 would be ignored, since OAR gives out nodes and cores. Leave it out.",
-        ),
-        (
-            {"launcher.backend": "pbs", "simulation.job.options": {"q": "long"}},
-            "simulation.job.options.q: there is a key for this. Write simulation.job.partition.",
-        ),
-        (
-            {"launcher.backend": "lsf", "simulation.job.options": {"-app": "x"}},
-            'simulation.job.options.-app: this is no option of bsub. Write its name without a dash, such as "app".',
-        ),
-        (
-            {"launcher.backend": "slurm", "simulation.job.options": {"--qos": "low"}},
-            "simulation.job.options.--qos: this is no long option of Slurm. "
-            'Write its name without dashes, such as "qos".',
         ),
         (
             {"simulation.command": None, "simulation.job.mpirun": ["mpirun"]},

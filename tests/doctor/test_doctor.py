@@ -17,6 +17,7 @@ from rich.console import Console
 from stream_server.config import StudyConfig
 from stream_server.doctor import checks
 from stream_server.doctor.checks import CPU_TORCH, CommandOutput, Finding, Severity, as_table, conclusion, run
+from stream_server.launcher.backends.registry import schedulers
 from stream_server.machine import private_folder
 from stream_server.machine.interpreter import python_command
 from stream_server.server.run.plan import MemoryLimit
@@ -45,7 +46,7 @@ class Machine:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.patch = monkeypatch
-        for name in checks.JOBS:
+        for name in [name for it in schedulers() for name in it.job_variables]:
             monkeypatch.delenv(name, raising=False)
 
     def has_programs(self, **paths: str) -> None:

@@ -9,49 +9,17 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from stream_server.config import StudyConfig
+from stream_server.launcher.backends.registry import schedulers
 from stream_server.machine.cgroups import within_quota
 
+# Those of schedulers are in their classes (`Scheduler.rank_variables`).
 RANK_PREFIXES = (
-    "OMPI_",
-    "PMIX_",
-    "PRTE_",
-    "PMI_",
-    "PMI2_",
-    "HYDRA_",
-    "HYDI_",
-    "MPI_LOCAL",
-    "MPIEXEC_",
-    "MPIRUN_",
-    "MV2_COMM_",
-    "PALS_",
-    "ALPS_APP_",
-    "JSM_NAMESPACE_",
-    "FLUX_TASK_",
-    "FLUX_PMI_",
-    "SLURM_STEP",
-    "SLURM_TASK",
-    "SLURM_NTASKS",
-    "SLURM_CPU_BIND",
-    "SLURM_MEM_BIND",
-    "SLURM_PMI",
-    "SLURM_SRUN_",
+    *("OMPI_", "PMIX_", "PRTE_", "PMI_", "PMI2_", "HYDRA_", "HYDI_", "MPI_LOCAL", "MPIEXEC_", "MPIRUN_", "MV2_COMM_"),
+    *("PALS_", "ALPS_APP_", "JSM_NAMESPACE_"),
 )
+# By the last three of them, the launcher knows the processes of the server.
 RANK_VARIABLES = frozenset(
-    {
-        "GFORTRAN_UNBUFFERED_PRECONNECTED",
-        "SLURM_PROCID",
-        "SLURM_LOCALID",
-        "SLURM_NODEID",
-        "SLURM_GTIDS",
-        "SLURM_NPROCS",
-        "SLURM_MPI_TYPE",
-        "SLURM_LAUNCH_NODE_IPADDR",
-        "SLURM_DISTRIBUTION",
-        # Ours: by these the launcher knows the processes of the server.
-        "STREAM_SERVER_JOB",
-        "STREAM_IPC_FOLDER",
-        "STREAM_NEXT",
-    }
+    ("GFORTRAN_UNBUFFERED_PRECONNECTED", "STREAM_SERVER_JOB", "STREAM_IPC_FOLDER", "STREAM_NEXT")
 )
 # A batch script with --export has these; srun would take from its own environment no more than they name.
 OF_SRUN = ("SLURM_EXPORT_ENV", "SLURM_GET_USER_ENV")
@@ -75,13 +43,12 @@ def scrubbed(environment: Mapping[str, str]) -> dict[str, str]:
 
     A process below an MPI rank that inherits them and calls MPI_Init hangs, or joins the server's own job.
     """
-    return {name: value for name, value in environment.items() if not _of_a_rank(name)}
-
-
-def _of_a_rank(name: str) -> bool:
-    if name in KEPT:
-        return False
-    return name in RANK_VARIABLES or name.startswith(RANK_PREFIXES)
+    prefixes = (*RANK_PREFIXES, *(it for scheduler in schedulers() for it in scheduler.rank_variables))
+    return {
+        name: value
+        for name, value in environment.items()
+        if name in KEPT or not (name in RANK_VARIABLES or name.startswith(prefixes))
+    }
 
 
 def with_virtual_environment(environment: Mapping[str, str]) -> dict[str, str]:

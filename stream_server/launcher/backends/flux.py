@@ -1,15 +1,14 @@
-"""The backend `flux`: each job is a job of Flux."""
+"""The scheduler `flux`: each job is a job of Flux."""
 
-from collections.abc import Collection
+import re
+from collections.abc import Collection, Mapping
 
-from stream_server.config import StudyConfig, walltime_s
+from stream_server.config import walltime_s
 from stream_server.config.job_sections import JobSettings
 from stream_server.launcher.backends.backend import JobState, JobStatus
-from stream_server.launcher.backends.batch_backend import BatchBackend
 from stream_server.launcher.backends.scheduler import (
     BatchJob,
     CommandScheduler,
-    JobKind,
     QueueEntry,
     answered,
     listed,
@@ -43,8 +42,25 @@ class Flux(CommandScheduler):
 
     title = "Flux"
     variables: tuple[str, ...] = ("FLUX_", "PMI_")
+    rank_variables: tuple[str, ...] = ("FLUX_TASK_", "FLUX_PMI_")
+    job_variables = ("FLUX_JOB_ID",)
     commands = ("flux",)
     hints = HINTS
+    not_given_out: Mapping[str, str] = {"memory": "Flux does not give out memory"}
+    option = re.compile(r"[a-z][a-z0-9-]+")
+    no_option = ("this is no long option of flux submit", 'Write its name without dashes, such as "setattr"')
+    own_options = frozenset(
+        ("cc", "bcc", "cwd", "dry-run", "env", "error", "input", "job-name", "output", "wait", "watch")
+    )
+    keys: Mapping[str, str] = {
+        "bank": "simulation.job.account",
+        "cores-per-task": "simulation.job.cores_per_rank",
+        "gpus-per-task": "simulation.job.gpus_per_rank",
+        "nodes": "simulation.job.nodes",
+        "ntasks": "simulation.ranks",
+        "queue": "simulation.job.partition",
+        "time-limit": "simulation.job.walltime",
+    }
 
     def submit(self, job: BatchJob) -> str:
         """Call flux submit; of several ranks flux batch, which makes of their nodes an instance of its own."""
@@ -66,14 +82,6 @@ class Flux(CommandScheduler):
 
     def _ask(self) -> object:
         return listed(["flux", "jobs", "-n", "-c", "1", "-o", "{id}"])
-
-
-class FluxBackend(BatchBackend):
-    """Jobs of Flux, of the simulations unless it says which `kind`. The `times` are those of `BatchBackend`."""
-
-    def __init__(self, config: StudyConfig, kind: JobKind | None = None, **times: float) -> None:
-        kind = kind or JobKind.of_simulations(config)
-        super().__init__(kind, Flux(kind), **times)
 
 
 def resource_words(job: JobSettings, ranks: int) -> list[str]:

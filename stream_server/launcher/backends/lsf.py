@@ -1,17 +1,16 @@
-"""The backend `lsf`: each job is a job of IBM Spectrum LSF, version 10.1 or later."""
+"""The scheduler `lsf`: each job is a job of IBM Spectrum LSF, version 10.1 or later."""
 
 import os
+import re
 from collections.abc import Collection, Mapping
 
-from stream_server.config import StudyConfig, walltime_s
+from stream_server.config import walltime_s
 from stream_server.config.job_sections import JobSettings
 from stream_server.launcher.backends.backend import JobState, JobStatus
-from stream_server.launcher.backends.batch_backend import BatchBackend
 from stream_server.launcher.backends.scheduler import (
     MIB,
     BatchJob,
     CommandScheduler,
-    JobKind,
     QueueEntry,
     answered,
     listed,
@@ -50,7 +49,23 @@ class Lsf(CommandScheduler):
     title = "LSF"
     variables: tuple[str, ...] = ("LSB_", "LSF_", "LS_")
     commands = ("bsub", "bkill", "bjobs")
+    job_variables = ("LSB_JOBID",)
     hints = HINTS
+    option = re.compile(r"[A-Za-z]+")
+    no_option = ("this is no option of bsub", 'Write its name without a dash, such as "app"')
+    own_options = frozenset(
+        (
+            *("I", "IS", "ISp", "ISs", "Ip", "Is", "J", "Jd", "K", "L", "cwd", "e", "env", "eo", "i", "is", "o"),
+            *("oo", "pack", "r", "rn", "tty"),
+        )
+    )
+    keys: Mapping[str, str] = {
+        "P": "simulation.job.account",
+        "W": "simulation.job.walltime",
+        "gpu": "simulation.job.gpus_per_rank",
+        "n": "simulation.ranks",
+        "q": "simulation.job.partition",
+    }
 
     def submit(self, job: BatchJob) -> str:
         """Call bsub, which gives the job nothing of our environment."""
@@ -68,14 +83,6 @@ class Lsf(CommandScheduler):
     def cancel(self, ids: Collection[str], *, at_once: bool = False) -> None:
         """Call bkill."""
         told_all(["bkill", *(["-s", "KILL"] if at_once else [])], ids, away=AWAY)
-
-
-class LsfBackend(BatchBackend):
-    """Jobs of LSF, of the simulations unless it says which `kind`. The `times` are those of `BatchBackend`."""
-
-    def __init__(self, config: StudyConfig, kind: JobKind | None = None, **times: float) -> None:
-        kind = kind or JobKind.of_simulations(config)
-        super().__init__(kind, Lsf(kind), **times)
 
 
 def resource_words(job: JobSettings, ranks: int) -> list[str]:

@@ -1,4 +1,4 @@
-"""The backend `oar`: each job is a job of OAR, version 2.5 or later.
+"""The scheduler `oar`: each job is a job of OAR, version 2.5 or later.
 
 Why: docs/decisions/0053-other-schedulers.md
 """
@@ -9,10 +9,9 @@ import time
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from stream_server.config import StudyConfig, walltime_s
+from stream_server.config import walltime_s
 from stream_server.config.job_sections import JobSettings
 from stream_server.launcher.backends.backend import JobState, JobStatus
-from stream_server.launcher.backends.batch_backend import BatchBackend
 from stream_server.launcher.backends.job_script import UNUSUAL
 from stream_server.launcher.backends.scheduler import (
     BatchJob,
@@ -67,7 +66,22 @@ class Oar(CommandScheduler):
     title = "OAR"
     variables: tuple[str, ...] = ("OAR",)
     commands = ("oarsub", "oardel", "oarstat")
+    job_variables = ("OAR_JOB_ID",)
     hints = HINTS
+    not_given_out: Mapping[str, str] = dict.fromkeys(("memory", "gpus_per_rank"), "OAR gives out nodes and cores")
+    option = re.compile(r"[a-z][a-z-]+")
+    no_option = ("this is no long option of oarsub", 'Write its name without dashes, such as "property"')
+    own_options = frozenset(
+        (
+            *("array", "array-param-file", "connect", "directory", "hold", "interactive", "name", "reservation"),
+            *("resubmit", "scanscript", "stderr", "stdout"),
+        )
+    )
+    keys: Mapping[str, str] = {
+        "project": "simulation.job.account",
+        "queue": "simulation.job.partition",
+        "resource": "simulation.job.nodes",
+    }
 
     def __init__(self, kind: JobKind) -> None:
         super().__init__(kind)
@@ -102,14 +116,6 @@ class Oar(CommandScheduler):
 
     def _ask(self) -> object:
         return listed(["oarstat"])
-
-
-class OarBackend(BatchBackend):
-    """Jobs of OAR, of the simulations unless it says which `kind`. The `times` are those of `BatchBackend`."""
-
-    def __init__(self, config: StudyConfig, kind: JobKind | None = None, **times: float) -> None:
-        kind = kind or JobKind.of_simulations(config)
-        super().__init__(kind, Oar(kind), **times)
 
 
 def resource_words(job: JobSettings, ranks: int) -> list[str]:

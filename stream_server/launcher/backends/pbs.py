@@ -1,18 +1,18 @@
-"""The backend `pbs`: each job is a job of PBS Professional or OpenPBS.
+"""The scheduler `pbs`: each job is a job of PBS Professional or OpenPBS.
 
 Why: docs/decisions/0053-other-schedulers.md
 """
 
 import os
 import pwd
+import re
 import subprocess
 from collections.abc import Collection, Mapping, Sequence
 
-from stream_server.config import StudyConfig, walltime_s
+from stream_server.config import walltime_s
 from stream_server.config.job_sections import JobSettings
 from stream_server.errors import ConfigError
 from stream_server.launcher.backends.backend import JobState, JobStatus
-from stream_server.launcher.backends.batch_backend import BatchBackend
 from stream_server.launcher.backends.scheduler import (
     MANY,
     MIB,
@@ -60,7 +60,13 @@ class Pbs(CommandScheduler):
     title = "PBS"
     variables: tuple[str, ...] = ("PBS_",)
     commands = ("qsub", "qdel", "qsig", "qstat", "qselect")
+    whose_commands = "PBS or Grid Engine"
+    job_variables = ("PBS_JOBID", "JOB_ID")
     hints = HINTS
+    option = re.compile(r"[A-Za-z]")
+    no_option = ("this is no option of qsub", 'Write its letter without a dash, such as "W"')
+    own_options = frozenset("CINJSVXefhjkortvz")
+    keys: Mapping[str, str] = {"A": "simulation.job.account", "q": "simulation.job.partition"}
 
     def __init__(self, kind: JobKind) -> None:
         super().__init__(kind)
@@ -142,14 +148,6 @@ class Pbs(CommandScheduler):
             unknown = JobStatus(state=JobState.UNKNOWN)
             found[ids[0]] = QueueEntry(id=ids[0], name=self._names[ids[0]], status=unknown)
         return found
-
-
-class PbsBackend(BatchBackend):
-    """Jobs of PBS, of the simulations unless it says which `kind`. The `times` are those of `BatchBackend`."""
-
-    def __init__(self, config: StudyConfig, kind: JobKind | None = None, **times: float) -> None:
-        kind = kind or JobKind.of_simulations(config)
-        super().__init__(kind, Pbs(kind), **times)
 
 
 def resource_words(job: JobSettings, ranks: int) -> list[str]:

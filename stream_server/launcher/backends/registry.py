@@ -2,14 +2,17 @@
 
 import subprocess
 from collections.abc import Collection, Mapping
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 from stream_server.built_in import BACKENDS, load_named
 from stream_server.config import StudyConfig
 from stream_server.errors import ConfigError, UserCodeError
 from stream_server.launcher.backends.backend import Backend, JobSpec, JobState, JobStatus, SavedJob, SubmitError
+from stream_server.launcher.backends.batch_backend import BatchBackend
 from stream_server.launcher.backends.outage import Outage
-from stream_server.launcher.backends.scheduler import JobKind
+from stream_server.launcher.backends.scheduler import CommandScheduler, JobKind
 from stream_server.user_code import call_user
 
 IN_THE_PROTOCOL = (OSError, subprocess.SubprocessError, SubmitError)
@@ -39,7 +42,7 @@ def load_server_backend(config: StudyConfig, name: str, outage: Outage) -> Backe
 def _made(config: StudyConfig, name: str, kind: JobKind, outage: Outage) -> Backend:
     is_built_in = name in BACKENDS
     make = load_named(name, BACKENDS, config.study_dir, kind=kind.key)
-    backend: Backend = call_user(name, make, config, kind)
+    backend: Backend = call_user(name, _backend, make, config, kind)
     if missing := [part for part in PROTOCOL if not hasattr(backend, part)]:
         raise ConfigError(f"{kind.key}: {name} lacks {' and '.join(missing)} (docs/guide/backends.md)")
     try:
@@ -47,6 +50,24 @@ def _made(config: StudyConfig, name: str, kind: JobKind, outage: Outage) -> Back
     except Exception as error:
         raise ConfigError(f"{kind.key}: `outage` of {name} cannot be set: {error} (docs/guide/backends.md)") from error
     return backend if is_built_in else OwnBackend(name, backend)
+
+
+def _backend(make: Any, config: StudyConfig, kind: JobKind) -> Backend:
+    if _is_scheduler(make):
+        return BatchBackend(kind, make(kind))
+    backend: Backend = make(config, kind)
+    return backend
+
+
+def _is_scheduler(made: Any) -> bool:
+    return isinstance(made, type) and issubclass(made, CommandScheduler)
+
+
+@cache
+def schedulers() -> tuple[type[CommandScheduler], ...]:
+    """The classes of all batch schedulers that have a name."""
+    classes = [load_named(name, BACKENDS, Path(), kind="launcher.backend") for name in BACKENDS]
+    return tuple(filter(_is_scheduler, classes))
 
 
 class OwnBackend(Backend):

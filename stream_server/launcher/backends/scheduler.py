@@ -7,7 +7,7 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -15,8 +15,10 @@ from typing import Any, Protocol, Self
 
 from stream_server.config import StudyConfig
 from stream_server.config.job_sections import JobSettings
+from stream_server.config.problems import Problem, config_error, shown
 from stream_server.errors import ConfigError
 from stream_server.launcher.backends.backend import JobState, JobStatus
+from stream_server.wording import counted
 
 LIMIT_S = 60.0
 # So many job numbers fit on a command line.
@@ -156,19 +158,71 @@ class Scheduler(Protocol):
 class CommandScheduler(Scheduler):
     """The part of a `Scheduler` that is the same for all that are asked by their own commands.
 
-    `commands` have to be on the PATH. `hints` pair words of a refusal with advice.
+    Attributes:
+        commands: They have to be on the PATH; the first one submits.
+        whose_commands: What may be here if that command is; by default the scheduler itself.
+        hints: Words of a refusal, each with advice.
+        job_variables: Environment variables with the number of the job in which a process is.
+        rank_variables: Beginnings of the names of those by which its own starter tells a rank of MPI who it is.
+        not_given_out: Keys of a job that it does not know, and why.
+        option: What a name in `job.options` looks like.
+        no_option: What is found of another name, and what to write instead.
+        own_options: Options that the launcher sets, or with which it could not follow the job any more.
+        keys: Options for which study.json has keys, and these.
 
     Raises:
-        ConfigError: one of the commands is not here.
+        ConfigError: the settings of the jobs are none of this scheduler, or one of the commands is not here.
     """
 
     commands: Sequence[str]
+    whose_commands: str = ""
     hints: Sequence[tuple[str, str]]
+    job_variables: Sequence[str] = ()
+    rank_variables: tuple[str, ...] = ()
+    not_given_out: Mapping[str, str] = {}
+    option: re.Pattern[str] = re.compile(".+")
+    no_option: tuple[str, str] = ("this is no option", "Leave it out")
+    own_options: Collection[str] = ()
+    keys: Mapping[str, str] = {}
 
     def __init__(self, kind: JobKind) -> None:
+        self.check_settings(kind)
         require(*self.commands, key=kind.key)
         self.kind = kind
         self.resources = kind.resources
+
+    @classmethod
+    def check_settings(cls, kind: JobKind) -> None:
+        """See whether the settings of these jobs are such as this scheduler has.
+
+        Raises:
+            ConfigError: lists all that are not.
+        """
+        if problems := [*cls._problems(kind)]:
+            raise config_error("the study", problems)
+
+    @classmethod
+    def _problems(cls, kind: JobKind) -> Iterator[Problem]:
+        job = kind.resources
+        for key, reason in cls.not_given_out.items():
+            if value := getattr(job, key):
+                found = f"{shown(value)} would be ignored, since {reason}"
+                yield Problem(f"{kind.section}.{key}", found, "Leave it out")
+        if (job.nodes or 1) > kind.ranks:
+            found = f"{job.nodes}, more than the {counted(kind.ranks, 'rank')} of the job, and each node needs one"
+            instead = kind.worded(f"Write {kind.ranks} or less, or more in simulation.ranks")
+            yield Problem(f"{kind.section}.nodes", found, instead)
+        for name, value in job.options.items():
+            path = f"{kind.section}.options.{name}"
+            if name in cls.keys:
+                yield Problem(path, "there is a key for this", f"Write {kind.worded(cls.keys[name])}")
+            elif name in cls.own_options:
+                found = "the launcher sets this itself, or could not follow the job any more"
+                yield Problem(path, found, "Leave it out")
+            elif not cls.option.fullmatch(name):
+                yield Problem(path, *cls.no_option)
+            elif not isinstance(value, str | int | float):
+                yield Problem(path, f"{shown(value)} is no value of an option", "Write a text, a number or true")
 
     def check(self, ranks: int) -> None:
         """See whether it answers: it judges a job only when that is submitted."""

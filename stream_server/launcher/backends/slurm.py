@@ -1,15 +1,14 @@
-"""The backend `slurm`: each job is a job of Slurm."""
+"""The scheduler `slurm`: each job is a job of Slurm."""
 
-from collections.abc import Collection
+import re
+from collections.abc import Collection, Mapping
 
-from stream_server.config import StudyConfig, walltime_s
+from stream_server.config import walltime_s
 from stream_server.errors import ConfigError
 from stream_server.launcher.backends import slurm_commands, slurm_options
-from stream_server.launcher.backends.batch_backend import BatchBackend
 from stream_server.launcher.backends.scheduler import (
     BatchJob,
     CommandScheduler,
-    JobKind,
     NotSubmitted,
     QueueEntry,
     in_words,
@@ -22,7 +21,32 @@ class Slurm(CommandScheduler):
     title = "Slurm"
     variables: tuple[str, ...] = ("SLURM_",)
     commands = ("sbatch", "scancel", "squeue")
+    rank_variables: tuple[str, ...] = (
+        *("SLURM_STEP", "SLURM_TASK", "SLURM_NTASKS", "SLURM_NPROCS", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID"),
+        *("SLURM_GTIDS", "SLURM_CPU_BIND", "SLURM_MEM_BIND", "SLURM_DISTRIBUTION", "SLURM_PMI", "SLURM_MPI_TYPE"),
+        *("SLURM_SRUN_", "SLURM_LAUNCH_NODE_IPADDR"),
+    )
+    job_variables = ("SLURM_JOB_ID",)
     hints = slurm_commands.HINTS
+    option = re.compile(r"[a-z][a-z0-9-]+")
+    no_option = ("this is no long option of Slurm", 'Write its name without dashes, such as "qos"')
+    own_options = frozenset(
+        (
+            *("array", "chdir", "clusters", "error", "export", "export-file", "get-user-env", "input", "job-name"),
+            *("no-requeue", "open-mode", "output", "overlap", "parsable", "quiet", "requeue", "test-only", "wait"),
+            "wrap",
+        )
+    )
+    keys: Mapping[str, str] = {
+        "account": "simulation.job.account",
+        "cpus-per-task": "simulation.job.cores_per_rank",
+        "gpus-per-task": "simulation.job.gpus_per_rank",
+        "mem-per-cpu": "simulation.job.memory",
+        "nodes": "simulation.job.nodes",
+        "ntasks": "simulation.ranks",
+        "partition": "simulation.job.partition",
+        "time": "simulation.job.walltime",
+    }
 
     def check(self, ranks: int) -> None:
         """Ask sbatch, which says nothing of a walltime above the limit of the partition."""
@@ -59,11 +83,3 @@ class Slurm(CommandScheduler):
         if at_once:
             slurm_commands.cancel(ids, "--full", "--signal=KILL")
         slurm_commands.cancel(ids)
-
-
-class SlurmBackend(BatchBackend):
-    """Jobs of Slurm, of the simulations unless it says which `kind`. The `times` are those of `BatchBackend`."""
-
-    def __init__(self, config: StudyConfig, kind: JobKind | None = None, **times: float) -> None:
-        kind = kind or JobKind.of_simulations(config)
-        super().__init__(kind, Slurm(kind), **times)

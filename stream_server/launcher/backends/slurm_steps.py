@@ -34,6 +34,7 @@ from stream_server.launcher.backends.environment import OF_SRUN
 from stream_server.launcher.backends.local import GRACE_S, LocalBackend
 from stream_server.launcher.backends.outage import Outage
 from stream_server.launcher.backends.scheduler import JobKind, require
+from stream_server.launcher.backends.slurm import Slurm
 from stream_server.machine.log_end import log_end
 from stream_server.storage.disk import read_text
 
@@ -107,6 +108,7 @@ class SlurmSteps(LocalBackend):
         retry_s: float = RETRY_S,
     ) -> None:
         super().__init__(config, kind, grace_s=grace_s)
+        Slurm.check_settings(JobKind.of_simulations(config))
         require(*COMMANDS)
         if ALLOCATION not in os.environ:
             raise ConfigError(

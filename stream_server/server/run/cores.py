@@ -9,8 +9,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+from stream_server.built_in import BACKENDS
 from stream_server.config import StudyConfig
-from stream_server.launcher.backends.allocation import ServerSize
+from stream_server.launcher.backends.allocation import SHARE_WITH_STEPS, ServerSize
 from stream_server.launcher.backends.environment import PASSIVE, num_threads_of, simulation_environment
 from stream_server.machine.cgroups import within_quota
 from stream_server.server.run.start import Start
@@ -20,8 +21,8 @@ if TYPE_CHECKING:
     from stream_server.server.ranks.communicator import Ranks
 
 
-# These run the simulations on cores of their own.
-WITH_OWN_NODES = frozenset({"slurm", "pbs", "lsf", "flux", "oar"})
+# Schedulers run the simulations on cores of their own.
+WITH_OWN_NODES = BACKENDS.keys() - SHARE_WITH_STEPS
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

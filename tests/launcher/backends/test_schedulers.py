@@ -12,20 +12,21 @@ from typing import Any, NoReturn
 
 import pytest
 
+from stream_server.config import StudyConfig
 from stream_server.config.job_sections import JobSettings
 from stream_server.errors import ConfigError
 from stream_server.launcher.backends import batch_backend, flux, lsf, oar, pbs, scheduler
 from stream_server.launcher.backends.backend import JobState, JobStatus, SavedJob
 from stream_server.launcher.backends.batch_backend import BatchBackend
 from stream_server.launcher.backends.outage import Outage
-from stream_server.launcher.backends.registry import load_backend
+from stream_server.launcher.backends.registry import load_backend, load_server_backend
 from stream_server.launcher.backends.scheduler import BatchJob, JobKind, NotSubmitted, Scheduler, SubmitRefusal
 from tests.cluster.jobs import STUBBORN, WAITING, ended, exit_code, job, output, python, state
 from tests.fakes import scheduler_commands as fake_scheduler
 from tests.support.studies import StudyFolder
 from tests.support.timing import until
 
-MAKE = {"pbs": pbs.PbsBackend, "lsf": lsf.LsfBackend, "flux": flux.FluxBackend, "oar": oar.OarBackend}
+MAKE = {"pbs": pbs.Pbs, "lsf": lsf.Lsf, "flux": flux.Flux, "oar": oar.Oar}
 QUICK = {"ask_s": 0.05, "missing_s": 0.5, "retry_s": 0.1}
 
 MakeBackend = Callable[..., AbstractContextManager[BatchBackend]]
@@ -43,12 +44,17 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
+def backend_of(config: StudyConfig) -> BatchBackend:
+    kind = JobKind.of_simulations(config)
+    return BatchBackend(kind, MAKE[config.launcher.backend](kind), **QUICK)
+
+
 @pytest.fixture(params=MAKE)
 def make(cluster: Path, tmp_path: Path, request: pytest.FixtureRequest) -> MakeBackend:
     @contextmanager
     def made(changes: dict[str, Any] | None = None) -> Iterator[BatchBackend]:
         config = StudyFolder(tmp_path).load({"launcher.backend": request.param, **(changes or {})})
-        with closing(MAKE[request.param](config, **QUICK)) as backend:
+        with closing(backend_of(config)) as backend:
             yield backend
 
     return made
@@ -186,7 +192,7 @@ def test_a_job_that_is_cancelled_while_it_waits_never_runs(make: MakeBackend, tm
 def test_pbs_without_a_history_tells_by_the_folder_how_a_job_ended(tmp_path: Path, cluster: Path) -> None:
     (cluster / "no-history").touch()
     config = StudyFolder(tmp_path).load({"launcher.backend": "pbs"})
-    with closing(pbs.PbsBackend(config, **QUICK)) as backend:
+    with closing(backend_of(config)) as backend:
         spec = python(tmp_path, "0", WAITING)
         handle = backend.submit(spec)
         output(spec.folder)
@@ -251,7 +257,7 @@ def test_a_job_that_has_ended_behind_an_answer_of_qsub_that_was_lost_is_found_in
 
 def test_a_job_that_somebody_deletes_with_qdel_has_failed(tmp_path: Path, cluster: Path) -> None:
     config = StudyFolder(tmp_path).load({"launcher.backend": "pbs"})
-    with closing(pbs.PbsBackend(config, **QUICK)) as backend:
+    with closing(backend_of(config)) as backend:
         spec = python(tmp_path, "0", WAITING)
         handle = backend.submit(spec)
         output(spec.folder)
@@ -320,6 +326,69 @@ def test_without_the_commands_the_study_is_refused(name: str, tmp_path: Path, mo
     monkeypatch.setenv("PATH", "/nowhere")
     with pytest.raises(ConfigError, match=r"not found on PATH\. Start the study on a login node"):
         load_backend(StudyFolder(tmp_path).load({"launcher.backend": name}), Outage())
+
+
+@pytest.mark.parametrize(
+    ("name", "job", "told"),
+    [
+        (
+            "slurm",
+            {"nodes": 9},
+            "nodes: 9, more than the 1 rank of the job, and each node needs one. "
+            "Write 1 or less, or more in simulation.ranks.",
+        ),
+        (
+            "slurm",
+            {"options": {"time": "1:00:00"}},
+            "options.time: there is a key for this. Write simulation.job.walltime.",
+        ),
+        (
+            "slurm",
+            {"options": {"array": "1-9"}},
+            "options.array: the launcher sets this itself, or could not follow the job any more. Leave it out.",
+        ),
+        (
+            "slurm-steps",
+            {"options": {"--qos": "low"}},
+            'options.--qos: this is no long option of Slurm. Write its name without dashes, such as "qos".',
+        ),
+        (
+            "slurm",
+            {"options": {"qos": [1]}},
+            "options.qos: [1] is no value of an option. Write a text, a number or true.",
+        ),
+        (
+            "flux",
+            {"memory": "1GiB"},
+            "memory: 1073741824 would be ignored, since Flux does not give out memory. Leave it out.",
+        ),
+        (
+            "oar",
+            {"gpus_per_rank": 1},
+            "gpus_per_rank: 1 would be ignored, since OAR gives out nodes and cores. Leave it out.",
+        ),
+        ("pbs", {"options": {"q": "long"}}, "options.q: there is a key for this. Write simulation.job.partition."),
+        (
+            "lsf",
+            {"options": {"-app": "x"}},
+            'options.-app: this is no option of bsub. Write its name without a dash, such as "app".',
+        ),
+    ],
+)
+def test_a_setting_that_is_none_of_the_scheduler_is_refused_before_its_commands_are_looked_for(
+    name: str, job: dict[str, Any], told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    config = StudyFolder(tmp_path).load({"launcher.backend": name, "simulation.job": job})
+    with pytest.raises(ConfigError, match=re.escape(f"the study has 1 problem:\n  simulation.job.{told}")):
+        load_backend(config, Outage())
+
+
+def test_the_job_of_the_server_has_keys_of_its_own(tmp_path: Path) -> None:
+    config = StudyFolder(tmp_path).load({"server.backend": "slurm", "server.job.options": {"ntasks": 2}})
+    told = r"server\.job\.options\.ntasks: there is a key for this\. Write server\.ranks\."
+    with pytest.raises(ConfigError, match=told):
+        load_server_backend(config, "slurm", Outage())
 
 
 JOB = JobSettings(

@@ -10,8 +10,9 @@ from stream_server.config.job_sections import JobSettings
 from stream_server.errors import ConfigError
 from stream_server.launcher.backends import job_script, slurm_commands, slurm_options
 from stream_server.launcher.backends.backend import JobState
+from stream_server.launcher.backends.outage import Outage
+from stream_server.launcher.backends.registry import load_backend
 from stream_server.launcher.backends.scheduler import SubmitRefusal, advice, refusal_of
-from stream_server.launcher.backends.slurm import SlurmBackend
 from tests.support.studies import StudyFolder
 
 # As Slurm 22.05 with slurmdbd answered, each limit on a line of its own before the sentence.
@@ -113,7 +114,7 @@ def test_a_machine_of_no_cluster_is_to_blame_and_not_the_jobs(tmp_path: Path, mo
         )
         (tmp_path / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
-    backend = SlurmBackend(StudyFolder(tmp_path).load({"launcher.backend": "slurm"}))
+    backend = load_backend(StudyFolder(tmp_path).load({"launcher.backend": "slurm"}), Outage())
     with pytest.raises(ConfigError, match=r"launcher\.backend: .* belongs to no cluster: .*configuration source"):
         backend.check()
 

@@ -14,13 +14,15 @@ import pytest
 from stream_server.config.job_sections import JobSettings
 from stream_server.launcher.backends import job_script, scheduler
 from stream_server.launcher.backends.backend import LOG_FILE, JobSpec
-from stream_server.launcher.backends.flux import FluxBackend
+from stream_server.launcher.backends.batch_backend import BatchBackend
+from stream_server.launcher.backends.flux import Flux
 from stream_server.launcher.backends.local import LocalBackend
-from stream_server.launcher.backends.lsf import LsfBackend
+from stream_server.launcher.backends.lsf import Lsf
 from stream_server.launcher.backends.mpirun import Mpirun
-from stream_server.launcher.backends.oar import OarBackend
-from stream_server.launcher.backends.pbs import PbsBackend
-from stream_server.launcher.backends.slurm import SlurmBackend
+from stream_server.launcher.backends.oar import Oar
+from stream_server.launcher.backends.pbs import Pbs
+from stream_server.launcher.backends.scheduler import JobKind
+from stream_server.launcher.backends.slurm import Slurm
 from stream_server.launcher.simulations.attempts import Attempts
 from tests.support.connections import NOWHERE
 from tests.support.timing import until
@@ -89,19 +91,20 @@ def test_a_job_on_this_machine(folder: Path, what: str) -> None:
     assert said(folder) == list(EVIL)
 
 
-@pytest.mark.parametrize("kind", [SlurmBackend, PbsBackend, LsfBackend, FluxBackend, OarBackend])
+@pytest.mark.parametrize("kind", [Slurm, Pbs, Lsf, Flux, Oar])
 @pytest.mark.parametrize("what", ["arguments", "variables"])
 def test_a_job_of_a_scheduler(folder: Path, kind: Any, what: str, monkeypatch: pytest.MonkeyPatch) -> None:
     words = (ARGUMENTS, *EVIL) if what == "arguments" else (VARIABLES, str(len(EVIL)))
     monkeypatch.setattr(scheduler, "require", lambda *commands, key: None)
-    monkeypatch.setattr(kind, "_wake", lambda backend: None)
+    monkeypatch.setattr(BatchBackend, "_wake", lambda backend: None)
     settings = JobSettings(environment={f"EVIL_{i}": it for i, it in enumerate(EVIL) if "\udcff" not in it})
     config: Any = SimpleNamespace(
         study=SimpleNamespace(name="$(touch planted); rm"),
         simulation=SimpleNamespace(job=settings, ranks=1, per_job=1),
         launcher=SimpleNamespace(max_queued=None),
     )
-    backend = kind(config)
+    jobs = JobKind.of_simulations(config)
+    backend = BatchBackend(jobs, kind(jobs))
     name = backend.submit(job(folder, "python3", "-Sc", *words))
     assert set(name) <= {*"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_.-"}
     assert stat.S_IMODE((folder / job_script.JOB_FILE).stat().st_mode) == 0o600

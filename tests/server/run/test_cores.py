@@ -81,7 +81,7 @@ def test_simulations_that_attach_by_themselves_take_none(folder: StudyFolder) ->
     assert SimulationCores.of(folder.load({"simulation.command": None}), {}) == NO_SIMULATIONS
 
 
-@pytest.mark.parametrize("backend", ["slurm", "pbs", "lsf", "flux", "oar"])
+@pytest.mark.parametrize("backend", sorted(BACKENDS.keys() - {"local", "slurm-steps"}))
 def test_simulations_that_are_jobs_of_a_scheduler_take_none_of_the_servers_cores(
     folder: StudyFolder, backend: str
 ) -> None:
