@@ -1,4 +1,4 @@
-"""The state of attempts: their phase, the connections of their client ranks, and their steps until they are settled.
+"""The state of attempts: the connections of their client ranks, and their steps until they are settled.
 
 Plain state; `Admission`, `Assembly` and `Settlement` act on it. Receiver thread.
 """
@@ -20,53 +20,12 @@ NUMBERS = struct.Struct("<QQ")
 BEHIND = BEFORE + NUMBERS.size
 
 
-class AttemptPhase(Enum):
-    """The phase of an attempt; its steps are accepted only while it is `RUNNING`."""
-
-    RUNNING = auto()
-    ENDED = auto()
-    REPLACED = auto()
-    CLOSED = auto()
-
-
-class AttemptEvent(Enum):
-    """An event of an attempt that rank 0 announces."""
-
-    END = auto()
-    """Its processes have ended, or are taken to have."""
-    REPLACE = auto()
-    """A newer attempt of the same simulation has begun."""
-    CLOSE = auto()
-    """The simulation has its terminal state."""
-
-
-class ConnectionPhase(Enum):
-    """The phase of a connection; its client rank may send steps only while it is `SENDING`."""
-
-    SENDING = auto()
-    ENDED = auto()
-    LOST = auto()
-
-
 class CreditPhase(Enum):
     """Whether an attempt holds a reservation of credit, or its client ranks wait for one."""
 
     NONE = auto()
     WAITING = auto()
     RESERVED = auto()
-
-
-ATTEMPT_TRANSITIONS = {
-    (AttemptPhase.RUNNING, AttemptEvent.END): AttemptPhase.ENDED,
-    (AttemptPhase.RUNNING, AttemptEvent.REPLACE): AttemptPhase.REPLACED,
-    (AttemptPhase.RUNNING, AttemptEvent.CLOSE): AttemptPhase.CLOSED,
-    (AttemptPhase.ENDED, AttemptEvent.END): AttemptPhase.ENDED,
-    (AttemptPhase.ENDED, AttemptEvent.REPLACE): AttemptPhase.REPLACED,
-    (AttemptPhase.ENDED, AttemptEvent.CLOSE): AttemptPhase.CLOSED,
-    # Rank 0 may stop a simulation that it had seen end.
-    (AttemptPhase.CLOSED, AttemptEvent.END): AttemptPhase.CLOSED,
-    (AttemptPhase.CLOSED, AttemptEvent.CLOSE): AttemptPhase.CLOSED,
-}
 
 
 def why_stale(simulation: int, attempt: int, *, current: int, end_state: str = "") -> str:
@@ -247,15 +206,15 @@ class PartialStatics:
 class AttemptState:
     """One attempt of a simulation as this rank sees it.
 
-    `end_state` is the simulation's terminal state, "" while it has none, and `end_reason` why it ended so.
-    `num_expected` is how many steps this rank is to settle, `total` how many all ranks are; None while that is not
-    known. `share_complete`: this rank has settled as many. `num_known` is how many steps were settled before client
-    rank 0 opened, and will come again or be left out; `num_unsaved` how many came since the last checkpoint was taken.
-    `repeated` counts steps that its clients sent although this rank had them. `to_compare` are steps of an earlier
-    attempt that this one has yet to send again, for comparison; `differs` says what it sent otherwise. `num_waiting`
-    steps wait for room in the buffer. `reservation` numbers the reservations of credit, to tell the steps of this one
-    from those that an earlier one left behind. `sender` is the connection with a series of which steps are not settled
-    yet.
+    Its steps are accepted while it is `running`, which it never is again once it was not. `end_state` is the
+    simulation's terminal state, "" while it has none, and `end_reason` why it ended so. `num_expected` is how many
+    steps this rank is to settle, `total` how many all ranks are; None while that is not known. `share_complete`: this
+    rank has settled as many. `num_known` is how many steps were settled before client rank 0 opened, and will come
+    again or be left out; `num_unsaved` how many came since the last checkpoint was taken. `repeated` counts steps that
+    its clients sent although this rank had them. `to_compare` are steps of an earlier attempt that this one has yet to
+    send again, for comparison; `differs` says what it sent otherwise. `num_waiting` steps wait for room in the buffer.
+    `reservation` numbers the reservations of credit, to tell the steps of this one from those that an earlier one left
+    behind. `sender` is the connection with a series of which steps are not settled yet.
     """
 
     simulation: int
@@ -264,7 +223,7 @@ class AttemptState:
     layout: BlockLayout
     num_expected: int | None
     total: int | None
-    phase: AttemptPhase = AttemptPhase.RUNNING
+    running: bool = True
     end_state: str = ""
     end_reason: str = ""
     share_complete: bool = False
@@ -297,11 +256,6 @@ class AttemptState:
         )
 
     @property
-    def running(self) -> bool:
-        """Its steps are accepted."""
-        return self.phase is AttemptPhase.RUNNING
-
-    @property
     def finished(self) -> bool:
         """All of the simulation is settled, on all ranks."""
         return self.end_state == SimulationPhase.FINISHED
@@ -332,10 +286,6 @@ class AttemptState:
         """The simulation may be waiting for us, so its own progress clock must not run."""
         return self.num_waiting > 0 or self.credit is CreditPhase.WAITING
 
-    def hear(self, event: AttemptEvent) -> None:
-        """Change the phase as `ATTEMPT_TRANSITIONS` says."""
-        self.phase = ATTEMPT_TRANSITIONS[self.phase, event]
-
     def why_refused(self, attempt: int) -> str:
         """Why nothing is accepted from a client of `attempt`, where this is the state of the current one."""
         return why_stale(self.simulation, attempt, current=self.attempt, end_state=self.end_state)
@@ -349,8 +299,8 @@ class Connection:
     stream. The acknowledgements keep those below which all are in a committed checkpoint, `durable`, and the client
     was told that they are received, `acknowledged`; `num_owed` steps, or more, lie between that and `received`.
     `required` has a bit for each block that no step may lack, `everything` one for each block. `alone`: the simulation
-    has no other client rank. `static_bytes` have come for each of `static_places`, the blocks that are sent once.
-    `series` tells which message is likely to come next.
+    has no other client rank. `ended`: this one has said that it has sent all. `static_bytes` have come for each of
+    `static_places`, the blocks that are sent once. `series` tells which message is likely to come next.
     """
 
     peer: bytes
@@ -363,7 +313,7 @@ class Connection:
     everything: int
     alone: bool
     static_bytes: list[int]
-    phase: ConnectionPhase = ConnectionPhase.SENDING
+    ended: bool = False
     next_sequence: int = 0
     received: int = 0
     durable: int = 0
@@ -376,11 +326,6 @@ class Connection:
     def has_statics(self) -> bool:
         """All blocks of the fields that are sent once have come."""
         return all(place.num_bytes == num for place, num in zip(self.static_places, self.static_bytes, strict=True))
-
-    @property
-    def ended(self) -> bool:
-        """The client rank has said that it has sent all."""
-        return self.phase is ConnectionPhase.ENDED
 
     def ack(self, *, stop: bool = False) -> Ack:
         """How far this connection has come."""

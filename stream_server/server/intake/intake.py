@@ -27,10 +27,8 @@ from stream_server.server.intake.account import RankAccount, Received, WindowCou
 from stream_server.server.intake.admission import Admission
 from stream_server.server.intake.assembly import Assembly
 from stream_server.server.intake.attempts import (
-    AttemptEvent,
     AttemptState,
     Connection,
-    ConnectionPhase,
     MessageSeries,
     PartialStep,
     StepRun,
@@ -114,7 +112,7 @@ class Intake:
         if old is not None:
             if attempt <= old.attempt or old.end_state:
                 return
-            self._end(old, AttemptEvent.REPLACE)
+            self._end(old)
         begun = self.state.begin(simulation, attempt, goes_on=goes_on)
         self.statics.begin(begun)
         self.settlement.check_share(begun)
@@ -127,14 +125,14 @@ class Intake:
         """Accept nothing more from an attempt, which has ended."""
         current = self.attempt(simulation)
         if current is not None and current.attempt == attempt:
-            self._end(current, AttemptEvent.END)
+            self._end(current)
 
     def end_simulation(self, simulation: int, end_state: str, reason: str = "") -> None:
         """Accept nothing more from a simulation, which has its terminal state; an invalid one is withdrawn."""
         current = self.attempt(simulation)
         if current is not None:
             current.end_state, current.end_reason = end_state, reason
-            self._end(current, AttemptEvent.CLOSE)
+            self._end(current)
             current.ends.clear()
             current.layout.blocks.clear()
             current.statics.layout.blocks.clear()
@@ -207,7 +205,7 @@ class Intake:
     def lose(self, connection: Connection) -> None:
         """Forget the parts of incomplete steps that came over a lost connection: they are sent again."""
         self.series.settle(connection.attempt)
-        connection.phase = ConnectionPhase.LOST
+        connection.ended = False
         self.assembly.abandon(connection, list(connection.attempt.partial_steps.values()))
 
     def refuse(self, reason: Reason, text: str, sequence: int | None = None) -> Refusal:
@@ -279,7 +277,7 @@ class Intake:
         problem = self._end_problem(attempt, connection, end)
         if problem is not None:
             return self.refuse(Reason.WRONG_STEP, problem)
-        connection.phase = ConnectionPhase.ENDED
+        connection.ended = True
         if connection.rank == 0 and connection.rank not in attempt.ends:
             self.state.ledger.duplicates += attempt.num_known or 0
         attempt.ends[connection.rank] = end
@@ -423,9 +421,9 @@ class Intake:
         self.state.ledger[simulation].finished = True
         self.settlement.finish(simulation)
 
-    def _end(self, attempt: AttemptState, event: AttemptEvent) -> None:
+    def _end(self, attempt: AttemptState) -> None:
         self.series.settle(attempt)
-        attempt.hear(event)
+        attempt.running = False
         attempt.statics.forget()
         self.settlement.release(attempt)
 
