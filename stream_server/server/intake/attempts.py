@@ -265,6 +265,11 @@ class AttemptState:
         """Whether nothing more is wanted of the simulation, which its clients are told."""
         return self.end_state == SimulationPhase.STOPPED_EARLY
 
+    @property
+    def why_ended(self) -> str:
+        """Why nothing more is wanted of the simulation."""
+        return f"simulation {self.simulation} is finished" if self.finished else self.end_reason
+
     def knows(self, index: int) -> bool:
         """Whether a step need not be sent again."""
         return index in self.entry.settled and index not in self.to_compare

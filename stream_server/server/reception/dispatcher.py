@@ -5,6 +5,7 @@ Why: docs/decisions/0012-sparse-acknowledgements.md
 
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
+from enum import Enum
 
 from stream_server.errors import MalformedMessage, WrongProtocol
 from stream_server.failpoints import failpoint
@@ -30,6 +31,45 @@ from stream_server.server.intake.parameters import SimulationParameters
 from stream_server.server.run.curve import CurveAccess
 
 MAX_LEFT = 1024
+
+
+class ConversationState(Enum):
+    """How far the conversation on a data connection has come."""
+
+    NEW = "nothing is open"
+    WAITING = "its Open waits for credit"
+    OPEN = "open"
+    FINISHED = "open, and its simulation is finished"
+    STOPPED = "its simulation, or the study, was stopped"
+
+
+class Answer(Enum):
+    """The answer to a message that is no Refusal; what is `HEARD` is dealt with by its kind."""
+
+    HEARD = "heard"
+    STOP = "Stop"
+    NONE = "none"
+
+
+HEARD, STOP, NONE = Answer
+BUSY, NOT_OPEN, STALE, MALFORMED = Reason.BUSY, Reason.NOT_OPEN, Reason.STALE_INCARNATION, Reason.MALFORMED
+# The kinds of messages as `ANSWERS` has them.
+KINDS = {Open: 0, Data: 1, End: 2, Ping: 3, Hello: 4, Invalidate: 4}
+OTHERS = 5
+ANSWERS: Mapping[ConversationState, tuple[Answer | Reason, ...]] = {
+    ConversationState.NEW: (HEARD, NOT_OPEN, NOT_OPEN, NOT_OPEN, STALE, MALFORMED),
+    ConversationState.WAITING: (HEARD, BUSY, BUSY, BUSY, BUSY, BUSY),
+    ConversationState.OPEN: (HEARD, HEARD, HEARD, HEARD, STALE, MALFORMED),
+    ConversationState.FINISHED: (HEARD, STOP, HEARD, HEARD, STALE, MALFORMED),
+    ConversationState.STOPPED: (STOP, STOP, STOP, STOP, STOP, STOP),
+}
+# In their place while a server that leaves takes nothing in: clients keep what they send for the next incarnation.
+ANSWERS_WHEN_LEAVING: Mapping[int, Answer | Reason] = {KINDS[Open]: BUSY, KINDS[Data]: NONE, KINDS[End]: NONE}
+REFUSALS = {
+    NOT_OPEN: "nothing was opened on this connection",
+    STALE: "{} belongs on the control connection; the server was started again",
+    MALFORMED: "{} is nothing that a client says on a data connection",
+}
 
 
 class Acknowledgements:
@@ -130,38 +170,37 @@ class Dispatcher:
         except MalformedMessage as problem:
             self._refuse(peer, Reason.MALFORMED, str(problem))
             return
-        if self.stopped:
-            self.reply(peer, self.stopped)
-        elif not self.is_receiving and isinstance(message, Open):
-            self._ask_for_patience(peer)
-        elif not self.is_receiving and isinstance(message, Data | End):
-            return
-        elif type(message) is Data and connection is not None and connection.attempt.finished:
-            # The last step was sent again.
-            self.reply(peer, Stop(text=f"simulation {message.simulation} is finished"))
-        elif connection is not None and connection.attempt.stopped_early:
-            self.reply(peer, Stop(text=connection.attempt.end_reason))
-        elif type(message) is Data and connection is not None:
-            self._answer(peer, self.intake.take(connection, message, header, payload))
-        elif isinstance(message, Open):
-            self._open(peer, message, user)
-        elif connection is not None and isinstance(message, Ping):
-            self.acknowledgements.send(connection)
-        elif connection is not None and isinstance(message, End):
-            refusal = self.intake.finish(connection, message)
-            failpoint("receiver.end_noted")
-            self._answer(peer, refusal)
-        elif peer in self.intake.admission.waiting:
-            self._ask_for_patience(peer)
-        elif isinstance(message, Data | End | Ping):
-            sequence = message.sequence if isinstance(message, Data) else None
-            self._refuse(peer, Reason.NOT_OPEN, "nothing was opened on this connection", sequence)
-        elif isinstance(message, Hello | Invalidate):
-            text = f"{type(message).__name__} belongs on the control connection; the server was started again"
-            self._refuse(peer, Reason.STALE_INCARNATION, text)
-        else:
-            text = f"{type(message).__name__} is nothing that a client says on a data connection"
-            self._refuse(peer, Reason.MALFORMED, text)
+        kind = KINDS.get(type(message), OTHERS)
+        answer = ANSWERS[self.state(peer)][kind]
+        if not self.is_receiving and not self.stopped:
+            answer = ANSWERS_WHEN_LEAVING.get(kind, answer)
+        match answer, message:
+            case Answer.HEARD, Data() as data if connection is not None:
+                self._answer(peer, self.intake.take(connection, data, header, payload))
+            case Answer.HEARD, Open() as opening:
+                self._open(peer, opening, user)
+            case Answer.HEARD, End() as end if connection is not None:
+                refusal = self.intake.finish(connection, end)
+                failpoint("receiver.end_noted")
+                self._answer(peer, refusal)
+            case Answer.HEARD, Ping() if connection is not None:
+                self.acknowledgements.send(connection)
+            case Answer.STOP, _:
+                self.reply(peer, self.stopped or Stop(text="" if connection is None else connection.attempt.why_ended))
+            case Reason.BUSY, _:
+                self._ask_for_patience(peer)
+            case Reason() as reason, _:
+                sequence = message.sequence if isinstance(message, Data) else None
+                self._refuse(peer, reason, REFUSALS[reason].format(type(message).__name__), sequence)
+
+    def state(self, peer: bytes) -> ConversationState:
+        """How far the conversation with this client rank has come."""
+        connection = self.connections.get(peer)
+        if self.stopped or (connection is not None and connection.attempt.stopped_early):
+            return ConversationState.STOPPED
+        if connection is not None:
+            return ConversationState.FINISHED if connection.attempt.finished else ConversationState.OPEN
+        return ConversationState.WAITING if peer in self.intake.admission.waiting else ConversationState.NEW
 
     def apply(self, notice: notices.Notice) -> None:
         """Do what a notice of rank 0 asks for; rank 0 itself is no exception."""
@@ -201,12 +240,9 @@ class Dispatcher:
         if user is not None and (problem := self.access.problem(user, message)):
             self._refuse(peer, Reason.WRONG_KEY, problem)
             return
-        if self.intake.has_finished(message):
-            self.reply(peer, Stop(text=f"simulation {message.simulation} is finished"))
-            return
         attempt = self.intake.attempt(message.simulation)
-        if attempt is not None and attempt.stopped_early:
-            self.reply(peer, Stop(text=attempt.end_reason))
+        if attempt is not None and (attempt.stopped_early or self.intake.has_finished(message)):
+            self.reply(peer, Stop(text=attempt.why_ended))
             return
         self._replace_lost(message)
         answer = self.intake.open(peer, message)

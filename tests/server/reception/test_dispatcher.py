@@ -1,12 +1,41 @@
-"""When clients hear that their messages are received."""
+"""What clients hear, and when they hear that their messages are received."""
 
 from dataclasses import dataclass
 from typing import Any
 
-from stream_server.messages.client import Ack, End, TimeSteps
+import pytest
+
+from stream_server.messages import notices
+from stream_server.messages.client import (
+    Ack,
+    Data,
+    End,
+    Hello,
+    Invalidate,
+    Invalidated,
+    Message,
+    Open,
+    Ping,
+    Reason,
+    Refusal,
+    Routing,
+    Stop,
+    TimeSteps,
+)
+from stream_server.messages.simulation_phase import SimulationPhase
 from stream_server.server.intake import mailbox
-from stream_server.server.reception.dispatcher import Acknowledgements
+from stream_server.server.reception.dispatcher import (
+    ANSWERS,
+    ANSWERS_WHEN_LEAVING,
+    KINDS,
+    OTHERS,
+    Acknowledgements,
+    Answer,
+    ConversationState,
+)
+from tests.fakes import intakes
 from tests.server.reception.test_receiver import data, opening, value, welcome
+from tests.support import intake_ranks
 from tests.support.reception import INCARNATION, RawClient, StudyShape, reception
 from tests.support.timing import until
 
@@ -95,3 +124,71 @@ def test_a_client_that_ends_after_all_its_steps_are_in_the_stream_hears_so_witho
             study.first.wait_for(mailbox.SimulationFinished)
             client.say(End(simulation=0, attempt=0, incarnation=INCARNATION, share=1, total=1))
             until(lambda: isinstance(answer := client.hear(), Ack) and answer.ended)
+
+
+PEER = b"client"
+SHAPE = intake_ranks.StudyShape(
+    routing=Routing.STEPS, num_steps=4, credit=4, room=4, capacity=4, fields=(intake_ranks.U,)
+)
+ARRAY = intake_ranks.u_of((0, 0))
+
+
+def rank_in(state: ConversationState) -> intake_ranks.ServerRank:
+    """A server rank that has this conversation with a client rank."""
+    rank = intake_ranks.ServerRank(SHAPE, set(), rank=0, num_ranks=1, incarnation=intakes.INCARNATION)
+    rank.dispatcher.apply(notices.AttemptNotice(simulation=0, attempt=0, parameters={}))
+    if state is ConversationState.WAITING:
+        # Another simulation has all the credit.
+        rank.dispatcher.apply(notices.AttemptNotice(simulation=1, attempt=0, parameters={}))
+        rank.hear(b"other", intakes.opening(intakes.block(), simulation=1))
+    if state is not ConversationState.NEW:
+        rank.hear(PEER, intakes.opening(intakes.block()))
+    if state is ConversationState.FINISHED:
+        rank.dispatcher.apply(notices.Terminal(simulation=0, state=SimulationPhase.FINISHED))
+    if state is ConversationState.STOPPED:
+        rank.dispatcher.apply(notices.StopNotice(reason="enough"))
+    rank.answers.clear()
+    return rank
+
+
+def heard(rank: intake_ranks.ServerRank, message: Message) -> Answer | Reason:
+    """The answer to a message, as the table names it."""
+    rank.hear(PEER, message, [ARRAY] if isinstance(message, Data) else [])
+    answers = rank.answers[PEER]
+    if not answers:
+        return Answer.HEARD if isinstance(message, Data | End) and rank.dispatcher.is_receiving else Answer.NONE
+    answer = answers.popleft()
+    assert not answers
+    if isinstance(answer, Refusal):
+        return answer.reason
+    return Answer.STOP if isinstance(answer, Stop) else Answer.HEARD
+
+
+MESSAGES: dict[type[Message], Message] = {
+    type(message): message
+    for message in (
+        intakes.opening(intakes.block()),
+        data(0, 0, incarnation=intakes.INCARNATION),
+        End(simulation=0, attempt=0, incarnation=intakes.INCARNATION, share=4, total=4),
+        Ping(),
+        Hello(study="s", simulation=0, attempt=0, rank=0, num_ranks=1),
+        Invalidate(study="s", simulation=0, attempt=0, reason=""),
+        Invalidated(simulation=0),
+    )
+}
+
+
+@pytest.mark.parametrize("state", ConversationState)
+@pytest.mark.parametrize("kind", MESSAGES)
+@pytest.mark.parametrize("is_receiving", [True, False])
+def test_the_answer_is_that_of_the_table(state: ConversationState, kind: type[Message], is_receiving: bool) -> None:
+    rank = rank_in(state)
+    rank.dispatcher.is_receiving = is_receiving
+    column = KINDS.get(kind, OTHERS)
+    expected = ANSWERS[state][column]
+    if not is_receiving and state is not ConversationState.STOPPED:
+        expected = ANSWERS_WHEN_LEAVING.get(column, expected)
+    if state is ConversationState.WAITING and kind is Open and is_receiving:
+        expected = Reason.BUSY
+    assert rank.dispatcher.state(PEER) is state
+    assert heard(rank, MESSAGES[kind]) is expected
