@@ -1,72 +1,79 @@
 """The order of a replay: which rank is given which recorded sample, and when. Pure."""
 
-from bisect import bisect_right
-from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Self
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import zip_longest
+from typing import Any, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from stream_server.messages.client import Routing, TimeSteps
+from stream_server.messages.client import TimeSteps
 from stream_server.messages.routing import Dealing
 from stream_server.server.replay.file_recording import FilesRecord
 from stream_server.server.replay.record_format import HEAD, SAMPLES, EntryKind, Heads
 from stream_server.server.replay.record_reader import RankRecord
 
 Place = tuple[int, int]
-Turns = npt.NDArray[np.int64]
+Places = npt.NDArray[np.int64]
 """Entries in an order, shape (n, 2): of each its file and number."""
+Labels = TypeVar("Labels", int, npt.NDArray[np.int64])
+
+_OVER = (-1, -1)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReplayDealing:
-    """Deals the files of `num_recorded` ranks to the `num_ranks` ranks of a replay.
+    """Deals the files of `num_recorded` ranks to the ranks of `dealing`.
 
     With as many ranks as files, each rank is given one file, if it `keeps_ranks`. Otherwise each rank goes through all
-    files at once, in turn an entry of each, and takes what belongs to it by this routing.
+    files at once, in turn an entry of each, and takes what belongs to it by the routing.
     """
 
     num_recorded: int
-    num_ranks: int
-    routing: Routing
+    dealing: Dealing
     time_steps: TimeSteps
     keeps_ranks: bool = True
 
     @property
     def is_same(self) -> bool:
         """Every rank of the replay has a file of its own."""
-        return self.keeps_ranks and self.num_ranks == self.num_recorded
+        return self.keeps_ranks and self.dealing.num_ranks == self.num_recorded
 
-    def files(self, rank: int) -> range:
-        """The files that a rank goes through."""
-        return range(rank, rank + 1) if self.is_same else range(self.num_recorded)
+    def owners(self, file: int, heads: Heads) -> npt.NDArray[np.int64]:
+        """The ranks that are given these samples, recorded in `file`."""
+        if self.is_same:
+            return np.full(len(heads), file)
+        server_rank: Callable[[Any, Any], Any] = self.dealing.server_rank
+        return np.asarray(server_rank(heads["simulation"], self.index(heads["time_step"])))
 
-    def owner(self, file: int, simulation: int, index: int) -> int:
-        """The rank that is given step `index` of a simulation, recorded in `file`."""
-        return file if self.is_same else Dealing(self.routing, self.num_ranks).server_rank(simulation, index)
-
-    def index(self, time_step: int) -> int:
-        """The index of a time step, which counts from 0 whatever the steps are called."""
+    def index(self, time_step: Labels) -> Labels:
+        """The index of a time step, or of several; it counts from 0 whatever the steps are called."""
         return (time_step - self.time_steps.first) // self.time_steps.every
 
-    def steps_of(self, labels: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """The indices of time steps."""
-        return (labels - self.time_steps.first) // self.time_steps.every
+    def places(
+        self, rank: int, files: Sequence[RankRecord | FilesRecord], wanted: Collection[int]
+    ) -> Iterator[Place | None]:
+        """The entries that a rank goes through: samples of `wanted` simulations, and the ends of any.
 
-    def places(self, rank: int, lengths: Sequence[int], position: int = 0) -> Iterator[Place]:
-        """The entries that a rank goes through, as pairs of file and number.
-
-        `lengths` are those of all files, `position` the number of entries to skip, of all simulations.
+        None stands for every other entry.
         """
-        files = self.files(rank)
-        for place, number in round_robin([lengths[file] for file in files], position):
-            yield files[place], number
+        chosen = np.array(list(wanted), np.int64)
+
+        def places_in(file: int) -> Iterator[Place | None]:
+            for begin, heads in files[file].heads():
+                is_mine = is_sample(heads, chosen) & (self.owners(file, heads) == rank)
+                is_mine |= heads["kind"] == EntryKind.FINISHED
+                for number, mine in enumerate(is_mine.tolist(), begin):
+                    yield (file, number) if mine else None
+
+        each = map(places_in, range(rank, rank + 1) if self.is_same else range(self.num_recorded))
+        return (it for turn in zip_longest(*each, fillvalue=_OVER) for it in turn if it is not _OVER)
 
 
+@dataclass(kw_only=True, slots=True)
 class RecordCounts:
-    """The samples and simulations in some files of a record.
+    """The samples and simulations in some files of a record, in plain values.
 
     Attributes:
         samples: for each rank of the replay, how many samples of which simulation it is given.
@@ -75,28 +82,18 @@ class RecordCounts:
         ended: for each file, the simulations of which it says that all steps have come.
         finished: those of which all files that must say so do.
         withdrawn: those that are not to be trained on.
-        labels: for each simulation its time steps, if it `keeps_labels`.
+        labels: for each simulation its time steps, if samples are windows.
         trajectory_ends: for each simulation the time steps behind which those that follow are of another trajectory.
     """
 
-    def __init__(self, num_ranks: int, *, keeps_labels: bool = False) -> None:
-        self.samples: list[Counter[int]] = [Counter() for _ in range(num_ranks)]
-        self.parameters: dict[int, npt.NDArray[np.float64]] = {}
-        self.statics: dict[int, Place] = {}
-        self.ended: dict[int, set[int]] = {}
-        self.finished: set[int] = set()
-        self.withdrawn: set[int] = set()
-        self.labels: dict[int, npt.NDArray[np.int64]] = {}
-        self.trajectory_ends: dict[int, set[int]] = {}
-        self._keeps_labels = keeps_labels
-
-    def agree(self, files: Sequence[int]) -> None:
-        """Set `finished`, once everything was added.
-
-        A rank says so behind the last sample that it has of a simulation. What only some ranks say proves nothing: of a
-        study that was killed, the samples of the others may not have been written yet.
-        """
-        self.finished = set.intersection(*(self.ended.get(file, set()) for file in files))
+    samples: list[dict[int, int]] = field(default_factory=list)
+    parameters: dict[int, list[float]] = field(default_factory=dict)
+    statics: dict[int, Place] = field(default_factory=dict)
+    ended: dict[int, set[int]] = field(default_factory=dict)
+    finished: set[int] = field(default_factory=set)
+    withdrawn: set[int] = field(default_factory=set)
+    labels: dict[int, list[int]] = field(default_factory=dict)
+    trajectory_ends: dict[int, set[int]] = field(default_factory=dict)
 
     @property
     def simulations(self) -> list[int]:
@@ -105,7 +102,7 @@ class RecordCounts:
 
     def num_samples(self, simulation: int) -> int:
         """The number of samples of a simulation on all ranks."""
-        return sum(of_rank[simulation] for of_rank in self.samples)
+        return sum(of_rank.get(simulation, 0) for of_rank in self.samples)
 
     def add(self, record: RankRecord | FilesRecord, begin: int, heads: Heads) -> None:
         """Note what some entries of a file say of simulations, the first of which has the number `begin`.
@@ -115,7 +112,7 @@ class RecordCounts:
         """
         for place in np.flatnonzero(heads["kind"] == EntryKind.PARAMETERS).tolist():
             entry = record.read(begin + place)
-            self.parameters[entry.simulation] = entry.parameters
+            self.parameters[entry.simulation] = entry.parameters.tolist()
         for place in np.flatnonzero(heads["kind"] == EntryKind.STATICS).tolist():
             self.statics.setdefault(int(heads["simulation"][place]), (record.rank, begin + place))
         of_ends = heads[heads["kind"] == EntryKind.TRAJECTORY_END]
@@ -124,113 +121,84 @@ class RecordCounts:
         self.ended.setdefault(record.rank, set()).update(_simulations(heads, EntryKind.FINISHED))
         self.withdrawn |= _simulations(heads, EntryKind.WITHDRAWN)
 
-    def add_samples(self, file: int, heads: Heads, dealing: ReplayDealing) -> None:
+    def add_samples(self, file: int, heads: Heads, dealing: ReplayDealing, *, keeps_labels: bool) -> None:
         """Count the samples among some entries of a file."""
-        samples = heads[np.isin(heads["kind"], SAMPLES)]
-        steps, num = dealing.time_steps, dealing.num_ranks
-        # Which rank has a step depends on its index only by the remainder of a division by the number of ranks.
-        remainders = (samples["time_step"] - steps.first) // steps.every % num
-        pairs, counts = np.unique(samples["simulation"] * num + remainders, return_counts=True)
-        for pair, count in zip(pairs.tolist(), counts.tolist(), strict=True):
-            simulation, remainder = divmod(pair, num)
-            self.samples[dealing.owner(file, simulation, remainder)][simulation] += count
-        if self._keeps_labels:
-            for simulation in np.unique(samples["simulation"]).tolist():
-                self._add_labels(simulation, samples["time_step"][samples["simulation"] == simulation])
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain values for the other ranks."""
-        return {
-            "samples": [dict(of_rank) for of_rank in self.samples],
-            "parameters": {simulation: values.tolist() for simulation, values in self.parameters.items()},
-            "statics": self.statics,
-            "ended": {file: sorted(simulations) for file, simulations in self.ended.items()},
-            "withdrawn": sorted(self.withdrawn),
-            "labels": {simulation: labels.tolist() for simulation, labels in self.labels.items()},
-            "trajectory_ends": {simulation: sorted(ends) for simulation, ends in self.trajectory_ends.items()},
-        }
+        samples, num_ranks = heads[is_sample(heads)], len(self.samples)
+        pairs = samples["simulation"] * num_ranks + dealing.owners(file, samples)
+        for pair, num in zip(*(it.tolist() for it in np.unique(pairs, return_counts=True)), strict=True):
+            simulation, owner = divmod(pair, num_ranks)
+            self.samples[owner][simulation] = self.samples[owner].get(simulation, 0) + num
+        for simulation in np.unique(samples["simulation"]).tolist() if keeps_labels else ():
+            labels = samples["time_step"][samples["simulation"] == simulation]
+            self.labels.setdefault(simulation, []).extend(labels.tolist())
 
     @classmethod
-    def sum(cls, counts: Sequence[Mapping[str, Any]], num_ranks: int) -> Self:
-        """The counts of all files, from those of each rank as `to_json` gave them."""
-        total = cls(num_ranks)
-        for plain in counts:
-            for mine, samples in zip(total.samples, plain["samples"], strict=True):
-                mine.update({int(simulation): num for simulation, num in samples.items()})
-            for simulation, values in plain["parameters"].items():
-                total.parameters[int(simulation)] = np.array(values, np.float64)
-            for simulation, (file, number) in plain["statics"].items():
-                total.statics.setdefault(int(simulation), (file, number))
-            total.ended.update({int(file): set(simulations) for file, simulations in plain["ended"].items()})
-            total.withdrawn.update(plain["withdrawn"])
-            for simulation, labels in plain["labels"].items():
-                total._add_labels(int(simulation), np.array(labels, np.int64))
-            for simulation, ends in plain["trajectory_ends"].items():
-                total.trajectory_ends.setdefault(int(simulation), set()).update(ends)
+    def sum(cls, counts: Sequence[Self], files: Sequence[int]) -> Self:
+        """The counts of all files; all these `files` must say that a simulation is finished.
+
+        A rank says so behind the last sample that it has of a simulation. What only some ranks say proves nothing: of a
+        study that was killed, the samples of the others may not have been written yet.
+        """
+        total = cls(samples=[_sum(of_rank) for of_rank in zip(*(it.samples for it in counts), strict=True)])
+        for it in counts:
+            total.parameters |= it.parameters
+            total.statics = it.statics | total.statics
+            total.ended |= it.ended
+            total.withdrawn |= it.withdrawn
+            for simulation, labels in it.labels.items():
+                total.labels.setdefault(simulation, []).extend(labels)
+            for simulation, ends in it.trajectory_ends.items():
+                total.trajectory_ends.setdefault(simulation, set()).update(ends)
+        total.finished = set.intersection(*(total.ended.get(file, set()) for file in files))
         return total
 
-    def _add_labels(self, simulation: int, labels: npt.NDArray[np.int64]) -> None:
-        before = self.labels.get(simulation)
-        self.labels[simulation] = labels.astype(np.int64) if before is None else np.concatenate([before, labels])
+
+def is_sample(heads: Heads, simulations: npt.NDArray[np.int64] | None = None) -> npt.NDArray[np.bool_]:
+    """Which entries are samples, of these simulations or of any."""
+    found: npt.NDArray[np.bool_] = np.isin(heads["kind"], SAMPLES)
+    return found if simulations is None else found & np.isin(heads["simulation"], simulations)
+
+
+def find_entries(
+    files: Sequence[RankRecord | FilesRecord], is_wanted: Callable[[Heads], npt.NDArray[np.bool_]]
+) -> tuple[Heads, Places]:
+    """The heads of the entries that are wanted, and their places, file by file."""
+    found, places = [np.zeros(0, HEAD)], [np.zeros((0, 2), np.int64)]
+    for file, record in enumerate(files):
+        for begin, heads in record.heads():
+            numbers = np.flatnonzero(is_wanted(heads))
+            found.append(heads[numbers])
+            places.append(np.column_stack([np.full(len(numbers), file), begin + numbers]))
+    return np.concatenate(found), np.concatenate(places)
 
 
 def in_turn(
-    files: Sequence[Iterable[tuple[int, Heads]]], mine: Collection[int], time_steps: TimeSteps, at_once: int
-) -> Turns:
+    files: Sequence[RankRecord | FilesRecord], mine: Collection[int], dealing: ReplayDealing, at_once: int
+) -> Places:
     """The order in which a rank goes through the entries of all files where samples are windows.
 
     The first `at_once` simulations to begin of those that are `mine` give a step each in turn, in the order of time,
     then the next ones. So the steps that wait for others of their windows are no more than in a study in which so many
     simulations run and send in order, whatever ran at once when they were recorded, and whichever rank was ahead. The
     end of a simulation comes behind its steps, the ends of all others are last.
-
-    Args:
-        files: of each file the heads of its entries, many at a time, and the number of the first of them.
     """
-    found, places = [np.zeros(0, HEAD)], [np.zeros((0, 2), np.int64)]
-    for file, blocks in enumerate(files):
-        for begin, heads in blocks:
-            of_mine = np.isin(heads["kind"], SAMPLES) & np.isin(heads["simulation"], list(mine))
-            concerned = np.flatnonzero(of_mine | (heads["kind"] == EntryKind.FINISHED))
-            found.append(heads[concerned])
-            places.append(np.column_stack([np.full(len(concerned), file), begin + concerned]))
-    heads, turns = np.concatenate(found), np.concatenate(places)
-    as_recorded = np.lexsort(turns.T)
-    heads, turns = heads[as_recorded], turns[as_recorded]
-    is_sample = np.isin(heads["kind"], SAMPLES)
-    simulations, first = np.unique(heads["simulation"][is_sample], return_index=True)
+    chosen = np.array(list(mine), np.int64)
+    heads, places = find_entries(files, lambda it: is_sample(it, chosen) | (it["kind"] == EntryKind.FINISHED))
+    as_recorded = np.lexsort(places.T)
+    heads, places = heads[as_recorded], places[as_recorded]
+    of_step = is_sample(heads)
+    simulations, first = np.unique(heads["simulation"][of_step], return_index=True)
     num = len(simulations)
     index = np.searchsorted(simulations, heads["simulation"])
     has_turn = np.append(simulations, -1)[index] == heads["simulation"]
-    has_turn &= is_sample | (heads["kind"] == EntryKind.FINISHED)
-    place = np.append(np.argsort(np.argsort(first)), num)[np.where(has_turn, index, num)]
-    step = np.where(is_sample, (heads["time_step"] - time_steps.first) // time_steps.every, np.iinfo(np.int64).max)
-    order = np.lexsort((place, step, np.where(has_turn, place // at_once, num)))
-    return turns[order]
-
-
-def round_robin(lengths: Sequence[int], position: int) -> Iterator[Place]:
-    """Take in turn an entry of each of these files: pairs of file and number, from `position` on."""
-    first = _rounds_before(lengths, position)
-    skipped = position - _num_before(lengths, first)
-    for number in range(first, max(lengths, default=0)):
-        for file, length in enumerate(lengths):
-            if number < length:
-                if skipped:
-                    skipped -= 1
-                else:
-                    yield file, number
-
-
-def _num_before(lengths: Sequence[int], number: int) -> int:
-    return sum(min(length, number) for length in lengths)
-
-
-def _rounds_before(lengths: Sequence[int], position: int) -> int:
-    """The number of whole rounds before `position`."""
-    rounds = range(max(lengths, default=0) + 1)
-    return bisect_right(rounds, position, key=lambda number: _num_before(lengths, number)) - 1
+    turn = np.append(np.argsort(np.argsort(first)), num)[np.where(has_turn, index, num)]
+    step = np.where(of_step, dealing.index(heads["time_step"]), np.iinfo(np.int64).max)
+    return places[np.lexsort((turn, step, np.where(has_turn, turn // at_once, num)))]
 
 
 def _simulations(heads: Heads, kind: EntryKind) -> set[int]:
     return set(heads["simulation"][heads["kind"] == kind].tolist())
+
+
+def _sum(counts: Sequence[Mapping[int, int]]) -> dict[int, int]:
+    return {it: sum(of.get(it, 0) for of in counts) for of_some in counts for it in of_some}

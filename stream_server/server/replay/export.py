@@ -11,23 +11,18 @@ from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
-import numpy.typing as npt
 from msgspec.structs import replace
 
 from stream_server.errors import ConfigError, DamagedRecord, SamplesNotWritten
 from stream_server.messages.client import FieldSpec
 from stream_server.server.ranks.communicator import Ranks
-from stream_server.server.replay.dealing import RecordCounts
-from stream_server.server.replay.record_format import SAMPLES
+from stream_server.server.replay.dealing import Places, RecordCounts, find_entries, is_sample
 from stream_server.server.replay.record_reader import Recording
 from stream_server.server.replay.share import on_all_ranks
 from stream_server.server.replay.simulation_file import Arrays, path_of, write_simulation
 from stream_server.storage import disk
 
-PLACE = np.dtype([("simulation", "<i8"), ("time_step", "<i8"), ("file", "<i8"), ("number", "<i8")])
-
 T = TypeVar("T")
-Places = npt.NDArray[np.void]
 
 log = logging.getLogger(__name__)
 
@@ -94,15 +89,18 @@ class RecordIndex:
 
     def __init__(self, recording: Recording) -> None:
         self._recording = recording
-        self._counts = RecordCounts(1)
-        found = [places for file in range(len(recording.ranks)) for places in self._look(file)]
-        places = np.concatenate([np.zeros(0, PLACE), *found])
-        self._places = places[np.lexsort((places["time_step"], places["simulation"]))]
+        self._counts = RecordCounts()
+        for record in recording.ranks:
+            for begin, heads in record.heads():
+                self._counts.add(record, begin, heads)
+        heads, places = find_entries(recording.ranks, is_sample)
+        order = np.lexsort((heads["time_step"], heads["simulation"]))
+        self._heads, self._places = heads[order], places[order]
 
     @property
     def simulations(self) -> list[int]:
         """The simulations of which there is a sample."""
-        return [int(simulation) for simulation in np.unique(self._places["simulation"])]
+        return [int(simulation) for simulation in np.unique(self._heads["simulation"])]
 
     def write(self, path: Path, simulation: int, *, finished: bool) -> None:
         """Write the file of a simulation.
@@ -112,24 +110,23 @@ class RecordIndex:
             DamagedRecord: a sample is not as it was recorded.
         """
         study, counts = self._recording.study, self._counts
-        first, stop = np.searchsorted(self._places["simulation"], [simulation, simulation + 1])
-        places = self._places[first:stop]
+        first, stop = np.searchsorted(self._heads["simulation"], [simulation, simulation + 1])
         write_simulation(
             path,
             study=study.study,
             simulation=simulation,
-            parameters=dict(zip(study.parameters, counts.parameters[simulation].tolist(), strict=True)),
-            time_steps=places["time_step"].tolist(),
+            parameters=dict(zip(study.parameters, counts.parameters[simulation], strict=True)),
+            time_steps=self._heads["time_step"][first:stop].tolist(),
             trajectory_ends=sorted(counts.trajectory_ends.get(simulation, ())),
             finished=finished,
             fields=self._fields(),
-            samples=self._samples(places),
+            samples=self._samples(self._places[first:stop]),
             statics=self._statics_of(simulation),
         )
 
     def _samples(self, places: Places) -> Iterator[Arrays]:
-        for place in places:
-            yield self._recording.ranks[place["file"]].read(int(place["number"])).fields
+        for file, number in places.tolist():
+            yield self._recording.ranks[file].read(number).fields
 
     def _statics_of(self, simulation: int) -> Arrays:
         if not any(field.is_static for field in self._recording.study.fields):
@@ -143,14 +140,3 @@ class RecordIndex:
         """The fields in the types in which they were recorded."""
         dtypes = self._recording.recorded_dtypes
         return [replace(it, dtype=dtypes[it.name].str) for it in self._recording.study.fields if it.name in dtypes]
-
-    def _look(self, file: int) -> Iterator[Places]:
-        record = self._recording.ranks[file]
-        for begin, heads in record.heads():
-            self._counts.add(record, begin, heads)
-            numbers = np.flatnonzero(np.isin(heads["kind"], SAMPLES))
-            places = np.zeros(len(numbers), PLACE)
-            for name in ("simulation", "time_step"):
-                places[name] = heads[name][numbers]
-            places["file"], places["number"] = file, begin + numbers
-            yield places

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from stream_server.config import StudyConfig
 from stream_server.errors import ConfigError
 from stream_server.messages.client import DTYPES, FieldSpec
-from stream_server.server.replay.record_format import HEAD, SAMPLES, EntryHead, EntryKind, Heads
+from stream_server.server.replay.record_format import HEAD, MOST_ENTRIES, SAMPLES, EntryHead, EntryKind, Heads
 from stream_server.server.replay.record_reader import RecordEntry
 from stream_server.server.replay.simulation_file import SUFFIX, SimulationFile
 from stream_server.server.run import build
@@ -138,17 +138,16 @@ class FilesRecord:
     def __len__(self) -> int:
         return len(self._order)
 
-    def head(self, number: int) -> EntryHead:
-        """The head of an entry, without what would tell about its values."""
-        kind, place = self._order.place(number)
-        return EntryHead(*self._heads(kind, np.array([place]))[0].item())
-
     def heads(self) -> Iterator[tuple[int, Heads]]:
-        """The heads of all entries in their order, an epoch at a time, and the number of the first of them."""
+        """The heads of all entries in their order, many at a time, and the number of the first of them.
+
+        They do not tell about the values.
+        """
         begin = 0
         for kind, places in self._order.sections():
-            yield begin, self._heads(kind, places)
-            begin += len(places)
+            for some in np.split(places, range(MOST_ENTRIES, len(places), MOST_ENTRIES)):
+                yield begin, self._heads(kind, some)
+                begin += len(some)
 
     def _heads(self, kind: EntryKind, places: npt.NDArray[np.int64]) -> Heads:
         heads = np.zeros(len(places), HEAD)
@@ -169,7 +168,7 @@ class FilesRecord:
             ConfigError: a value does not fit into its type, or is NaN or infinity, which the study does not take.
         """
         kind, place = self._order.place(number)
-        head = self.head(number)
+        head = EntryHead(*self._heads(kind, np.array([place]))[0].item())
         fields: dict[str, npt.NDArray[Any]] = {}
         parameters = np.empty(0)
         if kind is EntryKind.PARAMETERS:

@@ -2,9 +2,11 @@
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from itertools import islice
 from pathlib import Path
 from typing import Self, TypeVar
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -12,12 +14,13 @@ from stream_server.buffers import WindowShape
 from stream_server.buffers.statics import StaticFields
 from stream_server.config import StudyConfig
 from stream_server.errors import ConfigError, DamagedRecord
+from stream_server.messages.routing import Dealing
 from stream_server.server.intake.account import RankAccount, Received, WindowCounts
 from stream_server.server.intake.validation_store import ValidationStore
 from stream_server.server.ranks.communicator import Ranks
-from stream_server.server.replay.dealing import Place, RecordCounts, ReplayDealing, Turns, in_turn
+from stream_server.server.replay.dealing import Labels, Place, RecordCounts, ReplayDealing, in_turn
 from stream_server.server.replay.file_recording import FileRecording, FilesRecord, files_in
-from stream_server.server.replay.record_format import SAMPLES, EntryHead, EntryKind
+from stream_server.server.replay.record_format import SAMPLES
 from stream_server.server.replay.record_reader import RankRecord, RecordEntry, Recording, is_record
 from stream_server.server.run import build
 from stream_server.wording import counted
@@ -26,59 +29,39 @@ T = TypeVar("T")
 
 
 class Playback:
-    """Iterates over the samples of this rank, which a `RankRecord` or `FilesRecord` reads.
+    """Iterates over entries that a `RankRecord` or `FilesRecord` reads.
 
-    Their order depends only on the record and the `dealing`, or it is that of `turns`.
-
-    Between them come the entries of simulations that have finished. Samples of simulations that are not `wanted` are
-    skipped unread. Nothing is read ahead: what comes next is a function of `position` alone.
+    `places` begins with the first of `num_entries` each time it is called; an entry whose place is None is passed over
+    unread. Nothing is read ahead: what comes next is a function of `position` alone.
     """
 
     def __init__(
         self,
         files: Sequence[RankRecord | FilesRecord],
-        dealing: ReplayDealing,
-        rank: int,
+        places: Callable[[], Iterator[Place | None]],
         *,
-        wanted: Callable[[int], bool],
-        turns: Turns | None = None,
+        num_entries: int,
     ) -> None:
         self._files = files
-        self._turns = turns
-        self._dealing = dealing
-        self._rank = rank
-        self._wanted = wanted
-        self.position = 0
-        self._places: Iterator[Place] = iter(())
+        self._all_places = places
+        self.num_entries = num_entries
         self.seek(0)
 
     def seek(self, position: int) -> None:
-        """Continue at an earlier `position`: the number of entries before it, of all simulations."""
+        """Continue at an earlier `position`: the number of entries before it."""
         self.position = position
-        if self._turns is None:
-            self._places = self._dealing.places(self._rank, [len(file) for file in self._files], position)
-        else:
-            self._places = ((int(file), int(number)) for file, number in self._turns[position:])
+        self._places = islice(self._all_places(), position, None)
 
     def __iter__(self) -> Self:
         return self
 
-    @property
-    def num_entries(self) -> int:
-        """The number of entries that are gone through, or are passed over."""
-        return sum(map(len, self._files)) if self._turns is None else len(self._turns)
-
     def __next__(self) -> RecordEntry:
-        for file, number in self._places:
+        for place in self._places:
             self.position += 1
-            head = self._files[file].head(number)
-            if head.kind == EntryKind.FINISHED or (head.kind in SAMPLES and self._is_mine(file, head)):
+            if place is not None:
+                file, number = place
                 return self._files[file].read(number)
         raise StopIteration
-
-    def _is_mine(self, file: int, head: EntryHead) -> bool:
-        index = self._dealing.index(head.time_step)
-        return self._wanted(head.simulation) and self._dealing.owner(file, head.simulation, index) == self._rank
 
 
 class ReplayShare:
@@ -118,18 +101,11 @@ class ReplayShare:
         recording = on_all_ranks(ranks, look)
         dealing = ReplayDealing(
             num_recorded=len(recording.ranks),
-            num_ranks=ranks.size,
-            routing=build.routing(config),
+            dealing=Dealing(build.routing(config), ranks.size),
             time_steps=build.time_steps(config),
             keeps_ranks=config.window is None,
         )
-        return cls(
-            config,
-            ranks.rank,
-            recording,
-            dealing,
-            _count(ranks, recording, dealing, config),
-        )
+        return cls(config, ranks.rank, recording, dealing, _count(ranks, recording, dealing, config))
 
     @property
     def warnings(self) -> list[str]:
@@ -185,7 +161,7 @@ class ReplayShare:
 
     def _window_counts(self, windows: WindowShape, simulation: int) -> WindowCounts:
         """The windows of a simulation, all of which are on one rank; none has steps of two trajectories."""
-        steps = np.sort(self._dealing.steps_of(self.counts.labels[simulation]))
+        steps = self.index(np.sort(self.counts.labels[simulation]))
         num = windows.num_among(steps)
         ends = list(map(self.index, self.trajectory_ends(simulation)))
         parts = np.split(steps, np.searchsorted(steps, ends, side="right"))
@@ -195,8 +171,8 @@ class ReplayShare:
         """The time steps behind which another trajectory of a simulation begins; none of one that is held out."""
         return [] if self._is_held_out(simulation) else sorted(self.counts.trajectory_ends.get(simulation, ()))
 
-    def index(self, time_step: int) -> int:
-        """The index of a time step, which counts from 0 whatever the steps are called."""
+    def index(self, time_step: Labels) -> Labels:
+        """The index of a time step, or of several; it counts from 0 whatever the steps are called."""
         return self._dealing.index(time_step)
 
     @property
@@ -205,23 +181,13 @@ class ReplayShare:
         return self.samples_of_ranks[self._rank]
 
     def samples(self) -> Playback:
-        """The samples to train on."""
-        turns = None if self._windows is None else self._turns()
-        return self._playback(self._is_trained, turns)
-
-    def _turns(self) -> Turns:
-        """The order in which the steps of windows come."""
-        mine = [
-            simulation
-            for simulation in self.counts.parameters
-            if not self._is_held_out(simulation) and self._dealing.owner(0, simulation, 0) == self._rank
-        ]
-        return in_turn(
-            [record.heads() for record in self._recording.ranks],
-            mine,
-            self._dealing.time_steps,
-            self._recording.simulations_at_once(self._config),
-        )
+        """The samples to train on, and between them the ends of simulations."""
+        simulations = list(filter(self._is_trained, self.counts.simulations))
+        if self._windows is None:
+            return self._playback(simulations)
+        files, at_once = self._recording.ranks, self._recording.simulations_at_once(self._config)
+        turns = in_turn(files, [i for i in simulations if i in self.num_steps], self._dealing, at_once)
+        return Playback(files, lambda: zip(*(map(int, it) for it in turns.T), strict=True), num_entries=len(turns))
 
     def put_statics(self, simulation: int, statics: StaticFields) -> None:
         """Read the fields that are sent once, unless those of this simulation are there.
@@ -241,7 +207,7 @@ class ReplayShare:
             return
         dtypes = self.dtypes
         specs = self._config.study.step_fields
-        for entry in self._playback(frozenset(self._held_out).__contains__):
+        for entry in self._playback(self._held_out):
             if entry.kind in SAMPLES:
                 fields = {
                     name: np.asarray(entry.fields[name], dtypes[name])
@@ -256,8 +222,9 @@ class ReplayShare:
             if simulation in counts.finished:
                 store.complete(simulation)
 
-    def _playback(self, wanted: Callable[[int], bool], turns: Turns | None = None) -> Playback:
-        return Playback(self._recording.ranks, self._dealing, self._rank, wanted=wanted, turns=turns)
+    def _playback(self, simulations: Collection[int]) -> Playback:
+        files, dealing, rank = self._recording.ranks, self._dealing, self._rank
+        return Playback(files, lambda: dealing.places(rank, files, simulations), num_entries=sum(map(len, files)))
 
     @property
     def _held_out(self) -> list[int]:
@@ -302,17 +269,17 @@ def on_all_ranks(
 def _count(
     ranks: Ranks, recording: Recording | FileRecording, dealing: ReplayDealing, config: StudyConfig
 ) -> RecordCounts:
-    mine = RecordCounts(ranks.size, keeps_labels=config.window is not None)
+    mine = RecordCounts(samples=[{} for _ in range(ranks.size)])
 
     def count() -> None:
         for record in recording.ranks[ranks.rank :: ranks.size]:
             for begin, heads in record.heads():
                 mine.add(record, begin, heads)
-                mine.add_samples(record.rank, heads, dealing)
+                mine.add_samples(record.rank, heads, dealing, keeps_labels=config.window is not None)
 
     on_all_ranks(ranks, count)
-    total = RecordCounts.sum(ranks.broadcast(ranks.gather(mine.to_json())), ranks.size)
-    total.agree(recording.latest)
+    gathered = ranks.broadcast(ranks.gather(msgspec.to_builtins(mine, str_keys=True)))
+    total = RecordCounts.sum(msgspec.convert(gathered, list[RecordCounts], str_keys=True), recording.latest)
     expected: dict[str, Collection[int]] = {"parameters": total.parameters}
     if config.study.static_fields:
         expected[f"fields {', '.join(config.study.static_fields)}"] = total.statics

@@ -55,7 +55,7 @@ class RecordedSimulations:
         self.failed_later: Sequence[Mapping[str, object]] = []
         self.num_survived = 0
         self.parameters = {
-            simulation: dict(zip(names, counts.parameters[simulation].tolist(), strict=True))
+            simulation: dict(zip(names, counts.parameters[simulation], strict=True))
             for simulation in counts.simulations
         }
         self.ends = {
@@ -185,7 +185,7 @@ class ReplaySource:
     def parameters_of(self, simulation: int) -> npt.NDArray[np.float64]:
         """The parameters of a simulation, in the order of study.json."""
         assert self._share is not None
-        return self._share.counts.parameters[simulation]
+        return np.array(self._share.counts.parameters[simulation], np.float64)
 
     def before_draw(self) -> None:
         """Put into the buffer what belongs there before the next draw, and close it after the last sample.
@@ -302,7 +302,7 @@ class ReplaySource:
         assert self._share is not None
         if self.buffer.windows is not None and not self._num_steps[simulation]:
             for end in self._share.trajectory_ends(simulation):
-                before = [it for it in self._share.counts.labels[simulation].tolist() if it <= end]
+                before = [it for it in self._share.counts.labels[simulation] if it <= end]
                 self.buffer.part(simulation, before, range(self._share.index(end) + 1).__contains__)
 
     def _count_step(self, simulation: int) -> None:

@@ -398,8 +398,7 @@ def contents(config: StudyConfig, folder: Path) -> list[Any]:
             (it.simulation, it.time_step, {**it.fields}) for it in share.samples() if it.kind is EntryKind.SAMPLE
         ]
         plain = [(*key, {name: value.tobytes() for name, value in fields.items()}) for *key, fields in entries]
-        parameters = {simulation: values.tolist() for simulation, values in share.counts.parameters.items()}
-        return [plain, parameters, share.warnings, share.counts.finished]
+        return [plain, share.counts.parameters, share.warnings, share.counts.finished]
 
 
 def test_compressed_files_in_other_chunks_and_without_rows_are_read(folder: StudyFolder) -> None:
