@@ -21,6 +21,7 @@ from stream_server.machine import private_folder
 from stream_server.server.checkpoint.user_state import learned_files, load_learned
 from stream_server.server.commands.call_record import CallRecord
 from stream_server.server.intake import mailbox
+from stream_server.server.intake.source import SampleSource
 from stream_server.server.intake.validation_store import ValidationStore
 from stream_server.server.metrics.log_record import LoggedRun
 from stream_server.server.metrics.metrics import Metrics
@@ -71,14 +72,12 @@ class SyntheticSample:
     fields: dict[str, NDArray[Any]]
 
 
-class SyntheticSource:
+class SyntheticSource(SampleSource):
     """A source of samples in the place of simulations: everything has come before the training begins.
 
     `buffer` holds `num_batches` full batches of the first training simulations, and is closed. `validation_store`
     holds one batch and a sample more of the first held-out ones; if there are none, and `is_validated`, of the others.
     """
-
-    num_missing = 0
 
     def __init__(self, config: StudyConfig, *, num_batches: int, is_validated: bool = False) -> None:
         samples, batch_size = SyntheticSamples(config), config.training.batch_size
@@ -101,14 +100,10 @@ class SyntheticSource:
         ]
 
     def parameters_of(self, simulation: int) -> NDArray[np.float64]:
-        """The parameters of a simulation, in the order of study.json."""
         return self._parameters[simulation]
 
-    def before_draw(self) -> None:
-        """Do nothing: the buffer is full."""
-
     def events(self) -> list[mailbox.Event]:
-        """Take the events since the last call: all of them come in the first round."""
+        # All of them come in the first round.
         found, self._events = self._events, []
         return found
 

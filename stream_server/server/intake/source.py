@@ -40,21 +40,7 @@ class ReceptionSnapshot:
 
 
 class Simulations(Protocol):
-    """The outcome of the simulations."""
-
-    num_survived: int
-
-    @property
-    def failures(self) -> Sequence[Mapping[str, object]]: ...
-
-    @property
-    def failing(self) -> Sequence[Mapping[str, object]]: ...
-
-    @property
-    def retried(self) -> Sequence[Mapping[str, object]]: ...
-
-    @property
-    def failed_later(self) -> Sequence[Mapping[str, object]]: ...
+    """The outcome of the simulations; by default none has failed."""
 
     @property
     def ends(self) -> Mapping[int, SimulationEnd]: ...
@@ -63,26 +49,69 @@ class Simulations(Protocol):
     def parameters(self) -> dict[int, dict[str, float]]: ...
 
     @property
-    def origins(self) -> Mapping[int, Origin] | None: ...
+    def failures(self) -> Sequence[Mapping[str, object]]:
+        return ()
 
     @property
-    def awaited(self) -> str: ...
+    def failing(self) -> Sequence[Mapping[str, object]]:
+        return ()
+
+    @property
+    def retried(self) -> Sequence[Mapping[str, object]]:
+        return ()
+
+    @property
+    def failed_later(self) -> Sequence[Mapping[str, object]]:
+        return ()
+
+    @property
+    def num_survived(self) -> int:
+        return 0
+
+    @property
+    def origins(self) -> Mapping[int, Origin] | None:
+        return None
+
+    @property
+    def awaited(self) -> str:
+        return ""
 
 
-class Source(Protocol):
+class SampleSource(Protocol):
+    """The part of a source of samples that a training needs. Main thread."""
+
+    validation_store: ValidationStore
+
+    @property
+    def num_missing(self) -> int:
+        """How many training samples are known by now to be missing for good. Rank 0; 0 on the others."""
+        return 0
+
+    def parameters_of(self, simulation: int) -> NDArray[np.float64]:
+        """The parameters of a simulation of which samples have come, in the order of study.json."""
+        ...
+
+    def before_draw(self) -> None:
+        """A batch is about to be drawn."""
+        return
+
+    def events(self) -> list[mailbox.Event]:
+        """The events since the last call."""
+        ...
+
+
+class Source(SampleSource, Protocol):
     """Simulations that run now, or the record of those that ran once.
 
     A context manager: entered before the training and left after it, on all ranks together. Main thread.
     """
-
-    validation_store: ValidationStore
 
     def count(self, stack: ExitStack) -> Sequence[int] | None:
         """How many samples each rank is going to train, if that is known before it is entered. Collective.
 
         What it opens for that is closed with the `stack`.
         """
-        ...
+        return None
 
     def __enter__(self) -> Self: ...
 
@@ -95,22 +124,15 @@ class Source(Protocol):
 
     @property
     def account(self) -> RankAccount | None:
-        """The account of this rank's samples; None before the source was entered."""
+        """The account of this rank's samples; None before the source was entered.
+
+        What is `left` has not reached the buffer yet.
+        """
         ...
 
     @property
     def num_received(self) -> int:
         """How many steps this rank has settled, ever."""
-        ...
-
-    @property
-    def num_missing(self) -> int:
-        """How many training samples are known by now to be missing for good. Rank 0; 0 on the others."""
-        ...
-
-    @property
-    def num_left(self) -> int:
-        """How many accepted samples have not reached the buffer yet."""
         ...
 
     @property
@@ -121,15 +143,11 @@ class Source(Protocol):
     @property
     def has_pressure(self) -> bool:
         """A checkpoint soon would spare simulations from being started again."""
-        ...
+        return False
 
     @property
     def warnings(self) -> list[str]:
         """Problems that did not stop the study."""
-        ...
-
-    def parameters_of(self, simulation: int) -> NDArray[np.float64]:
-        """The parameters of a simulation of which samples have come."""
         ...
 
     def counts(self) -> tuple[dict[str, int], int]:
@@ -139,19 +157,11 @@ class Source(Protocol):
     @property
     def awaited(self) -> str:
         """The external input that the study is waiting for, "" if none. Rank 0."""
-        ...
-
-    def before_draw(self) -> None:
-        """A batch is about to be drawn."""
-        ...
-
-    def events(self) -> list[mailbox.Event]:
-        """The events since the last call."""
-        ...
+        return ""
 
     def stop_receiving(self) -> None:
         """Take nothing more in, so that the last checkpoint has all that was ever acknowledged as received."""
-        ...
+        return
 
     def snapshot(self) -> ReceptionSnapshot:
         """Freeze what this rank has received."""
@@ -159,8 +169,8 @@ class Source(Protocol):
 
     def committed(self, snapshot: ReceptionSnapshot, checkpoint: int, batches: int) -> None:
         """Take note that the snapshot is in a committed checkpoint."""
-        ...
+        return
 
     def stop_simulations(self, stops: StopRequests) -> None:
         """Tell the simulations that the training is over, and wait until they have ended. Collective."""
-        ...
+        return

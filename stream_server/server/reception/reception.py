@@ -26,7 +26,7 @@ from stream_server.server.checkpoint.restore import RankRestore
 from stream_server.server.intake import mailbox
 from stream_server.server.intake.account import RankAccount
 from stream_server.server.intake.ledger import finished_simulations
-from stream_server.server.intake.source import ReceptionSnapshot
+from stream_server.server.intake.source import ReceptionSnapshot, Source
 from stream_server.server.intake.validation_store import NoValidationStore, ValidationStore
 from stream_server.server.progress.stop import StopRequests
 from stream_server.server.ranks.communicator import Ranks
@@ -57,14 +57,11 @@ from stream_server.storage.plain_state import damage_in
 log = logging.getLogger(__name__)
 
 
-class Reception:
+class Reception(Source):
     """Receives samples into `buffer` and `validation_store` while the `with` block lasts. Collective; main thread.
 
     `roster`, `launcher` and `suggester` are rank 0's. `learns`: parameters are suggested by a class that wants results.
     """
-
-    # Whatever is accepted is in the buffer, or waits for it.
-    num_left = 0
 
     def __init__(
         self,
@@ -111,11 +108,7 @@ class Reception:
 
     @property
     def account(self) -> RankAccount | None:
-        """The account of this rank's samples; None before there was a receiver."""
         return None if self._receiver is None else self._receiver.account()
-
-    def count(self, stack: ExitStack) -> None:
-        """Does nothing: the counts are not known before the simulations have run."""
 
     def __enter__(self) -> Self:
         with ExitStack() as stack:
@@ -157,11 +150,9 @@ class Reception:
         self._stack.close()
 
     def stop_receiving(self) -> None:
-        """Take nothing more in: what comes now stays with its client, which waits for the next incarnation."""
         self.receiver.stop_receiving()
 
     def snapshot(self) -> ReceptionSnapshot:
-        """Freeze what this rank has received so far."""
         return self.receiver.snapshot()
 
     def committed(self, snapshot: ReceptionSnapshot, checkpoint: int, batches: int) -> None:
@@ -171,7 +162,6 @@ class Reception:
 
     @property
     def num_received(self) -> int:
-        """How many steps this rank has accepted or rejected, ever."""
         return self.receiver.num_received
 
     @property
@@ -187,22 +177,18 @@ class Reception:
 
     @property
     def has_pressure(self) -> bool:
-        """Some simulation may soon have to forget steps that are in no checkpoint yet."""
         return self.receiver.intake.settlement.has_pressure
 
     @property
     def simulations(self) -> Roster | None:
-        """The state of each simulation. Rank 0."""
         return self.roster
 
     @property
     def receive_s(self) -> float:
-        """How long this rank has spent receiving."""
         return 0.0 if self._receiver is None else self._receiver.receive_s
 
     @property
     def warnings(self) -> list[str]:
-        """Problems that did not stop the study."""
         if self.suggester is not None and self.roster is not None:
             self._note_design(self.roster)
         observers = () if self._receiver is None else self._receiver.intake.observers
@@ -239,21 +225,15 @@ class Reception:
             return self.roster.failed_simulations
 
     def parameters_of(self, simulation: int) -> NDArray[np.float64]:
-        """The parameters of a simulation that has begun, in the order of study.json."""
         return self.receiver.parameters[simulation]
 
-    def before_draw(self) -> None:
-        """The receiver fills the buffer."""
-
     def counts(self) -> tuple[dict[str, int], int]:
-        """How many simulations are in each state, and how many samples all ranks have. Rank 0."""
         assert self.roster is not None
         with self.receiver.turn:
             return self.roster.table.counts(), self.roster.table.num_settled
 
     @property
     def awaited(self) -> str:
-        """The external input that the study is waiting for, "" if none. Rank 0."""
         assert self.roster is not None
         with self.receiver.turn:
             return self.roster.awaited

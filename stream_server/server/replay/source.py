@@ -3,8 +3,10 @@
 import logging
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import ExitStack
+from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from threading import Event
 from typing import Any, Protocol, Self
@@ -18,9 +20,8 @@ from stream_server.errors import ConfigError
 from stream_server.messages.simulation_phase import SimulationPhase
 from stream_server.server.intake import mailbox
 from stream_server.server.intake.account import RankAccount, SimulationEnd
-from stream_server.server.intake.source import REPLAY, ReceptionSnapshot
+from stream_server.server.intake.source import REPLAY, ReceptionSnapshot, Simulations, Source
 from stream_server.server.intake.validation_store import ValidationStore
-from stream_server.server.progress.stop import StopRequests
 from stream_server.server.ranks.communicator import Ranks
 from stream_server.server.replay.dealing import RecordCounts
 from stream_server.server.replay.record_format import EntryKind
@@ -39,45 +40,38 @@ class Restored(Protocol):
     def into_buffer(self, buffer: Buffer) -> None: ...
 
 
-class RecordedSimulations:
+class RecordedSimulations(Simulations):
     """The simulations of a record, for the display and the report, as a roster has those of a live study. Rank 0 only.
 
     All have ended, and as many steps as were recorded are all that a simulation has.
     """
 
-    awaited = ""
-    origins = None
-
     def __init__(self, counts: RecordCounts, names: tuple[str, ...], *, num_held_out: int) -> None:
-        self.failures: Sequence[Mapping[str, object]] = []
-        self.failing: Sequence[Mapping[str, object]] = []
-        self.retried: Sequence[Mapping[str, object]] = []
-        self.failed_later: Sequence[Mapping[str, object]] = []
-        self.num_survived = 0
-        self.parameters = {
-            simulation: dict(zip(names, counts.parameters[simulation], strict=True))
-            for simulation in counts.simulations
-        }
-        self.ends = {
-            simulation: SimulationEnd(
-                state=(SimulationPhase.INVALID if simulation in counts.withdrawn else SimulationPhase.FINISHED).value,
-                num_steps=counts.num_samples(simulation),
-                held_out=simulation < num_held_out,
-            )
-            for simulation in counts.simulations
-        }
+        self._counts = counts
+        self._names = names
+        self._num_held_out = num_held_out
 
-    def counts(self) -> tuple[dict[str, int], int]:
-        """The number of simulations in each state, and of samples on all ranks."""
-        states = dict.fromkeys((state.value for state in SimulationPhase), 0)
-        num_samples = 0
-        for end in self.ends.values():
-            states[end.state] += 1
-            num_samples += end.num_steps or 0
-        return states, num_samples
+    @cached_property
+    def parameters(self) -> dict[int, dict[str, float]]:
+        """By name, of each simulation."""
+        of, names = self._counts.parameters, self._names
+        return {simulation: dict(zip(names, of[simulation], strict=True)) for simulation in self._counts.simulations}
+
+    @cached_property
+    def ends(self) -> dict[int, SimulationEnd]:
+        """The end of each simulation."""
+        return {simulation: self._end_of(simulation) for simulation in self._counts.simulations}
+
+    def _end_of(self, simulation: int) -> SimulationEnd:
+        is_withdrawn = simulation in self._counts.withdrawn
+        return SimulationEnd(
+            state=(SimulationPhase.INVALID if is_withdrawn else SimulationPhase.FINISHED).value,
+            num_steps=self._counts.num_samples(simulation),
+            held_out=simulation < self._num_held_out,
+        )
 
 
-class ReplaySource:
+class ReplaySource(Source):
     """Feeds a record to `buffer` and `validation_store` while the `with` block lasts. Main thread, no other.
 
     `fill` comes before each draw. What is put and when depends on the record, the study and the draws so far, never on
@@ -85,15 +79,13 @@ class ReplaySource:
     admits; only when `training.draws_per_sample` bounds the reuse, the next samples wait until those that are there
     have been drawn often enough, as they do in a stream that is slower than the training.
 
-    Entering is collective: the ranks count the samples together. The other members are those of
-    `server.intake.source.Source`; `simulations` are rank 0's.
+    Entering is collective: the ranks count the samples together.
     """
 
-    awaited = ""
-    # All that is in the record comes.
-    num_missing = 0
-    # Nobody keeps samples back until they are in a checkpoint.
-    has_pressure = False
+    simulations: RecordedSimulations | None = None
+    num_received = 0
+    receive_s = 0.0
+    _playback: Playback
 
     def __init__(
         self,
@@ -110,15 +102,10 @@ class ReplaySource:
         self.folder = folder
         self.buffer = buffer
         self.validation_store = ValidationStore(config.validation.simulations, ragged=ragged_fields(config))
-        self.simulations: RecordedSimulations | None = None
-        self.receive_s = 0.0
-        self.num_received = 0
-        self.warnings: list[str] = []
         self._events: list[mailbox.Event] = []
         self._names = parameters
         self._restored = restored
         self._share: ReplayShare | None = None
-        self._playback: Playback | None = None
         self._finished: set[int] = set()
         self._num_steps: Counter[int] = Counter()
         self._closed = False
@@ -133,10 +120,8 @@ class ReplaySource:
             ConfigError: as on entering.
         """
         self._share = ReplayShare.open(self.config, self.ranks, self.folder, self._names, stack)
-        if self.ranks.rank == 0:
-            self.warnings += self._share.warnings
-            for text in self._share.warnings:
-                log.warning("%s: %s", self.folder, text)
+        for text in self.warnings:
+            log.warning("%s: %s", self.folder, text)
         return self._share.samples_of_ranks
 
     def __enter__(self) -> Self:
@@ -148,8 +133,7 @@ class ReplaySource:
         with ExitStack() as stack:
             if self._share is None:
                 self.count(stack)
-            share = self._share
-            assert share is not None
+            share = self._opened
             self._playback = share.samples()
             if self.ranks.rank == 0:
                 num_held_out = self.config.validation.simulations
@@ -171,21 +155,20 @@ class ReplaySource:
     @property
     def account(self) -> RankAccount | None:
         """The account of what this rank has been or will be given; None before the record was opened."""
-        return None if self._share is None else self._share.account
+        return None if self._share is None else replace(self._share.account, left=self.num_left)
 
     @property
     def num_left(self) -> int:
         """The number of samples to train on that have not been put into the buffer yet."""
-        if self._share is None:
-            return 0
         windows = self.buffer.windows
-        num_fed = self.num_received if windows is None else windows.num_made
-        return self._share.num_samples - num_fed
+        return self._opened.num_samples - (self.num_received if windows is None else windows.num_made)
+
+    @property
+    def warnings(self) -> list[str]:
+        return [] if self._share is None or self.ranks.rank else self._share.warnings
 
     def parameters_of(self, simulation: int) -> npt.NDArray[np.float64]:
-        """The parameters of a simulation, in the order of study.json."""
-        assert self._share is not None
-        return np.array(self._share.counts.parameters[simulation], np.float64)
+        return np.array(self._opened.counts.parameters[simulation], np.float64)
 
     def before_draw(self) -> None:
         """Put into the buffer what belongs there before the next draw, and close it after the last sample.
@@ -199,20 +182,14 @@ class ReplaySource:
         self.receive_s += time.perf_counter() - started
 
     def counts(self) -> tuple[dict[str, int], int]:
-        """The number of simulations in each state, and of samples on all ranks. Rank 0."""
         assert self.simulations is not None
-        return self.simulations.counts()
+        ends, states = self.simulations.ends.values(), Counter({phase.value: 0 for phase in SimulationPhase})
+        states.update(end.state for end in ends)
+        return dict(states), sum(end.num_steps or 0 for end in ends)
 
     def events(self) -> list[mailbox.Event]:
-        """Take the events since the last call."""
         found, self._events = self._events, []
         return found
-
-    def stop_simulations(self, stops: StopRequests) -> None:
-        """Do nothing: no simulation runs."""
-
-    def stop_receiving(self) -> None:
-        """Do nothing: a record is read when a batch is drawn."""
 
     def snapshot(self) -> ReceptionSnapshot:
         """Freeze the buffer and save the position in the record; what is held out is read again after a restart."""
@@ -220,12 +197,8 @@ class ReplaySource:
         state = {REPLAY: self.state_dict()}
         return ReceptionSnapshot(buffer=self.buffer.freeze(), validation=held_out, state=state)
 
-    def committed(self, snapshot: ReceptionSnapshot, checkpoint: int, batches: int) -> None:
-        """Do nothing: nobody waits for a checkpoint."""
-
     def state_dict(self) -> dict[str, Any]:
         """The position in the record, for a checkpoint that also has the buffer as it is now."""
-        assert self._playback is not None
         return {
             "position": self._playback.position,
             "num_fed": self.num_received,
@@ -239,7 +212,6 @@ class ReplaySource:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue, on as many ranks, where `state_dict` was called; the buffer was restored too."""
-        assert self._playback is not None
         num_entries = self._playback.num_entries
         if state["num_entries"] != num_entries:
             raise ConfigError(
@@ -255,6 +227,11 @@ class ReplaySource:
         self._closed = bool(state["closed"])
         if self._closed:
             self.buffer.close()
+
+    @property
+    def _opened(self) -> ReplayShare:
+        assert self._share is not None
+        return self._share
 
     def _allocate(self, dtypes: Mapping[str, npt.DTypeLike]) -> None:
         slots = self.buffer.slots
@@ -299,24 +276,21 @@ class ReplaySource:
 
     def _begin_simulation(self, simulation: int) -> None:
         """Give up the windows that would have steps of two trajectories, before the first step of a simulation."""
-        assert self._share is not None
         if self.buffer.windows is not None and not self._num_steps[simulation]:
-            for end in self._share.trajectory_ends(simulation):
-                before = [it for it in self._share.counts.labels[simulation] if it <= end]
-                self.buffer.part(simulation, before, range(self._share.index(end) + 1).__contains__)
+            for end in self._opened.trajectory_ends(simulation):
+                before = [it for it in self._opened.counts.labels[simulation] if it <= end]
+                self.buffer.part(simulation, before, range(self._opened.index(end) + 1).__contains__)
 
     def _count_step(self, simulation: int) -> None:
         """Count a step that is put, and say that no other comes after the last of a simulation."""
         if self.buffer.windows is None:
             return
-        assert self._share is not None
         self._num_steps[simulation] += 1
-        if self._num_steps[simulation] == self._share.num_steps[simulation]:
+        if self._num_steps[simulation] == self._opened.num_steps[simulation]:
             del self._num_steps[simulation]
             self.buffer.end([simulation])
 
     def _next_sample(self) -> RecordEntry | None:
-        assert self._playback is not None
         for entry in self._playback:
             if entry.kind is not EntryKind.FINISHED:
                 return entry
@@ -335,12 +309,10 @@ class ReplaySource:
 
     def _share_statics(self, simulation: int) -> None:
         """Keep the static fields of a simulation as long as there is a sample of it; a later one reads them again."""
-        assert self._share is not None
-        self._share.put_statics(simulation, self.buffer.slots.statics)
+        self._opened.put_statics(simulation, self.buffer.slots.statics)
         self.buffer.free_statics(self.validation_store.__contains__)
 
     def _finish(self, simulation: int) -> None:
-        assert self._share is not None
-        if simulation in self._share.counts.finished and simulation not in self._finished:
+        if simulation in self._opened.counts.finished and simulation not in self._finished:
             self._finished.add(simulation)
             self._events.append(mailbox.SimulationFinished(simulation=simulation))

@@ -184,8 +184,7 @@ def _report_of(study: StudyRank) -> RankReport:
         if device := framework_of(study.server).device_bytes():
             memory_bytes["device_peak"] = device["memory/device_peak_bytes"]
         if received := source.account:
-            left = buffer.num_never_drawn + source.num_left
-            stream = study.stream
+            stream, left = study.stream, received.left + buffer.num_never_drawn
             account = replace(received, drawn=stream.num_drawn, dropped=stream.num_dropped, left=left)
     warnings = [*source.warnings, *study.warnings]
     return RankReport(account=account, phases_s=phases.seconds, memory_bytes=memory_bytes, warnings=warnings)

@@ -9,10 +9,7 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from stream_server.buffers import Buffer
 from stream_server.config import StudyConfig
@@ -20,7 +17,7 @@ from stream_server.errors import TooManyFailures
 from stream_server.machine.screen import tell
 from stream_server.messages import launcher_link
 from stream_server.server.intake import mailbox
-from stream_server.server.intake.validation_store import ValidationStore
+from stream_server.server.intake.source import SampleSource
 from stream_server.server.metrics.metrics import Metrics
 from stream_server.server.progress.phases import Phases
 from stream_server.server.progress.progress import Progress
@@ -54,22 +51,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 log = logging.getLogger(__name__)
-
-
-class SampleSource(Protocol):
-    """The part of a source of samples that a training needs; `server.intake.source.Source` is the whole."""
-
-    @property
-    def validation_store(self) -> ValidationStore: ...
-
-    @property
-    def num_missing(self) -> int: ...
-
-    def parameters_of(self, simulation: int) -> NDArray[np.float64]: ...
-
-    def before_draw(self) -> None: ...
-
-    def events(self) -> list[mailbox.Event]: ...
 
 
 class Composition:

@@ -401,7 +401,7 @@ def account_of(players: list[Player], learned: Learned, *, complete: bool) -> An
     for player in players:
         taken = player.source.account
         assert taken is not None
-        left = player.buffer.num_unseen + player.buffer.num_waiting + player.source.num_left
+        left = player.buffer.num_unseen + player.buffer.num_waiting + taken.left
         ranks.append(RankAccount(intake=taken.intake, drawn=player.num_drawn, withdrawn=taken.withdrawn, left=left))
     roster = players[0].source.simulations
     assert roster is not None
@@ -489,7 +489,7 @@ def test_parameters_come_from_the_record(folder: StudyFolder) -> None:
     roster = sources[0].simulations
     assert roster is not None
     assert roster.parameters[3] == {"initial": 1.0, "left": -3.0}
-    states, num_samples = roster.counts()
+    states, num_samples = sources[0].counts()
     assert states["finished"] == 10
     assert roster.ends[3].num_steps == 12
     assert num_samples == len(KEYS)
