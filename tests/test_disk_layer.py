@@ -206,7 +206,7 @@ def test_what_is_done_below_a_held_folder_stays_there_when_its_name_leads_to_ano
     for it in (folder, other):
         disk.write_file(_made(it) / "report.json", b"of " + it.name.encode())
     (other / "old").mkdir()
-    with disk.held(folder):
+    with disk.hold_folder(folder):
         folder.rename(aside)
         folder.symlink_to(other)
         assert not disk.is_in_place(folder)
@@ -215,7 +215,7 @@ def test_what_is_done_below_a_held_folder_stays_there_when_its_name_leads_to_ano
         disk.write_file(folder / "old" / "deep" / "file", b"")
         disk.rename_folder(folder / "old", folder / "renamed")
         disk.remove_tree(folder / "renamed")
-        with open(folder / "log", "a", opener=disk.ordinary) as file:
+        with open(folder / "log", "a", opener=disk.open_regular) as file:
             file.write("line")
         assert sorted(disk.names_in(folder)) == ["log", "report.json"]
         with pytest.raises(FileNotFoundError) as caught:

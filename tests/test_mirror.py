@@ -28,7 +28,7 @@ ELSEWHERE = {
     "machine.signals": "study/ends/test_signals.py",
     "messages.ipc": "security/messages/test_who_is_the_server.py",
     "messages.launcher_link": "launcher/simulations/test_server_connection.py",
-    "messages.launcher_place": "mpi/test_refusing.py",
+    "messages.launcher_endpoint": "mpi/test_refusing.py",
     "messages.operator": "server/reception/test_operator_desk.py",
     "messages.simulation_phase": "server/simulations/test_roster_restart.py",
     "messages.tcp": "faults/network/test_ipv6.py",

@@ -9,7 +9,7 @@ from typing import Any
 
 from stream_server.analysis.reading import AXES, Line, RunFolder, records_of, records_of_ranks
 from stream_server.errors import ConfigError
-from stream_server.storage.disk import for_result
+from stream_server.storage.disk import open_output
 
 FORMATS = (".parquet", ".csv")
 MAX_COLUMNS = 2000
@@ -105,7 +105,7 @@ def _of_one_type(values: list[Any]) -> list[Any]:
 
 
 def _write_csv(table: Table, to: Path) -> None:
-    with open(to, "w", newline="", encoding="utf-8", opener=for_result) as file:
+    with open(to, "w", newline="", encoding="utf-8", opener=open_output) as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(table.columns)
         for row in zip(*table.columns.values(), strict=True):
@@ -122,5 +122,5 @@ def _write_parquet(table: Table, to: Path) -> None:
         name: pyarrow.array(values, kinds[type(values[0])] if values else None, from_pandas=True)
         for name, values in table.columns.items()
     }
-    with open(to, "wb", opener=for_result) as file:
+    with open(to, "wb", opener=open_output) as file:
         parquet.write_table(pyarrow.table(columns), file)

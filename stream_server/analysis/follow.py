@@ -17,7 +17,7 @@ from stream_server.launcher.backends.backend import LOG_FILE
 from stream_server.machine import descriptors
 from stream_server.machine.log_end import shown_lines
 from stream_server.machine.run_folder import attempt_folders
-from stream_server.machine.screen import escaped, size_shown, tell
+from stream_server.machine.screen import escaped, print_escaped, size_shown
 from stream_server.storage.disk import MAX_TABLE_BYTES, by_own_links
 from stream_server.wording import counted
 
@@ -95,7 +95,7 @@ def show(
         sys.stdout.flush()
         for tail in tails.values() if is_first and num_lines is None else ():
             if tail.num_left_out:
-                tell(f"the first {size_shown(tail.num_left_out)} of {tail.path} were left out", sys.stderr)
+                print_escaped(f"the first {size_shown(tail.num_left_out)} of {tail.path} were left out", sys.stderr)
         if found:
             is_first, most = False, None
         if not goes_on:

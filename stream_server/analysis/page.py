@@ -11,7 +11,7 @@ from stream_server.analysis.plot import pictures_of, settings_of
 from stream_server.analysis.reading import RunFolder
 from stream_server.analysis.run_status import status_of
 from stream_server.errors import ConfigError
-from stream_server.storage.disk import for_result
+from stream_server.storage.disk import open_output
 
 DOTS_PER_INCH = 110
 
@@ -32,7 +32,7 @@ def write_page(run: RunFolder, to: Path) -> None:
     """
     text = page(run)
     try:
-        with open(to, "w", encoding="utf-8", opener=for_result) as file:
+        with open(to, "w", encoding="utf-8", opener=open_output) as file:
             file.write(text)
     except OSError as error:
         raise ConfigError(f"{to} cannot be written: {error}") from error

@@ -20,7 +20,7 @@ from stream_server.analysis.reading import Line, RunFolder, needs_log_scale, rea
 from stream_server.analysis.simulations import SimulationSummary, simulations_of
 from stream_server.analysis.validations import RecordedRollouts, RecordedValidation, read_validation, relative_error
 from stream_server.errors import ConfigError
-from stream_server.storage.disk import by_own_links, for_result, held, read_text
+from stream_server.storage.disk import by_own_links, hold_folder, open_output, read_text
 from stream_server.storage.ownership import is_ours, name_of
 
 MAX_PARAMETERS = 5
@@ -267,11 +267,11 @@ def plot(run: RunFolder, to: Path, formats: Sequence[str] = ("png",)) -> list[Pa
     pictures = list(pictures_of(run))
     files = []
     try:
-        with held(to):
+        with hold_folder(to):
             for picture in pictures:
                 for extension in formats:
                     files.append(to / f"{picture.name}.{extension}")
-                    with open(files[-1], "wb", opener=for_result) as file:
+                    with open(files[-1], "wb", opener=open_output) as file:
                         picture.figure.savefig(file, format=extension, dpi=DOTS_PER_INCH)
     except OSError as error:
         raise ConfigError(f"the pictures cannot be written to {to}: {error}") from error

@@ -143,15 +143,15 @@ def _parameters_alone() -> dict[str, float]:
 
 def _parameters_of(arguments: Sequence[str]) -> dict[str, float]:
     """Each `--name value` and `--name=value` whose value is a number."""
-    found = {}
+    parameters = {}
     for position, argument in enumerate(arguments):
         name, equals, value = argument.partition("=")
         if not equals and position + 1 < len(arguments):
             value = arguments[position + 1]
         if name.startswith("--"):
             with suppress(ValueError):
-                found[name[2:].replace("-", "_")] = float(value)
-    return found
+                parameters[name[2:].replace("-", "_")] = float(value)
+    return parameters
 
 
 def _hello(

@@ -26,7 +26,7 @@ from stream_server.messages.client import (
     Refusal,
     Stop,
 )
-from stream_server.messages.tcp import unreached
+from stream_server.messages.tcp import unreached_advice
 
 MESSAGE_BYTES = 512 * 1024
 PENDING_BYTES = 16 * 1024 * 1024
@@ -160,7 +160,7 @@ class DataConnection:
         """What may be why nothing comes, to be said after that nothing does; "" if nothing is known."""
         if self.stale:
             return f"; a new server is there ({self.stale})"
-        return f".{unreached()}" if not self.is_open and self.dealer.is_tcp else ""
+        return f".{unreached_advice()}" if not self.is_open and self.dealer.is_tcp else ""
 
     @property
     def has_room(self) -> bool:
@@ -205,7 +205,7 @@ class DataConnection:
 
     def keep(self, index: int, steps: Steps) -> None:
         """Retain a step that the server knows, until it is durable."""
-        payload = [[_bytes_of(np.ascontiguousarray(it))] for it in steps.arrays(index, self._opening.blocks)]
+        payload = [[_bytes_of(np.ascontiguousarray(array))] for array in steps.arrays(index, self._opening.blocks)]
         # What is sent next is never durable without it.
         self._retained.add(1, Steps(range(index, index + 1), steps.present, payload))
 

@@ -69,7 +69,7 @@ class Fields:
             ValueError: the study has no such field, or one of another shape; or steps were sent already.
         """
         spec = self._spec(name)
-        shape = tuple(integer(it, f"the shape of field {name!r}") for it in shape)
+        shape = tuple(integer(extent, f"the shape of field {name!r}") for extent in shape)
         if self.blocks is not None:
             raise ValueError(f"field {name!r} must be declared before the first send")
         if name in self._statics:
@@ -85,7 +85,7 @@ class Fields:
                 f"the offset of field {name!r} needs {counted(len(spec.shape), 'number')}, but has {len(offset)}"
             )
         self._declared[name] = (
-            None if offset is None else tuple(integer(it, f"the offset of field {name!r}") for it in offset)
+            None if offset is None else tuple(integer(start, f"the offset of field {name!r}") for start in offset)
         )
 
     def fix_blocks(self, sample: Mapping[str, Any]) -> tuple[Block, ...]:
@@ -145,7 +145,9 @@ class Fields:
                     f"field {spec.name!r} is missing: it is sent once per simulation, and must be given before the "
                     "first send"
                 )
-        given = [it for it in (self._statics.get(spec.name) for spec in self._static_specs) if it is not None]
+        given = [
+            static for static in (self._statics.get(spec.name) for spec in self._static_specs) if static is not None
+        ]
         return tuple(block for block, _ in given), [array for _, array in given]
 
     def arrays(self, sample: Mapping[str, Any]) -> tuple[int, list[np.ndarray]]:

@@ -8,7 +8,7 @@ from stream_server.client_api.watch import ConnectionWatch
 from stream_server.errors import Refused, Unreachable
 from stream_server.messages.client import Hello, Invalidate, Message, Reason, Refusal
 from stream_server.messages.connection import ConnectionFile
-from stream_server.messages.tcp import unreached
+from stream_server.messages.tcp import unreached_advice
 
 REPEAT_S = 1.0
 # A server that has just begun may learn of a key a moment later.
@@ -17,7 +17,7 @@ REFUSED_S = 3.0
 OVERSLEPT_S = 1.0
 
 
-class Patience:
+class SilenceTimer:
     """Measures the server's silence during one wait, and when the question is to be asked again.
 
     The silence may have lasted for `silent_s` before. That the launcher says that the next server will come ends it.
@@ -88,22 +88,22 @@ def ask(question: Hello | Invalidate, watch: ConnectionWatch, *, who: str, timeo
         Unreachable: no word came for `timeout_s`.
         Refused: the answer is in another version of the protocol, or the server refuses the key.
     """
-    patience = Patience(timeout_s=timeout_s, repeat_s=REPEAT_S)
+    silence = SilenceTimer(timeout_s=timeout_s, repeat_s=REPEAT_S)
     name = new_name()
     while True:
         file = watch.file
         transport = Transport(host=file.host, security=file.security)
         try:
-            answer = _ask(transport, question, watch, file, patience, name, who)
+            answer = _ask(transport, question, watch, file, silence, name, who)
         finally:
             transport.close(linger=False)
         if answer is not None:
             return answer
-        if patience.is_over:
+        if silence.is_over:
             raise Unreachable(
                 f"{who} waits for study {file.study} at {' and '.join(file.control)}: no word for {timeout_s:g} s. "
                 "Is the study still running, and is the connection file its newest?"
-                f"{'' if transport.is_same_node else unreached()}"
+                f"{'' if transport.is_same_node else unreached_advice()}"
             )
 
 
@@ -112,7 +112,7 @@ def _ask(
     question: Hello | Invalidate,
     watch: ConnectionWatch,
     file: ConnectionFile,
-    patience: Patience,
+    silence: SilenceTimer,
     name: bytes,
     who: str,
 ) -> Message | None:
@@ -122,28 +122,28 @@ def _ask(
     """
     dealer = transport.connect(file.control, name, heeds_refusals=True)
     dealer.send(question)
-    while not patience.is_over and not dealer.is_lost:
+    while not silence.is_over and not dealer.is_lost:
         if watch.newer_than(file.incarnation):
-            patience.heard()
+            silence.heard()
             return None
         if watch.was_touched():
-            patience.heard()
-        slice_s = min(patience.slice_s, watch.slice_s)
+            silence.heard()
+        slice_s = min(silence.slice_s, watch.slice_s)
         transport.wait(slice_s)
-        patience.listened(slice_s)
+        silence.listened(slice_s)
         while (answer := dealer.receive()) is not None:
             if isinstance(answer, Refusal) and answer.reason is Reason.STALE_INCARNATION and watch.may_change:
                 continue
-            patience.heard()
+            silence.heard()
             if not (isinstance(answer, Refusal) and answer.reason is Reason.BUSY):
                 return answer
-        if dealer.is_refused and patience.refused():
+        if dealer.is_refused and silence.refused():
             raise Refused(
                 f"{who} is not let into study {file.study} at {dealer.address}: the server does not know the key in "
                 "the connection file, or wants one and there is none. Is the file the newest, and is there no newer "
                 "attempt?"
             )
-        if patience.may_repeat():
+        if silence.may_repeat():
             if dealer.is_refused:
                 return None
             dealer.send(question)

@@ -70,7 +70,7 @@ class Steps(NamedTuple):
     @property
     def bytes_per_step(self) -> int:
         """The memory that one step takes up."""
-        return (ENTRY_BYTES + sum(len(it) for pieces in self.payload for it in pieces)) // len(self.indices)
+        return (ENTRY_BYTES + sum(len(piece) for pieces in self.payload for piece in pieces)) // len(self.indices)
 
     def arrays(self, index: int, blocks: Sequence[Block]) -> list[np.ndarray]:
         """One step's array of each block in `present`; `blocks` are all that there are."""
@@ -181,7 +181,7 @@ class Retention:
         while self.num_bytes > self._max_bytes:
             received = [retained for retained in self._of_connections if retained.may_go]
             if received:
-                min(received, key=lambda it: it.sent[0].age).drop()
+                min(received, key=lambda entry: entry.sent[0].age).drop()
             elif self.unsent_may_go and self.unsent:
                 self.forget(next(iter(self.unsent)))
             else:

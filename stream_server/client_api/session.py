@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from stream_server.client_api.data_connection import DataConnection
-from stream_server.client_api.handshake import Patience, ask
+from stream_server.client_api.handshake import SilenceTimer, ask
 from stream_server.client_api.retention import OrderedSteps, Retention, Steps
 from stream_server.client_api.transport import Transport
 from stream_server.client_api.watch import ConnectionWatch
@@ -242,7 +242,7 @@ class Session:
         for connection in self._connections:
             connection.ask_to_open()
         for connection in self._connections:
-            self._wait(connection, lambda it: it.is_open, DataConnection.ask_to_open, repeat_s=REOPEN_S)
+            self._wait(connection, lambda waiting: waiting.is_open, DataConnection.ask_to_open, repeat_s=REOPEN_S)
 
     def _account(self, *, is_new: bool) -> None:
         """Count each step for its new server rank, and have only those unsent that it does not know."""
@@ -297,7 +297,9 @@ class Session:
             # What this rank holds back for one server rank may be what the others wait for.
             self._flush()
             longest_s = min(most_s, self._longest_wait_s(connection))
-            self._wait(connection, lambda it: it.has_room, DataConnection.ping, repeat_s=PING_S, most_s=longest_s)
+            self._wait(
+                connection, lambda waiting: waiting.has_room, DataConnection.ping, repeat_s=PING_S, most_s=longest_s
+            )
         return connection.has_room
 
     def _flush(self) -> None:
@@ -312,7 +314,7 @@ class Session:
         for connection in self._connections:
             connection.end(len(self._entered))
         for connection in self._connections:
-            self._wait(connection, lambda it: it.has_ended, DataConnection.ping, repeat_s=PING_S)
+            self._wait(connection, lambda waiting: waiting.has_ended, DataConnection.ping, repeat_s=PING_S)
         failpoint("client.after_ended")
 
     def _wait(
@@ -326,26 +328,26 @@ class Session:
     ) -> None:
         """Wait for an answer on one connection, listening to all."""
         assert self._transport is not None
-        patience = Patience(timeout_s=self._silence_s, repeat_s=repeat_s, silent_s=connection.silent_s)
-        while not done(connection) and not patience.has_lasted(most_s):
+        silence = SilenceTimer(timeout_s=self._silence_s, repeat_s=repeat_s, silent_s=connection.silent_s)
+        while not done(connection) and not silence.has_lasted(most_s):
             if self._watch.newer_than(self._incarnation):
                 raise _ConnectionLost
             if self._watch.was_touched():
-                patience.heard()
-            if patience.is_over:
+                silence.heard()
+            if silence.is_over:
                 raise Unreachable(
                     f"{self.who} waits for {connection}: no word for {self._silence_s:g} s{connection.circumstance}"
                 )
-            slice_s = min(patience.slice_s, self._watch.slice_s)
+            slice_s = min(silence.slice_s, self._watch.slice_s)
             ready = self._transport.wait(slice_s)
-            patience.listened(slice_s)
+            silence.listened(slice_s)
             for other in self._connections:
                 if other.dealer in ready and other.take_answers() and other is connection:
-                    patience.heard()
+                    silence.heard()
             self._check_connections()
-            if patience.may_repeat():
+            if silence.may_repeat():
                 repeat(connection)
-        connection.silent_s = patience.silent_s
+        connection.silent_s = silence.silent_s
 
     def _check_connections(self) -> None:
         for connection in self._connections:

@@ -16,8 +16,8 @@ from stream_server.failpoints import failpoint
 from stream_server.messages.client import MAX_UNKNOWN_STEPS, Away, TimeSteps
 
 
-class ServerPresence(Enum):
-    """The presence of the server, as a simulation knows it that may go on without one.
+class ServerState(Enum):
+    """State of the server for a simulation that may go on without one.
 
     AWAY: it said nothing for too long, and may be started again. LOST: it misses what is not retained any more.
     """
@@ -89,7 +89,7 @@ class Simulation:
         self._attempt = attempt
         self._wanted = wanted
         self._stop_reason = stop_reason
-        self._server = ServerPresence.THERE
+        self._server = ServerState.THERE
         self._failure: SimulationError | None = None
         self._call_lock = Lock()
         self._pid = os.getpid()
@@ -223,17 +223,17 @@ class Simulation:
             session.static_blocks, session.statics = fields.fix_static_blocks()
             session.blocks = fields.fix_blocks(sample)
         present, arrays = fields.arrays(sample)
-        if self._server is ServerPresence.THERE or self._may_resume(session):
+        if self._server is ServerState.THERE or self._may_resume(session):
             try:
                 session.send(index, present, arrays)
-                self._server = ServerPresence.THERE
+                self._server = ServerState.THERE
             except (Unreachable, StepsLost) as error:
                 self._go_on_without(session, error)
-        if self._server is ServerPresence.AWAY:
+        if self._server is ServerState.AWAY:
             session.keep(index, present, arrays)
 
     def _finish(self, session: Session) -> None:
-        if self._server is ServerPresence.THERE or self._may_resume(session, look_now=True):
+        if self._server is ServerState.THERE or self._may_resume(session, look_now=True):
             try:
                 session.finish()
                 return
@@ -242,7 +242,7 @@ class Simulation:
         self._say_that_it_ends_without(session)
 
     def _may_resume(self, session: Session, *, look_now: bool = False) -> bool:
-        return self._server is ServerPresence.AWAY and session.may_resume(look_now=look_now)
+        return self._server is ServerState.AWAY and session.may_resume(look_now=look_now)
 
     def _may_go_on_without(self, session: Session) -> bool:
         return session.welcome.if_server_away is Away.CONTINUE
@@ -251,7 +251,7 @@ class Simulation:
         """The server is away: end the simulation, or let it run on, as the study says."""
         if not self._may_go_on_without(session):
             raise error
-        self._server = ServerPresence.LOST if isinstance(error, StepsLost) else ServerPresence.AWAY
+        self._server = ServerState.LOST if isinstance(error, StepsLost) else ServerState.AWAY
         session.interrupt()
 
     def _say_that_it_ends_without(self, session: Session) -> None:

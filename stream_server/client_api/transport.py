@@ -19,7 +19,7 @@ from stream_server.messages import wire
 from stream_server.messages.client import Message
 from stream_server.messages.connection import Security
 from stream_server.messages.curve import secure_client_socket
-from stream_server.messages.ipc import Ways
+from stream_server.messages.ipc import PrivateIpcPaths
 from stream_server.messages.tcp import connect_socket
 
 LINGER_MS = 2000
@@ -114,7 +114,7 @@ class Transport:
         _require_files(FILES_OF_A_CONTEXT + FILES_OF_A_SOCKET * num_connections)
         self.is_same_node = host == socket.gethostname()
         self._security = security
-        self._ways = Ways()
+        self._paths = PrivateIpcPaths()
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._context.set(zmq.MAX_SOCKETS, max(num_connections, DEFAULT_MAX_SOCKETS))
         self._poller = zmq.Poller()
@@ -130,7 +130,7 @@ class Transport:
         Raises:
             Unreachable: none can.
         """
-        address, way = usable(addresses, self._ways if self.is_same_node else None)
+        address, way = usable(addresses, self._paths if self.is_same_node else None)
         connection = self._context.socket(zmq.DEALER)
         refusals = None
         if heeds_refusals and address.startswith("tcp:"):
@@ -153,7 +153,7 @@ class Transport:
     def wait(self, timeout_s: float) -> list[Dealer]:
         """The connections on which a message waits; at the latest after `timeout_s`."""
         ready = self._poller.poll(max(0, round(timeout_s * 1000)))
-        return [self._dealers[it] for it, _ in ready if isinstance(it, zmq.Socket)]
+        return [self._dealers[socket] for socket, _ in ready if isinstance(socket, zmq.Socket)]
 
     def close(self, *, linger: bool) -> None:
         """Close all sockets; what ZeroMQ still holds is sent on for two seconds at most, or dropped."""
@@ -161,7 +161,7 @@ class Transport:
             dealer.close(linger_ms=LINGER_MS if linger else 0)
         self._dealers.clear()
         self._context.term()
-        self._ways.close()
+        self._paths.close()
 
 
 def new_name() -> bytes:
@@ -187,8 +187,8 @@ def _require_files(num: int) -> None:
             os.close(descriptor)
 
 
-def usable(addresses: Sequence[str], ways: Ways | None) -> tuple[str, str]:
-    """The first address that means something here, and the way there; there are `ways` on the server's own node only.
+def usable(addresses: Sequence[str], paths: PrivateIpcPaths | None) -> tuple[str, str]:
+    """The first address that means something here, and the way there; there are `paths` on the server's own node only.
 
     A server that is gone has no socket in the file system any more, or not in a folder of ours. It is as good as any
     that does not answer, and nothing is sent to where somebody else may put a socket now.
@@ -196,8 +196,8 @@ def usable(addresses: Sequence[str], ways: Ways | None) -> tuple[str, str]:
     for address in addresses:
         if address.startswith("tcp:"):
             return address, address
-        if ways is not None and (way := ways.to(address)) is not None:
-            return address, way
-    if ways is not None:
-        return addresses[0], ways.connectable(addresses[0])
+        if paths is not None and (path := paths.to(address)) is not None:
+            return address, path
+    if paths is not None:
+        return addresses[0], paths.connectable(addresses[0])
     raise Unreachable(f"none of the server's addresses can be used from {socket.gethostname()}: {', '.join(addresses)}")

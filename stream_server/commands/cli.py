@@ -15,7 +15,7 @@ from stream_server.errors import ConfigError, NotRunning, StreamServerError
 from stream_server.extras import extra_packages
 from stream_server.machine import program
 from stream_server.machine.refusals import refusal
-from stream_server.machine.screen import tell, until_the_reader_leaves
+from stream_server.machine.screen import ignore_broken_pipe, print_escaped
 from stream_server.storage.disk import UnusableFile
 from stream_server.storage.ownership import private_files
 from stream_server.templates.new_study import LANGUAGES, copy_example, examples, make_blank, next_command
@@ -130,23 +130,23 @@ def main(argv: list[str] | None = None) -> int:
     arguments = parser().parse_args(argv)
     status = 0
     try:
-        with until_the_reader_leaves():
+        with ignore_broken_pipe():
             status = arguments.command(arguments) or 0
     except StreamServerError as error:
-        tell(f"stream-study: {error}", sys.stderr)
+        print_escaped(f"stream-study: {error}", sys.stderr)
         return error.exit_code
     except UnusableFile as error:
-        tell(f"stream-study: {error}", sys.stderr)
+        print_escaped(f"stream-study: {error}", sys.stderr)
         return NotRunning.exit_code
     except PermissionError as error:
         is_closed = error.errno == errno.EACCES
         why = ": a run is its owner's alone, unless study.share_with says more" if is_closed else ""
-        tell(f"stream-study: {error}{why}", sys.stderr)
+        print_escaped(f"stream-study: {error}{why}", sys.stderr)
         return NotRunning.exit_code
     except Exception as error:
         if not (words := refusal(error)):
             raise
-        tell(f"stream-study: {words}", sys.stderr)
+        print_escaped(f"stream-study: {words}", sys.stderr)
         return ConfigError.exit_code
     return status
 

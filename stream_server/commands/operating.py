@@ -19,7 +19,7 @@ from stream_server.analysis.run_status import status_of
 from stream_server.analysis.runs import runs_below, the_run
 from stream_server.analysis.simulations import MOST_PARAMETERS
 from stream_server.errors import NotRunning
-from stream_server.machine.screen import in_one_line, tell
+from stream_server.machine.screen import in_one_line, print_escaped
 from stream_server.wording import counted
 
 TIMEOUT_S = 10.0
@@ -112,12 +112,12 @@ def _list(arguments: argparse.Namespace) -> None:
     """Show the runs below a folder: starting, running, orphaned, finished, stopped, failed and the like."""
     if not arguments.folder.is_dir():
         raise NotRunning(f"there is no folder {arguments.folder}")
-    found = [status_of(run) for run in runs_below(arguments.folder, partial(tell, stream=sys.stderr))]
+    found = [status_of(run) for run in runs_below(arguments.folder, partial(print_escaped, stream=sys.stderr))]
     if arguments.json:
         _print_json([replace(it, report={}).to_json() for it in found])
         return
     if not found:
-        tell(f"there is no run in {arguments.folder.resolve()} or the folders below it")
+        print_escaped(f"there is no run in {arguments.folder.resolve()} or the folders below it")
         return
     table = _table("run", "state", "checkpoint", "batches in it", "")
     for it in found:
@@ -147,12 +147,12 @@ def _stop(arguments: argparse.Namespace) -> None:
     from stream_server.analysis import live
 
     run = the_run(arguments.run)
-    tell(f"{run.path}: {live.stop(run, arguments.timeout, finish=arguments.finish)}")
+    print_escaped(f"{run.path}: {live.stop(run, arguments.timeout, finish=arguments.finish)}")
     if arguments.wait:
         while (status := status_of(run)).is_live:
             time.sleep(WAIT_LOOK_S)
         told = status.detail if status.detail.startswith(status.state) else f"{status.state}: {status.detail}"
-        tell(f"{run.path}: {told.removesuffix(': ')}")
+        print_escaped(f"{run.path}: {told.removesuffix(': ')}")
 
 
 def _logs(arguments: argparse.Namespace) -> None:
@@ -177,7 +177,7 @@ def _why(arguments: argparse.Namespace) -> None:
     from stream_server.analysis.story import story
 
     for line in story(the_run(arguments.run), arguments.simulation, arguments.timeout):
-        tell(in_one_line(line))
+        print_escaped(in_one_line(line))
 
 
 def _simulations(arguments: argparse.Namespace) -> None:

@@ -7,7 +7,7 @@ from stream_server.errors import ConfigError
 # Logs, checkpoints, metrics and ZeroMQ's own. Without the last ones ZeroMQ ends the process: it aborts when a client
 # comes over a socket in the file system and there is no descriptor left for it.
 OWN = 64
-# Connections of whoever reaches a port of a rank, while he has not said who he is.
+# TCP connections per port that have not identified themselves.
 STRANGERS = 64
 FOR_CONNECTIONS = "connections of simulations and strangers"
 # libzmq's own thread accepts up to about a thousand connections at each of the three ports of rank 0 before it waits
@@ -16,8 +16,8 @@ FOR_CONNECTIONS = "connections of simulations and strangers"
 BURST = 3 * 1024
 
 
-def lacking(num: int, what_for: str, *, spare: int = 0) -> str:
-    """Raise the soft limit of this process to `num` and its own, if need be; why that cannot be, "" if it can.
+def raise_limit(num: int, what_for: str, *, spare: int = 0) -> str:
+    """Raise the soft limit of this process to `num` and its own, if need be; returns why it cannot, or "".
 
     It is raised by up to `spare` more, as far as that is allowed. What the process starts has the limit, too. It is not
     raised further, since programs that use select() know descriptors below 1024 only.
@@ -50,7 +50,7 @@ def require(num: int, what_for: str) -> None:
     Raises:
         ConfigError: it may not.
     """
-    if problem := lacking(num, what_for):
+    if problem := raise_limit(num, what_for):
         raise ConfigError(problem)
 
 

@@ -93,7 +93,7 @@ def leave_soon(exit_code: int) -> None:
 def _leave_anyway(exit_code: int) -> None:
     time.sleep(HOLD_S)
     others = {threading.main_thread(), threading.current_thread()}
-    names = [repr(it.name) for it in threading.enumerate() if it not in others and not it.daemon]
+    names = [repr(thread.name) for thread in threading.enumerate() if thread not in others and not thread.daemon]
     children = processes.descendants(os.getpid())
     who = [*(f"the thread {name}" for name in names), *map(_shown, children)] or ["a function of atexit"]
     _say(f"the command is done, but its process has not ended after {HOLD_S:g} s: {', '.join(who)}; it is ended now")
@@ -140,7 +140,7 @@ def _end_as(child: int, tell_loss: Callable[[str, int], int]) -> NoReturn:
         os.kill(os.getpid(), -code)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {-code})
     if not was_said:
-        code = tell_loss(_told(code), incarnation)
+        code = tell_loss(_explain(code), incarnation)
     else:
         code = 128 - code if code < 0 else code
         _end_holders_of_output()
@@ -149,11 +149,11 @@ def _end_as(child: int, tell_loss: Callable[[str, int], int]) -> NoReturn:
 
 def _end_holders_of_output() -> None:
     """End what this command has started and left behind with its output, for the end of which its reader waits."""
-    pipes = {it for it in map(_pipe_of, (("self", 1), ("self", 2))) if it}
+    pipes = {pipe for pipe in map(_pipe_of, (("self", 1), ("self", 2))) if pipe}
     end_at, holders = time.monotonic() + HOLD_S, set[int]()
     while pipes and time.monotonic() < end_at:
-        found = processes.descendants(os.getpid())
-        holders = {pid for pid in found if not pipes.isdisjoint(map(_pipe_of, ((pid, 1), (pid, 2))))}
+        children = processes.descendants(os.getpid())
+        holders = {pid for pid in children if not pipes.isdisjoint(map(_pipe_of, ((pid, 1), (pid, 2))))}
         if not holders:
             return
         time.sleep(LOOK_S)
@@ -203,7 +203,7 @@ def _wait(child: int) -> int | None:
     return None
 
 
-def _told(code: int) -> str:
+def _explain(code: int) -> str:
     if code >= 0:
         return _CALLED_EXIT.format(code)
     number = signal.Signals(-code)

@@ -9,7 +9,7 @@ SELDOM = 100_000
 
 
 @contextmanager
-def seldom_collecting() -> Iterator[None]:
+def collect_seldom() -> Iterator[None]:
     """Seldom look for garbage. What importing torch makes stays, and looking through it is an eighth of the import."""
     usual = gc.get_threshold()
     gc.set_threshold(SELDOM, *usual[1:])

@@ -27,5 +27,5 @@ def python_environment(environment: Mapping[str, str]) -> dict[str, str]:
     clusters, leaves one behind where the variable was not set.
     """
     others = {name: value for name, value in environment.items() if name != VARIABLE}
-    folders = [it for it in environment.get(VARIABLE, "").split(os.pathsep) if os.path.isabs(it)]
+    folders = [folder for folder in environment.get(VARIABLE, "").split(os.pathsep) if os.path.isabs(folder)]
     return {**others, VARIABLE: os.pathsep.join(folders)} if folders else others

@@ -37,12 +37,12 @@ def shown_lines(line: str) -> Iterator[str]:
 
 def _states(line: str) -> Iterator[tuple[str, bool]]:
     """The last of all states of a line that differ in digits and signs alone, and whether there were others."""
-    states = [it for it in line.split("\r") if it.strip()] or [""]
-    kinds = ["".join(sorted(filter(str.isalpha, it))) for it in states]
+    states = [state for state in line.split("\r") if state.strip()] or [""]
+    kinds = ["".join(sorted(filter(str.isalpha, state))) for state in states]
     counts, last = Counter(kinds), {kind: place for place, kind in enumerate(kinds)}
     return (
-        (it, counts[kind] > 1)
-        for place, (it, kind) in enumerate(zip(states, kinds, strict=True))
+        (state, counts[kind] > 1)
+        for place, (state, kind) in enumerate(zip(states, kinds, strict=True))
         if last[kind] == place
     )
 

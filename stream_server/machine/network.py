@@ -65,13 +65,13 @@ def _of_ipv6() -> list[Interface]:
         lines = Path("/proc/net/if_inet6").read_text().splitlines()
     except FileNotFoundError:
         return []
-    found = []
+    addresses = []
     for line in lines:
         number, _, _, scope, flags, name = line.split()
         # An address of one link says nothing without the name of the interface, which is another one at each end.
         if int(scope, 16) != LINK_SCOPE and not int(flags, 16) & NOT_FOR_LONG:
-            found.append(Interface(name=name, address=str(ipaddress.IPv6Address(int(number, 16)))))
-    return found
+            addresses.append(Interface(name=name, address=str(ipaddress.IPv6Address(int(number, 16)))))
+    return addresses
 
 
 def chosen(wanted: str, among: Sequence[Interface] | None = None) -> Interface:
@@ -81,24 +81,28 @@ def chosen(wanted: str, among: Sequence[Interface] | None = None) -> Interface:
         ConfigError: this node has none of that kind, or several.
     """
     there = interfaces() if among is None else among
-    found = [it for it in there if _is_meant(it, wanted)]
+    matching = [address for address in there if _is_meant(address, wanted)]
     # An interface of that name may have several addresses.
-    if found and (len(found) == 1 or found[0].name == wanted):
-        return found[0]
-    told = ", ".join(map(str, there))
-    problem = f"{' and '.join(map(str, found))} are in {wanted}" if found else f"there is no {wanted}"
+    if matching and (len(matching) == 1 or matching[0].name == wanted):
+        return matching[0]
+    existing = ", ".join(map(str, there))
+    problem = f"{' and '.join(map(str, matching))} are in {wanted}" if matching else f"there is no {wanted}"
     raise ConfigError(
-        f"network.interface: {problem} on node {socket.gethostname()}, which has {told}. Write the name of one of them "
-        "or the subnet in which all nodes have an address, such as 10.1.0.0/16"
+        f"network.interface: {problem} on node {socket.gethostname()}, which has {existing}. Write the name of one of "
+        "them or the subnet in which all nodes have an address, such as 10.1.0.0/16"
     )
 
 
-def described(wanted: str, among: Sequence[Interface] | None = None) -> str:
+def description_of(wanted: str, among: Sequence[Interface] | None = None) -> str:
     """The interface that `chosen` gives, and which of its addresses are not used."""
     there = interfaces() if among is None else among
-    found = chosen(wanted, there)
-    others = [it.address for it in there if it.name == found.name and it != found]
-    return f"{found.name} ({found.address}; not {' nor '.join(others)}, which it has, too)" if others else str(found)
+    interface = chosen(wanted, there)
+    others = [other.address for other in there if other.name == interface.name and other != interface]
+    return (
+        f"{interface.name} ({interface.address}; not {' nor '.join(others)}, which it has, too)"
+        if others
+        else str(interface)
+    )
 
 
 def _is_meant(interface: Interface, wanted: str) -> bool:

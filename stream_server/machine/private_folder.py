@@ -29,11 +29,11 @@ def place() -> Path:
     Nobody else may rename what is there, and give its name to something of his: sockets in our folders ask for no keys,
     and what has a name of ours is removed.
     """
-    wanted = (os.path.abspath(it) for it in map(os.environ.get, ("TMPDIR", "TEMP", "TMP")) if it)
+    wanted = (os.path.abspath(name) for name in map(os.environ.get, ("TMPDIR", "TEMP", "TMP")) if name)
     places = [*wanted, "/tmp", f"/run/user/{os.geteuid()}", "/var/tmp"]  # noqa: S108 (names in it are random)
     # A simulation may run in a locale that has other bytes for other letters.
-    short = (it for it in places if len(it) < MAX_BYTES and it.isascii())
-    return Path(next((it for it in short if _is_usable(it)), "/tmp"))  # noqa: S108
+    short = (place for place in places if len(place) < MAX_BYTES and place.isascii())
+    return Path(next((place for place in short if _is_usable(place)), "/tmp"))  # noqa: S108
 
 
 def _is_usable(place: str) -> bool:

@@ -103,16 +103,16 @@ def age_s() -> float:
 
 
 def descendants(pid: int) -> set[int]:
-    """What runs and was started by this process, by what it has started, and so on."""
-    parents = {it: parent for it in _pids() if (parent := _parent(it))}
-    found, new = set[int](), {pid}
-    while new := {it for it, parent in parents.items() if parent in new} - found:
-        found |= new
-    return found
+    """All running descendants of a process."""
+    parents = {child: parent for child in _pids() if (parent := _parent(child))}
+    children, new = set[int](), {pid}
+    while new := {child for child, parent in parents.items() if parent in new} - children:
+        children |= new
+    return children
 
 
 def this_boot() -> str:
-    """A name for this start of this machine: process numbers mean something during it only."""
+    """The boot id; pids are meaningful only within one boot."""
     try:
         return (PROC / "sys" / "kernel" / "random" / "boot_id").read_text().strip()
     except OSError:
@@ -141,19 +141,19 @@ def send(pids: Collection[int], number: signal.Signals) -> None:
 def end_all(mark_name: str, folder: Path, grace_s: float) -> None:
     """End all processes whose mark is a path in `folder`: TERM, and KILL for those that are left after `grace_s`."""
     deadline = time.monotonic() + grace_s
-    found = _marked(mark_name, folder)
-    send(found, signal.SIGTERM)
-    while found and time.monotonic() < deadline:
+    marked = _marked(mark_name, folder)
+    send(marked, signal.SIGTERM)
+    while marked and time.monotonic() < deadline:
         time.sleep(LOOK_S)
-        found = _marked(mark_name, folder)
+        marked = _marked(mark_name, folder)
     deadline = time.monotonic() + KILL_WAIT_S
-    while found:
-        send(found, signal.SIGKILL)
+    while marked:
+        send(marked, signal.SIGKILL)
         if time.monotonic() >= deadline:
             return
         time.sleep(LOOK_S)
         # One of them may have started another after we looked.
-        found = _marked(mark_name, folder)
+        marked = _marked(mark_name, folder)
 
 
 def _marked(mark_name: str, folder: Path) -> set[int]:

@@ -15,18 +15,18 @@ from pathlib import Path
 
 from stream_server.machine.screen import on_screen
 
-_typed_in: Path | None = None
+_started_in: Path | None = None
 
 
-def typed_in() -> Path:
+def start_folder() -> Path:
     """The folder in which the command was typed, from which paths are shown, unless it was removed since."""
-    return _typed_in if _typed_in is not None and _typed_in.is_dir() else Path.cwd()
+    return _started_in if _started_in is not None and _started_in.is_dir() else Path.cwd()
 
 
 def work_in(folder: Path) -> None:
     """Make a folder the one in which this process works, as its user's own code sees it, too."""
-    global _typed_in
-    _typed_in = typed_in()
+    global _started_in
+    _started_in = start_folder()
     os.chdir(folder)
 
 

@@ -35,7 +35,7 @@ def attempt_folders(folder: Path, simulation: int) -> dict[int, Path]:
     """The folders of the attempts of a simulation that are there, in the order of their numbers."""
     of_simulation = folder / SIMULATIONS / str(simulation)
     entries = of_simulation.iterdir() if of_simulation.is_dir() else ()
-    return dict(sorted((int(match[1]), it) for it in entries if (match := _ATTEMPT.fullmatch(it.name))))
+    return dict(sorted((int(match[1]), entry) for entry in entries if (match := _ATTEMPT.fullmatch(entry.name))))
 
 
 def check(folder: Path, *, resume: bool) -> None:
@@ -98,7 +98,7 @@ def claim(folder: Path, group: str | None) -> str:
         descriptor = disk.open_folder(folder)
     except OSError as error:
         writable = "Write a study.output_dir in which you may write"
-        raise ConfigError(f"the folder {folder} cannot be used: {_told(error, writable)}") from error
+        raise ConfigError(f"the folder {folder} cannot be used: {_with_reason(error, writable)}") from error
     wanted = PRIVATE if number is None else SHARED
     try:
         before = os.fstat(descriptor)
@@ -110,7 +110,7 @@ def claim(folder: Path, group: str | None) -> str:
     except OSError as error:
         modes = "A study needs a file system with owners and modes: write another study.output_dir"
         others = "others" if group is None else f"others than group {group}"
-        raise ConfigError(f"{folder} cannot be closed to {others}: {_told(error, modes)}") from error
+        raise ConfigError(f"{folder} cannot be closed to {others}: {_with_reason(error, modes)}") from error
     finally:
         os.close(descriptor)
     mode = stat.S_IMODE(os.stat(folder).st_mode)
@@ -120,25 +120,27 @@ def claim(folder: Path, group: str | None) -> str:
             "study.output_dir"
         )
     was = stat.S_IMODE(before.st_mode)
-    told = [f"{folder} was open to others (mode {was:04o}), and is closed now"] if was & OTHERS & ~wanted else []
+    warnings = [f"{folder} was open to others (mode {was:04o}), and is closed now"] if was & OTHERS & ~wanted else []
     if (parent := others_may_rename_in(folder.resolve().parent)) is not None:
-        told.append(f"others may write into {parent}, so that they can rename {folder}, and give its name to another")
-    return ". ".join(told)
+        warnings.append(
+            f"others may write into {parent}, so that they can rename {folder}, and give its name to another"
+        )
+    return ". ".join(warnings)
 
 
 @contextmanager
-def held(folder: Path, *, resume: bool) -> Iterator[None]:
+def hold(folder: Path, *, resume: bool) -> Iterator[None]:
     """Within the block, all is done in the folder that has the name now, which was looked at anew.
 
     Raises:
         ConfigError: as `check` does.
     """
-    with disk.held(folder):
+    with disk.hold_folder(folder):
         check(folder, resume=resume)
         yield
 
 
-def _told(error: OSError, advice: str) -> str:
+def _with_reason(error: OSError, advice: str) -> str:
     """The words of an error with this advice, which helps nobody whose disk fails."""
     return refusal(error) if error.errno == errno.EIO else f"{error}. {advice}"
 
@@ -173,10 +175,10 @@ def require_own(folder: Path) -> None:
                 f"{folder} belongs to {name_of(each.st_uid)}, and a study trusts only what is its own: write another "
                 "study.output_dir"
             )
-    # Whoever may enter it may have found a folder in it that is open to him.
+    # Others may have written into a subfolder that was open.
     mode = stat.S_IMODE(status.st_mode)
-    if mode & OTHERS and mode != SHARED and (found := first_untrusted(folder)) is not None:
-        path, why = found
+    if mode & OTHERS and mode != SHARED and (untrusted := first_untrusted(folder)) is not None:
+        path, why = untrusted
         raise ConfigError(
             f"{folder} was open to others (mode {mode:04o}), and {path} {why}: a study trusts only what is its own. "
             "Write another study.output_dir"

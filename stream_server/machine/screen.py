@@ -1,4 +1,4 @@
-"""Output of a command, where that goes into a file on a disk that may be full, or to a reader that may leave."""
+"""Output of a command: escaped text, on a disk that may be full or to a reader that may leave."""
 
 import errno
 import io
@@ -47,12 +47,12 @@ def size_shown(num_bytes: float) -> str:
     return f"{num_bytes / 1024:,.1f} TiB"
 
 
-def tell(text: str, stream: TextIO | None = None) -> None:
-    """Print text in which that of a stranger may stand, to the standard output by default."""
+def print_escaped(text: str, stream: TextIO | None = None) -> None:
+    """Print text, escaped since a stranger's may be in it, to standard output by default."""
     print(escaped(text), file=stream, flush=True)
 
 
-def tell_at_once(text: str) -> None:
+def write_escaped(text: str) -> None:
     """Write a line to standard error past all buffers, and past what a live display has put in its place.
 
     For the handlers of signals, which may have interrupted a write.
@@ -97,8 +97,8 @@ class LogFile(logging.FileHandler):
             super().close()
 
 
-class Screen(io.FileIO):
-    """A file that loses what the disk does not take, and goes on with the next that it does."""
+class LossyFile(io.FileIO):
+    """File that drops what a full disk does not take."""
 
     def write(self, data: "ReadableBuffer", /) -> int:
         try:
@@ -110,8 +110,8 @@ class Screen(io.FileIO):
 
 
 @contextmanager
-def outliving_a_full_disk() -> Iterator[None]:
-    """Within the block no line that cannot be printed ends anything."""
+def tolerate_full_disk() -> Iterator[None]:
+    """Drop, within the block, what cannot be printed since a disk is full."""
     before = sys.stdout, sys.stderr
     sys.stdout, sys.stderr = map(on_screen, before)
     try:
@@ -123,8 +123,8 @@ def outliving_a_full_disk() -> Iterator[None]:
 
 
 @contextmanager
-def until_the_reader_leaves() -> Iterator[None]:
-    """End the block quietly if the reader of its output, such as `head`, has read enough.
+def ignore_broken_pipe() -> Iterator[None]:
+    """End the block without an error if the reader of its output, such as `head`, has closed the pipe.
 
     Raises:
         ConfigError: its output goes to a disk that does not take it.
@@ -141,7 +141,7 @@ def until_the_reader_leaves() -> Iterator[None]:
 
 
 def _finish_output() -> OSError | None:
-    """Write what was printed; why that cannot be, if it cannot."""
+    """Flush what was printed; returns the error if that fails."""
     try:
         sys.stdout.flush()
     except OSError as error:
@@ -154,7 +154,7 @@ def _finish_output() -> OSError | None:
 
 
 def on_screen(stream: TextIO) -> TextIO:
-    """The same stream, which loses what the disk that it leads to does not take."""
+    """The same stream, which drops what a full disk does not take."""
     try:
         descriptor = stream.fileno()
     except (OSError, ValueError, AttributeError):
@@ -162,7 +162,7 @@ def on_screen(stream: TextIO) -> TextIO:
         return stream
     stream.flush()
     return io.TextIOWrapper(
-        io.BufferedWriter(Screen(descriptor, "wb", closefd=False)),
+        io.BufferedWriter(LossyFile(descriptor, "wb", closefd=False)),
         encoding=stream.encoding,
         errors=stream.errors,
         line_buffering=stream is sys.stderr or stream.isatty(),

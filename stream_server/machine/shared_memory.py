@@ -41,9 +41,9 @@ class MemorySegment:
     def status(self) -> os.stat_result | None:
         """The status of the file; None if its name is gone, or another file has it."""
         with suppress(OSError):
-            found = os.lstat(self.path)
-            if (found.st_dev, found.st_ino) == (self.device, self.inode):
-                return found
+            status = os.lstat(self.path)
+            if (status.st_dev, status.st_ino) == (self.device, self.inode):
+                return status
         return None
 
 
@@ -55,15 +55,17 @@ def segments(pid: int | str = "self") -> set[MemorySegment]:
         return set()
     lines = (line.split(None, 5) for line in maps.splitlines())
     return {
-        MemorySegment(it[5].rstrip("\n"), os.makedev(*(int(part, 16) for part in it[3].split(":"))), int(it[4]))
-        for it in lines
-        if len(it) == 6 and it[1].startswith("rw") and it[1].endswith("s") and it[5].startswith("/")
+        MemorySegment(line[5].rstrip("\n"), os.makedev(*(int(part, 16) for part in line[3].split(":"))), int(line[4]))
+        for line in lines
+        if len(line) == 6 and line[1].startswith("rw") and line[1].endswith("s") and line[5].startswith("/")
     }
 
 
 def names_of(pid: int | str = "self") -> set[str]:
     """The names of MPICH's segments that a process has mapped; none of one that is gone or of somebody else."""
-    return {it.path for it in segments(pid) if it.path.startswith(PREFIX) and _whose(it.status) == ""}
+    return {
+        segment.path for segment in segments(pid) if segment.path.startswith(PREFIX) and _whose(segment.status) == ""
+    }
 
 
 def lack(num_ranks: int) -> str:
@@ -97,7 +99,7 @@ def problem() -> str:
     What has no name any more cannot be looked at. Where the name could be guessed it is not believed, since who has
     made it can remove its name; all else that is without one was made under a name that nobody could know.
     """
-    for segment in sorted(segments(), key=lambda it: it.path):
+    for segment in sorted(segments(), key=lambda segment: segment.path):
         status = segment.status
         whose = _whose(status) if status is not None or segment.path.startswith(GUESSED) else ""
         if whose:
@@ -122,7 +124,7 @@ def _whose(status: os.stat_result | None) -> str:
 
 
 @contextmanager
-def kept_private(library: str) -> Iterator[None]:
+def keep_private(library: str) -> Iterator[None]:
     """Within, what this MPI makes is ours alone, and the segments of Open MPI 5 are in a folder of ours.
 
     The block ends once all ranks have mapped them. Where the user has chosen a place, or this machine has none, Open

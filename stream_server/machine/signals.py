@@ -57,12 +57,12 @@ class Signals:
 class ThreadErrors:
     """Hears of each exception that ends a thread of this process while the `with` block lasts.
 
-    `told` is called with it in that thread, whose name and traceback are still there.
+    `on_error` is called with it in that thread, whose name and traceback are still there.
     """
 
-    def __init__(self, told: Callable[[BaseException], object] = lambda error: None) -> None:
+    def __init__(self, on_error: Callable[[BaseException], object] = lambda error: None) -> None:
         self.first: BaseException | None = None
-        self._told = told
+        self._on_error = on_error
 
     def __enter__(self) -> Self:
         self._before = threading.excepthook
@@ -77,7 +77,7 @@ class ThreadErrors:
     def _ended(self, thread: threading.ExceptHookArgs) -> None:
         if thread.exc_value is not None:
             self.first = self.first or thread.exc_value
-            self._told(thread.exc_value)
+            self._on_error(thread.exc_value)
 
 
 def is_started_by(error: BaseException, package: str) -> bool:

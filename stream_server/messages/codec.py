@@ -40,14 +40,14 @@ def decoder(kinds: Any) -> Callable[[bytes | memoryview], Any]:
     """
     decode = msgspec.json.Decoder(kinds).decode
 
-    def decoded(frame: bytes | memoryview) -> Any:
+    def checked(frame: bytes | memoryview) -> Any:
         try:
             return decode(frame)
         except (ValueError, RecursionError) as error:
             # It names keys and values that come from outside.
             raise MalformedMessage(shortened(repr(str(error))[1:-1])) from error
 
-    return decoded
+    return checked
 
 
 def _plain(number: Any) -> Any:

@@ -46,7 +46,7 @@ class KeyFile(JsonObject, frozen=True, kw_only=True):
         disk.swap_private_file(Path(path), msgspec.json.format(codec.encode(self), indent=1))
 
     @classmethod
-    def read_trusted(cls, path: str | os.PathLike[str], *, opener: disk.Opener = disk.ordinary) -> Self:
+    def read_trusted(cls, path: str | os.PathLike[str], *, opener: disk.Opener = disk.open_regular) -> Self:
         """Read back what `write` wrote.
 
         Raises:
@@ -82,11 +82,11 @@ class ConnectionFile(KeyFile, frozen=True, kw_only=True):
         return self.security is not None
 
     @classmethod
-    def read(cls, path: str | os.PathLike[str], *, opener: disk.Opener = disk.ordinary) -> Self:
+    def read(cls, path: str | os.PathLike[str], *, opener: disk.Opener = disk.open_regular) -> Self:
         """Read back what `write` wrote.
 
         Raises:
-            ConfigError: there is no such file, it is none of a study, or others can have written it or read its key.
+            ConfigError: there is no such file, it is no connection file, or others can have written it or read its key.
         """
         try:
             return cls.read_trusted(path, opener=opener)

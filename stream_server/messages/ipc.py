@@ -1,4 +1,4 @@
-"""Addresses of sockets in the file system: whose folder they are in, and a way there that nobody else can lay anew.
+"""Addresses of sockets in the file system: whose folder they are in, and paths that nobody else can redirect.
 
 Why: docs/decisions/0074-who-is-the-server.md
 """
@@ -11,7 +11,7 @@ from stream_server.storage.ownership import OTHERS, is_ours
 
 PREFIX = "ipc://"
 # A path below a device: nobody can ever make it.
-NOWHERE = "ipc:///dev/null/gone"
+UNREACHABLE = "ipc:///dev/null/gone"
 
 
 def open_folder(address: str) -> int:
@@ -29,8 +29,8 @@ def open_folder(address: str) -> int:
     raise PermissionError(errno.EPERM, "It is not ours alone", str(folder))
 
 
-class Ways:
-    """The ways to sockets in private folders, each of which is kept open. Any thread, one at a time.
+class PrivateIpcPaths:
+    """Gives paths to sockets in private folders, and keeps these open. Any thread, one at a time.
 
     ZeroMQ connects again by itself, for as long as its socket lives. Should the folder be removed meanwhile, as by a
     cleaner of /tmp, and another user make one of its name, the socket would connect to that user's folder. So
@@ -46,18 +46,18 @@ class Ways:
         try:
             if path.parent not in self._folders:
                 self._folders[path.parent] = open_folder(address)
-            way = f"/proc/self/fd/{self._folders[path.parent]}/{path.name}"
+            held_path = f"/proc/self/fd/{self._folders[path.parent]}/{path.name}"
             if must_exist:
-                os.lstat(way)
+                os.lstat(held_path)
         except OSError:
             return None
-        return f"{PREFIX}{way}"
+        return f"{PREFIX}{held_path}"
 
     def connectable(self, address: str) -> str:
         """An address to connect to, whether or not somebody listens there yet: nobody else ever will."""
         if not address.startswith(PREFIX):
             return address
-        return self.to(address, must_exist=False) or NOWHERE
+        return self.to(address, must_exist=False) or UNREACHABLE
 
     def close(self) -> None:
         """Let go of the folders, once no socket leads there any more."""

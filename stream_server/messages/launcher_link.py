@@ -2,9 +2,9 @@
 
 Each message is one frame of JSON, `{"message": "Progress", "simulation": 3, …}`. The launcher binds a ROUTER on an
 `ipc://` address in a private folder, and on TCP where the server is on other nodes; rank 0 connects a DEALER and sends
-`Here` first and then once a second. A launcher that has no plan of that incarnation, because the server or the launcher
-is new, asks for it; and so does one to which rank 0 has connected anew, since what was under way may be lost. Any other
-answers by its `Status`, so that rank 0 notices when no launcher is there.
+`Rank0Alive` first and then once a second. A launcher without the plan of that incarnation, because the server or the
+launcher is new, asks for it. It asks again when rank 0 has reconnected, since messages may be lost. Any other launcher
+answers with its `Status`, so that rank 0 notices when no launcher is there.
 
 Every rank has a connection of its own, under its `rank_name`, where it echoes what the launcher asks while it lives.
 """
@@ -27,7 +27,7 @@ class Planned(JsonObject, frozen=True, kw_only=True):
     attempt: int = -1
 
 
-class Here(JsonMessage, frozen=True, kw_only=True):
+class Rank0Alive(JsonMessage, frozen=True, kw_only=True):
     """To launcher, first and then once a second: rank 0 of this incarnation is there."""
 
     incarnation: int
@@ -127,7 +127,7 @@ class Leave(JsonMessage, frozen=True, kw_only=True):
     reason: str
 
 
-class Ready(JsonMessage, frozen=True, kw_only=True):
+class PlanAccepted(JsonMessage, frozen=True, kw_only=True):
     """To server: the launcher has the plan."""
 
 
@@ -239,12 +239,12 @@ class HeldBack(JsonMessage, frozen=True, kw_only=True):
     text: str
 
 
-class Bye(JsonMessage, frozen=True, kw_only=True):
+class LauncherDone(JsonMessage, frozen=True, kw_only=True):
     """To server: every job has ended and so does the launcher."""
 
 
 ToLauncher = (
-    Here
+    Rank0Alive
     | Plan
     | AddSimulation
     | ProgressReport
@@ -259,7 +259,7 @@ ToLauncher = (
 )
 ToServer = (
     AskPlan
-    | Ready
+    | PlanAccepted
     | Attempt
     | Queued
     | Failed
@@ -272,7 +272,7 @@ ToServer = (
     | Status
     | HeldBack
     | Leave
-    | Bye
+    | LauncherDone
 )
 
 

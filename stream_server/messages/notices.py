@@ -12,7 +12,7 @@ from stream_server.messages import codec
 from stream_server.messages.codec import JsonMessage, JsonObject
 
 
-class Present(JsonMessage, frozen=True, kw_only=True):
+class RankAlive(JsonMessage, frozen=True, kw_only=True):
     """Rank r to rank 0, its first notice: the rank is there."""
 
     rank: int
@@ -31,7 +31,7 @@ class AttemptNotice(JsonMessage, frozen=True, kw_only=True):
     goes_on: bool = False
 
 
-class Over(JsonMessage, frozen=True, kw_only=True):
+class AttemptOver(JsonMessage, frozen=True, kw_only=True):
     """Rank 0 to all: this attempt has ended; what it left half-done goes, what was accepted stays."""
 
     simulation: int
@@ -46,7 +46,7 @@ class Terminal(JsonMessage, frozen=True, kw_only=True):
     reason: str = ""
 
 
-class Final(JsonMessage, frozen=True, kw_only=True):
+class AllTerminal(JsonMessage, frozen=True, kw_only=True):
     """Rank 0 to all: every simulation of the study has its terminal state and no other will come."""
 
     states: Mapping[int, str]
@@ -85,7 +85,7 @@ class EndEarly(JsonMessage, frozen=True, kw_only=True):
     reason: str
 
 
-Notice = Present | AttemptNotice | Over | Terminal | Final | StopNotice | Share | EndEarly
+Notice = RankAlive | AttemptNotice | AttemptOver | Terminal | AllTerminal | StopNotice | Share | EndEarly
 
 
 class NumberedNotice(JsonObject, frozen=True, kw_only=True):

@@ -60,7 +60,7 @@ def host_and_port(address: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
-def unreached() -> str:
+def unreached_advice() -> str:
     """A sentence for who hears nothing over TCP, with a space before it."""
     return f" Node {system.gethostname()} may not reach that address: {HOW_TO_REACH}"
 

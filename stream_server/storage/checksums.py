@@ -136,7 +136,7 @@ def record_of(path: Path) -> FileRecord:
     """
     checksum = xxhash.xxh3_128()
     num_bytes = 0
-    with open(path, "rb", buffering=0, opener=disk.ordinary) as file:
+    with open(path, "rb", buffering=0, opener=disk.open_regular) as file:
         buffer = memoryview(bytearray(min(CHUNK_BYTES, os.fstat(file.fileno()).st_size + 1)))
         while num := file.readinto(buffer):
             checksum.update(buffer[:num])
@@ -197,5 +197,5 @@ def check_sum(path: Path) -> None:
 
 
 def _sha256(path: Path) -> str:
-    with open(path, "rb", opener=disk.ordinary) as file:
+    with open(path, "rb", opener=disk.open_regular) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

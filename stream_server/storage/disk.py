@@ -24,7 +24,7 @@ from stream_server.storage.ownership import OTHERS, is_ours, name_of, require_ou
 
 PRIVATE = 0o600
 BY_UMASK = 0o644
-# The most that is read of a text which others may have written, such as settings or a report: it is read as a whole.
+# Largest untrusted text file that is read, since it is read whole.
 MAX_TEXT_BYTES = 64 << 20
 # The same of a text that has a line for each simulation, attempt or batch.
 MAX_TABLE_BYTES = 1 << 30
@@ -55,7 +55,7 @@ class UnusableFile(OSError):
 
 
 @contextmanager
-def held(folder: Path) -> Iterator[None]:
+def hold_folder(folder: Path) -> Iterator[None]:
     """Within the block, all that this module does below a folder is done in the one that has this name now.
 
     It is made unless it is there.
@@ -128,7 +128,7 @@ def _at(path: Path | str) -> Iterator[str]:
         raise
 
 
-def ordinary(path: Path | str, flags: int = os.O_RDONLY) -> int:
+def open_regular(path: Path | str, flags: int = os.O_RDONLY) -> int:
     """Open a file, as an opener of `open`; whatever somebody has put in its place, reading comes to an end.
 
     Raises:
@@ -140,7 +140,7 @@ def ordinary(path: Path | str, flags: int = os.O_RDONLY) -> int:
 
 
 def by_own_links(path: Path | str, flags: int = os.O_RDONLY) -> int:
-    """Open a file as `ordinary` does, through no link of somebody else: one of a run that others may have written.
+    """Open a file as `open_regular` does, through no link of somebody else: one of a run that others may have written.
 
     Raises:
         UnusableFile: it is no ordinary file.
@@ -161,7 +161,7 @@ def _only_a_file(descriptor: int, path: Path | str) -> int:
     return descriptor
 
 
-def read_file(path: Path, *, max_bytes: int | None = MAX_TABLE_BYTES, opener: Opener = ordinary) -> bytes:
+def read_file(path: Path, *, max_bytes: int | None = MAX_TABLE_BYTES, opener: Opener = open_regular) -> bytes:
     """All of a file.
 
     Raises:
@@ -191,7 +191,9 @@ def read_open(file: BinaryIO, path: Path | str, *, max_bytes: int | None) -> byt
     return bytes(content)
 
 
-def read_text(path: Path, *, max_bytes: int = MAX_TEXT_BYTES, errors: str = "strict", opener: Opener = ordinary) -> str:
+def read_text(
+    path: Path, *, max_bytes: int = MAX_TEXT_BYTES, errors: str = "strict", opener: Opener = open_regular
+) -> str:
     """All of a text in UTF-8.
 
     Raises:
@@ -248,7 +250,7 @@ def open_private_to_append(path: Path) -> int:
     return descriptor
 
 
-def for_result(path: Path | str, flags: int) -> int:
+def open_output(path: Path | str, flags: int) -> int:
     """Open a file that a user has named to write it, as an opener of `open`; also where others may write.
 
     Raises:

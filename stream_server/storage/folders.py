@@ -88,7 +88,7 @@ class FolderWriter:
 
 
 @contextmanager
-def replacing(folder: Path) -> Iterator[FolderWriter]:
+def replace_folder(folder: Path) -> Iterator[FolderWriter]:
     """Write a whole folder in the `with` block, which takes the place of `folder` at its end, on disk.
 
     If anything raises, the older folder is as it was. A crash leaves the older folder, none, or the new one. While

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stream_server.errors import DamagedCheckpoint
-from stream_server.storage.disk import MAX_TABLE_BYTES, Opener, ordinary, read_into
+from stream_server.storage.disk import MAX_TABLE_BYTES, Opener, open_regular, read_into
 
 MAGIC = b"PLAIN\x00\x01\n"
 
@@ -42,7 +42,7 @@ _DEFAULT_DICT = "__default__"
 _SEQUENCES = {"__tuple__": tuple, "__set__": set, "__frozenset__": frozenset}
 _DICTS: dict[str, Any] = {"__items__": dict, "__ordered__": OrderedDict, "__counter__": Counter}
 _TAGS: dict[Any, str] = {kind: tag for tag, kind in (*_SEQUENCES.items(), *_DICTS.items())}
-_FACTORIES: dict[str, Any] = {it.__name__: it for it in (bool, dict, float, int, list, set, str, tuple)}
+_FACTORIES: dict[str, Any] = {factory.__name__: factory for factory in (bool, dict, float, int, list, set, str, tuple)}
 
 
 class Writable(Protocol):
@@ -112,7 +112,7 @@ def write_state(file: Writable, state: Any) -> None:
     encode(state).write(file)
 
 
-def read_state(path: Path, *, opener: Opener = ordinary) -> Any:
+def read_state(path: Path, *, opener: Opener = open_regular) -> Any:
     """Read back what `write_state` wrote.
 
     Raises:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from stream_server.errors import DamagedCheckpoint
 from stream_server.ragged import array_of
-from stream_server.storage.disk import ordinary, place_of, read_into
+from stream_server.storage.disk import open_regular, place_of, read_into
 from stream_server.storage.plain_state import Writable, parse_dtype
 
 CHUNK_BYTES = 4 * 1024 * 1024
@@ -98,7 +98,7 @@ def write_rows(file: Writable, layout: SampleLayout, rows: Callable[[str, int, i
         for name, dtype, shape in layout.fields:
             values = rows(name, chunk.start, chunk.stop)
             if name in layout.lengths:
-                assert [len(it) for it in values] == layout.lengths[name][chunk.start : chunk.stop].tolist()
+                assert [len(value) for value in values] == layout.lengths[name][chunk.start : chunk.stop].tolist()
                 values = np.concatenate([np.zeros((0, *shape[1:]), dtype), *values])
             else:
                 assert values.shape == (len(chunk), *shape)
@@ -115,11 +115,11 @@ def read_rows(path: Path, layout: SampleLayout) -> Iterator[tuple[range, dict[st
         DamagedCheckpoint: the file is too short or too long.
     """
     expected = layout.num_bytes(range(layout.num_rows))
-    found = os.stat(place_of(path)).st_size
-    if found != expected:
-        raise DamagedCheckpoint(f"{path} must have {expected} bytes for {layout.num_rows} samples, but has {found}")
+    num_bytes = os.stat(place_of(path)).st_size
+    if num_bytes != expected:
+        raise DamagedCheckpoint(f"{path} must have {expected} bytes for {layout.num_rows} samples, but has {num_bytes}")
     memory = bytearray(min(expected, max(CHUNK_BYTES, layout.row_bytes)))
-    with open(path, "rb", buffering=0, opener=ordinary) as file:
+    with open(path, "rb", buffering=0, opener=open_regular) as file:
         for chunk in layout.chunks():
             size = layout.num_bytes(chunk)
             if not read_into(file, memoryview(memory)[:size]):

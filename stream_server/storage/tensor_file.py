@@ -44,7 +44,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Any], notes: Mapping[str, st
     else:
         from safetensors.numpy import save as save_arrays
 
-        data = save_arrays({name: np.asarray(it, order="C") for name, it in tensors.items()}, dict(notes or {}))
+        data = save_arrays({name: np.asarray(tensor, order="C") for name, tensor in tensors.items()}, dict(notes or {}))
     disk.write_file(path, data)
 
 

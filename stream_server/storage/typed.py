@@ -29,13 +29,13 @@ def listed(texts: Collection[str], between: str = ", ") -> str:
     return first if len(texts) <= SHOWN_TEXTS else f"{first} and {len(texts) - SHOWN_TEXTS} more"
 
 
-def typed(cls: type[T], values: Any) -> T:
+def from_json(cls: type[T], values: Any) -> T:
     """Make a `cls` from plain values, which have the types and bounds that its attributes declare.
 
     Raises:
         ValueError: an attribute is missing, of another type or out of its bounds, or a dataclass has none of the name.
     """
-    made = msgspec.convert(values, cls)
-    if is_dataclass(made) and (unknown := values.keys() - {field.name for field in fields(made)}):
+    converted = msgspec.convert(values, cls)
+    if is_dataclass(converted) and (unknown := values.keys() - {field.name for field in fields(converted)}):
         raise ValueError(f"{listed(sorted(map(repr, unknown)))} is unknown")
-    return made
+    return converted

@@ -19,7 +19,7 @@ from stream_server.machine import run_folder
 from stream_server.machine.interpreter import python_command, python_environment
 from stream_server.machine.study_lock import RUN_LOCK, holder_of
 from stream_server.server.run.output import OutputFolder
-from stream_server.storage.disk import by_own_links, for_result, make_folder, read_text
+from stream_server.storage.disk import by_own_links, make_folder, open_output, read_text
 from stream_server.storage.ownership import private_files
 from stream_server.studies.run import Run, console_of
 from stream_server.wording import counted
@@ -222,7 +222,7 @@ def _for_result(path: Path) -> BinaryIO:
         ConfigError: it is theirs, or cannot be written.
     """
     try:
-        return open(path, "wb", opener=for_result)
+        return open(path, "wb", opener=open_output)
     except OSError as error:
         raise ConfigError(f"{path} cannot be written: {error}") from error
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from stream_server.config import json_schema
 from stream_server.config.problems import nearest
 from stream_server.errors import ConfigError
-from stream_server.storage.disk import held, names_in, place_of
+from stream_server.storage.disk import hold_folder, names_in, place_of
 
 HERE = Path(__file__).parent
 EXAMPLES = HERE / "examples"
@@ -89,7 +89,7 @@ def next_command(folder: Path) -> str:
 
 def _write(folder: Path, files: dict[str, bytes]) -> None:
     try:
-        with held(folder):
+        with hold_folder(folder):
             if names_in(folder):
                 raise ConfigError(f"{folder} is not empty: name a folder that is not there yet")
             for name, contents in files.items():

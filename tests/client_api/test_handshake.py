@@ -3,7 +3,7 @@
 import pytest
 
 from stream_server.client_api import handshake
-from stream_server.client_api.handshake import Patience
+from stream_server.client_api.handshake import SilenceTimer
 from tests.support.timing import Clock
 
 
@@ -14,13 +14,13 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return clock
 
 
-def listen(it: Patience, clock: Clock, *, took_s: float, most_s: float) -> None:
+def listen(it: SilenceTimer, clock: Clock, *, took_s: float, most_s: float) -> None:
     clock.now += took_s
     it.listened(most_s)
 
 
 def test_silence_ends_it(clock: Clock) -> None:
-    it = Patience(timeout_s=3, repeat_s=0.5)
+    it = SilenceTimer(timeout_s=3, repeat_s=0.5)
     for _ in range(6):
         assert not it.is_over
         listen(it, clock, took_s=0.5, most_s=0.5)
@@ -28,7 +28,7 @@ def test_silence_ends_it(clock: Clock) -> None:
 
 
 def test_a_word_begins_the_silence_anew(clock: Clock) -> None:
-    it = Patience(timeout_s=3, repeat_s=0.5)
+    it = SilenceTimer(timeout_s=3, repeat_s=0.5)
     clock.now += 2
     it.heard()
     clock.now += 2
@@ -36,7 +36,7 @@ def test_a_word_begins_the_silence_anew(clock: Clock) -> None:
 
 
 def test_time_in_which_the_process_was_stopped_is_no_silence(clock: Clock) -> None:
-    it = Patience(timeout_s=3, repeat_s=0.5)
+    it = SilenceTimer(timeout_s=3, repeat_s=0.5)
     listen(it, clock, took_s=600, most_s=0.5)
     assert not it.is_over
     assert it.may_repeat()
@@ -46,7 +46,7 @@ def test_time_in_which_the_process_was_stopped_is_no_silence(clock: Clock) -> No
 
 
 def test_a_busy_machine_does_not_make_it_wait_longer(clock: Clock) -> None:
-    it = Patience(timeout_s=3, repeat_s=0.5)
+    it = SilenceTimer(timeout_s=3, repeat_s=0.5)
     for _ in range(3):
         listen(it, clock, took_s=1.0, most_s=0.5)
     assert it.is_over

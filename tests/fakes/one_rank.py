@@ -90,7 +90,7 @@ class OneRank:
 
     def say_here(self) -> None:
         """As once a second."""
-        self.to_launcher.append(launcher_link.Here(incarnation=self.incarnation))
+        self.to_launcher.append(launcher_link.Rank0Alive(incarnation=self.incarnation))
 
     def listen(self) -> None:
         """Hear what the launcher has said; a study that is over then tells it to leave."""

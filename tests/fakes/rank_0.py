@@ -79,7 +79,7 @@ class Rank0:
 
     def plan(self, num: int, security: Security | None = None, attempt: int = -1, *, incarnation: int = 1) -> None:
         """Rank 0 is there, and has a plan of `num` simulations for the launcher that asks."""
-        self.send(launcher_link.Here(incarnation=incarnation))
+        self.send(launcher_link.Rank0Alive(incarnation=incarnation))
         self.wait_for(launcher_link.AskPlan)
         self.send(plan(num, output_dir=self.output_dir, security=security, attempt=attempt, incarnation=incarnation))
 

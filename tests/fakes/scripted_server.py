@@ -63,7 +63,7 @@ class ScriptedServer:
         self._link.connect(self._option("--link"))
         self._greets = True
         self._plan = plan(num, output_dir=self.output_dir, incarnation=self.incarnation, attempt=attempt)
-        self._wait_for(launcher_link.Ready)
+        self._wait_for(launcher_link.PlanAccepted)
 
     def commit(self, checkpoint: int) -> None:
         if self.rank == 0:
@@ -86,7 +86,7 @@ class ScriptedServer:
         if self.rank == 0:
             self._stop = launcher_link.StopSimulations(reason="finished", grace_s=0.0)
             self._tell(self._stop)
-            self._wait_for(launcher_link.Bye)
+            self._wait_for(launcher_link.LauncherDone)
 
     def wait_for_attempts(self, num: int) -> None:
         if self.rank == 0:
@@ -180,7 +180,7 @@ class ScriptedServer:
     def _hear(self) -> list[launcher_link.ToServer]:
         """The next message, if one comes; what rank 0 hears is written down."""
         if self._greets and time.monotonic() >= self._here_at:
-            self._tell(launcher_link.Here(incarnation=self.incarnation))
+            self._tell(launcher_link.Rank0Alive(incarnation=self.incarnation))
             self._here_at = time.monotonic() + HERE_S
         if not self._link.poll(20):
             return []

@@ -198,7 +198,7 @@ class NodeLines(LineFile):
 
 
 class NodeAttempts:
-    """Folders of attempts; see `Attempts`."""
+    """Folders of attempts; see `AttemptFolders`."""
 
     def __init__(self, node: Node) -> None:
         self.node = node
@@ -317,7 +317,7 @@ class NodeLink:
         server, heard = self.node.server, []
         while server is not None and server.to_launcher:
             message = launcher_link.to_launcher(launcher_link.encode(server.to_launcher.popleft()))
-            if isinstance(message, launcher_link.Here | launcher_link.Plan):
+            if isinstance(message, launcher_link.Rank0Alive | launcher_link.Plan):
                 self.was_interrupted |= self.is_broken and self.peer is server
                 self.peer, self.is_broken = server, False
             if self.peer is server and not self.is_broken:

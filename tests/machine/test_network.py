@@ -6,7 +6,7 @@ import pytest
 import zmq
 
 from stream_server.errors import ConfigError
-from stream_server.machine.network import Interface, chosen, described, interfaces
+from stream_server.machine.network import Interface, chosen, description_of, interfaces
 from stream_server.messages import tcp
 
 THERE = [
@@ -50,9 +50,9 @@ def test_one_that_is_not_there_is_refused_with_those_that_are(wanted: str) -> No
 
 
 def test_of_an_interface_with_several_addresses_it_is_said_which_one_is_used() -> None:
-    assert described("ib0", THERE) == "ib0 (10.1.2.3; not 10.2.2.3, which it has, too)"
-    assert described("10.2.0.0/16", THERE) == "ib0 (10.2.2.3; not 10.1.2.3, which it has, too)"
-    assert described("eth0", THERE) == "eth0 (192.168.0.7)"
+    assert description_of("ib0", THERE) == "ib0 (10.1.2.3; not 10.2.2.3, which it has, too)"
+    assert description_of("10.2.0.0/16", THERE) == "ib0 (10.2.2.3; not 10.1.2.3, which it has, too)"
+    assert description_of("eth0", THERE) == "eth0 (192.168.0.7)"
 
 
 def test_an_address_of_ipv6_is_chosen_as_one_of_ipv4_is_and_comes_second() -> None:

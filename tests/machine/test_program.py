@@ -17,7 +17,7 @@ from stream_server.errors import ConfigError
 from stream_server.launcher.supervision import cli as launcher_cli
 from stream_server.machine import private_folder
 from stream_server.machine.refusals import refusal, require_threads
-from stream_server.machine.screen import until_the_reader_leaves
+from stream_server.machine.screen import ignore_broken_pipe
 from stream_server.server.commands import cli as server_cli
 from stream_server.server.ranks.communicator import SoloRanks
 from stream_server.server.reception.build import make_ipc_folder
@@ -72,7 +72,7 @@ def test_output_that_a_full_disk_does_not_take_is_an_error_in_words(monkeypatch:
         monkeypatch.setattr(sys, "stdout", full)
         with (
             pytest.raises(ConfigError, match=r"the output cannot be written: .*No space left"),
-            until_the_reader_leaves(),
+            ignore_broken_pipe(),
         ):
             print("a table")
         # The interpreter writes what is left at its end.

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from stream_server.machine.screen import Screen
+from stream_server.machine.screen import LossyFile
 from tests.support.runs import NUMPY_STUDY, assert_complete, run_study
 
 INTO_A_FULL_DISK = ["sh", "-c", 'exec "$@" >/dev/full 2>&1', "sh"]
@@ -25,10 +25,10 @@ def test_a_study_that_can_print_nothing_trains_to_its_end(tmp_path: Path, mpi: s
 
 
 def test_only_what_a_disk_refuses_is_lost() -> None:
-    with open("/dev/full", "wb") as full, Screen(full.fileno(), "wb", closefd=False) as screen:
+    with open("/dev/full", "wb") as full, LossyFile(full.fileno(), "wb", closefd=False) as screen:
         assert screen.write(b"words") == 5
     reader, writer = os.pipe()
     os.close(reader)
-    with Screen(writer, "wb") as screen, pytest.raises(OSError, match="Broken pipe") as caught:
+    with LossyFile(writer, "wb") as screen, pytest.raises(OSError, match="Broken pipe") as caught:
         screen.write(b"words")
     assert caught.value.errno == errno.EPIPE

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from stream_server.launcher.simulations.attempts import Attempts
+from stream_server.launcher.simulations.attempts import AttemptFolders
 from stream_server.messages.connection import ConnectionFile, Security
 from stream_server.messages.curve import KeyPair
 
@@ -22,7 +22,7 @@ def test_the_launcher_writes_what_the_client_would_write(tmp_path: Path, securit
         control=("ipc:///tmp/x/control-0", "tcp://node:4000"),
         security=security,
     )
-    attempts = Attempts(
+    attempts = AttemptFolders(
         command=("solver",), templates=(), environment={}, seed=0, study_dir=tmp_path, output_dir=tmp_path
     )
     keys = None if security is None else KeyPair(public="P" * 40, secret="p" * 40)

@@ -9,11 +9,11 @@ from stream_server.messages import notices
 from stream_server.messages.notices import Channel, NumberedNotice
 
 EXAMPLES = [
-    notices.Present(rank=3),
+    notices.RankAlive(rank=3),
     notices.AttemptNotice(simulation=1, attempt=2, parameters={"x": 0.5}, key="k"),
-    notices.Over(simulation=1, attempt=2),
+    notices.AttemptOver(simulation=1, attempt=2),
     notices.Terminal(simulation=1, state="given_up", reason="exit code 1"),
-    notices.Final(states={0: "finished", 11: "invalid"}),
+    notices.AllTerminal(states={0: "finished", 11: "invalid"}),
     notices.StopNotice(reason="time limit"),
     notices.Share(
         simulation=1, attempt=0, received=3, blocked=True, accepted=2, rejected=1, complete=False, total=None

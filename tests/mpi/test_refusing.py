@@ -7,7 +7,7 @@ import pytest
 
 from stream_server.errors import ConfigError, RankLost
 from stream_server.messages.curve import KeyPair
-from stream_server.messages.launcher_place import LauncherPlace
+from stream_server.messages.launcher_endpoint import LauncherEndpoint
 from tests.needs import need
 from tests.support.launch import IMPLEMENTATIONS, mpirun
 from tests.support.runs import NUMPY_STUDY
@@ -28,7 +28,7 @@ def refused(mpi: str, folder: Path, place: Path, *, on: list[str]) -> "subproces
     ]
     words += [f"--set=study.output_dir={folder / 'run'}", "--set=server.ranks=2", f"--link=ipc://{folder / 'l'}"]
     launch = mpirun(mpi, 1, words)
-    second = [":", "-n", "1", *on, *launch.argv[-len(words) - 1 :], f"--launcher-place={place}"]
+    second = [":", "-n", "1", *on, *launch.argv[-len(words) - 1 :], f"--launcher-endpoint={place}"]
     return subprocess.run(
         [*launch.argv, *second], env=launch.environment, capture_output=True, text=True, timeout=LIMIT_S
     )
@@ -44,7 +44,7 @@ def test_one_that_finds_no_file_of_the_launcher_ends_all_and_says_why(tmp_path: 
 
 def test_one_that_cannot_reach_the_launcher_ends_all_and_says_why(tmp_path: Path) -> None:
     need("another node")
-    place = LauncherPlace(host="launchers", link=UNREACHABLE, alive=UNREACHABLE, keys=KeyPair.make())
+    place = LauncherEndpoint(host="launchers", link=UNREACHABLE, alive=UNREACHABLE, keys=KeyPair.make())
     place.write(tmp_path / "place.json")
     done = refused("mpich", tmp_path, tmp_path / "place.json", on=NODE)
     assert done.returncode == RankLost.exit_code

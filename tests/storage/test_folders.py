@@ -7,11 +7,17 @@ import pytest
 from stream_server.errors import DamagedCheckpoint
 from stream_server.storage import folders
 from stream_server.storage.checksums import ChecksumFile, FileRecord
-from stream_server.storage.folders import FolderWriter, damaged_files, records_from_json, records_to_json, replacing
+from stream_server.storage.folders import (
+    FolderWriter,
+    damaged_files,
+    records_from_json,
+    records_to_json,
+    replace_folder,
+)
 
 
 def write(folder: Path, data: bytes) -> FileRecord:
-    with replacing(folder) as writer:
+    with replace_folder(folder) as writer:
         return writer.write("deep/file", lambda file: file.write(data))
 
 
@@ -34,7 +40,7 @@ def test_what_raises_while_a_folder_is_written_leaves_the_older_one(tmp_path: Pa
         file.write(b"second")
         raise KeyError
 
-    with pytest.raises(KeyError), replacing(tmp_path / "model") as writer:
+    with pytest.raises(KeyError), replace_folder(tmp_path / "model") as writer:
         writer.write("file", fail)
     assert (tmp_path / "model/deep/file").read_bytes() == b"first"
     assert names(tmp_path) == ["model"]
@@ -60,7 +66,7 @@ def test_an_older_folder_that_lost_its_name_in_a_crash_gets_it_back(tmp_path: Pa
     write(tmp_path / "model", b"first")
     (tmp_path / "model").rename(tmp_path / "model.old")
     (tmp_path / "model.tmp").mkdir()
-    with pytest.raises(KeyError), replacing(tmp_path / "model"):
+    with pytest.raises(KeyError), replace_folder(tmp_path / "model"):
         raise KeyError
     assert (tmp_path / "model/deep/file").read_bytes() == b"first"
 

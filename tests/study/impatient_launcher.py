@@ -9,10 +9,10 @@ from functools import partial
 
 from stream_server.launcher.supervision import runs, server_job
 from stream_server.launcher.supervision.cli import main
-from stream_server.launcher.supervision.liveness import HeartbeatSettings
+from stream_server.launcher.supervision.liveness import LivenessSettings
 from stream_server.launcher.supervision.supervisor import Supervisor
 
-HEARTBEAT = HeartbeatSettings(interval_s=0.25, silent_s=4.0, return_s=0.5)
+HEARTBEAT = LivenessSettings(interval_s=0.25, silent_s=4.0, return_s=0.5)
 
 if __name__ == "__main__":
     runs.Supervisor = partial(Supervisor, heartbeat=HEARTBEAT)  # type: ignore[assignment,misc]

@@ -32,7 +32,7 @@ from stream_server.launcher.backends.backend import (
     describe,
     exit_code_of,
 )
-from stream_server.launcher.backends.outage import Outage, said_by
+from stream_server.launcher.backends.outage import Outage, stderr_of
 from stream_server.launcher.backends.scheduler import (
     BatchJob,
     JobKind,
@@ -230,7 +230,7 @@ class BatchBackend(Backend):
                 self.scheduler.cancel(ids, at_once=True)
         except Exception as error:
             log.error(
-                "jobs could not be cancelled, look into the queue of %s: %s", self.scheduler.title, said_by(error)
+                "jobs could not be cancelled, look into the queue of %s: %s", self.scheduler.title, stderr_of(error)
             )
 
     def _wake(self) -> None:
@@ -290,7 +290,7 @@ class BatchBackend(Backend):
             return
         except Exception as error:
             log.info("%s was perhaps not submitted", job.name, exc_info=error)
-            self._refused(job, NotSubmitted(SubmitRefusal.AWAY, said_by(error)))
+            self._refused(job, NotSubmitted(SubmitRefusal.AWAY, stderr_of(error)))
             return
         with self._changed:
             self._back(_Phase.SUBMITTED, job, JobStatus(state=JobState.QUEUED))

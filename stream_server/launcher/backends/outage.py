@@ -49,10 +49,10 @@ class Outage:
                 self._since = self._clock()
                 self._tell_at = self._since + FIRST_S
             is_new = what not in self._unanswered
-            self._unanswered[what] = said_by(error)
+            self._unanswered[what] = stderr_of(error)
         if is_new:
             unforeseen = None if isinstance(error, EXPECTED) else error
-            log.info("%s: %s", what, said_by(error), exc_info=unforeseen)
+            log.info("%s: %s", what, stderr_of(error), exc_info=unforeseen)
 
     def answered(self, what: str) -> None:
         """A question has an answer, or need not be asked any more."""
@@ -80,7 +80,7 @@ class Outage:
         return f"no answer for {lasted_s:.0f} s: {what} ({error}){more}; what runs goes on"
 
 
-def said_by(error: Exception) -> str:
+def stderr_of(error: Exception) -> str:
     """The words of a command that failed, or of any other error, with its type where nobody expects it."""
     said = error.stderr.strip() if isinstance(error, subprocess.CalledProcessError) and error.stderr else ""
     return said or (str(error) if isinstance(error, EXPECTED) else f"{type(error).__name__}: {error}")

@@ -116,8 +116,8 @@ class History:
         return history
 
     def in_job(self, job: str) -> list[RecordedAttempt]:
-        """The attempts of a job of which no end was written."""
-        return [it for it in self.jobs[job] if self.attempts.get(it.attempt.simulation) is it]
+        """The attempts of a job that have no recorded end."""
+        return [begun for begun in self.jobs[job] if self.attempts.get(begun.attempt.simulation) is begun]
 
     def is_given_up(self, simulation: int) -> bool:
         """Whether no attempt is left for a simulation in the last run."""
@@ -129,8 +129,8 @@ class History:
         return History(all_attempts=self.all_attempts, highest=self.highest, num_starts=self.num_starts)
 
     def _interrupt(self) -> None:
-        for it in self.all_attempts.values():
-            it.interrupted |= it.end is None
+        for recorded in self.all_attempts.values():
+            recorded.interrupted |= recorded.end is None
 
     def _add(self, record: JournalRecord) -> None:
         match record:
@@ -138,8 +138,8 @@ class History:
                 self.ended_in_order = True
                 self._interrupt()
             case PlanTaken(incarnation=incarnation):
-                for it in self.attempts.values() if incarnation != self.incarnation else ():
-                    it.attempt.excuse = it.attempt.excuse or RESTARTED
+                for recorded in self.attempts.values() if incarnation != self.incarnation else ():
+                    recorded.attempt.excuse = recorded.attempt.excuse or RESTARTED
                 self.incarnation = incarnation
             case FirstStep():
                 self.anything_came = True
@@ -184,11 +184,11 @@ class History:
             case AttemptStarted() if simulation in self.attempts:
                 self.attempts[simulation].handle = record.handle
             case AttemptCancelled() if simulation in self.attempts:
-                it = self.attempts[simulation].attempt
-                it.reason, it.excuse = record.reason, record.excuse or it.excuse
-                it.cancel()
-                if it.job is not None:
-                    it.job.is_cancelled = True
+                attempt = self.attempts[simulation].attempt
+                attempt.reason, attempt.excuse = record.reason, record.excuse or attempt.excuse
+                attempt.cancel()
+                if attempt.job is not None:
+                    attempt.job.is_cancelled = True
             case AttemptEnded() | Failed():
                 known = self._ended(simulation, number, record.reason)
                 self.all_attempts[simulation, number].end = record
@@ -207,12 +207,12 @@ class History:
         """No attempt of a simulation is open any more. The last one, of this number, ended for this reason."""
         self._leave(simulation)
         unknown = RecordedAttempt(attempt=ScheduledAttempt(simulation=simulation, number=number))
-        it = self.all_attempts.setdefault((simulation, number), unknown).attempt
-        if it.phase not in (ScheduledPhase.CANCELLED, ScheduledPhase.KILLED):
-            it.reason = reason
-        it.move(ScheduledEvent.END)
+        attempt = self.all_attempts.setdefault((simulation, number), unknown).attempt
+        if attempt.phase not in (ScheduledPhase.CANCELLED, ScheduledPhase.KILLED):
+            attempt.reason = reason
+        attempt.move(ScheduledEvent.END)
         known = self.simulations.setdefault(simulation, ScheduledSimulation(id=simulation))
-        known.attempt = it
+        known.attempt = attempt
         # How the job of one that is given up ended is written afterwards.
         if known.state is not ScheduledState.GIVEN_UP:
             known.state = ScheduledState.WAITING

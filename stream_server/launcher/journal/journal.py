@@ -77,7 +77,7 @@ class Journal:
         """
         give_up_at = time.monotonic() + LEAVE_S
         with contextlib.suppress(FileNotFoundError, disk.UnusableFile):
-            descriptor = disk.ordinary(output_dir / JOURNAL_FILE)
+            descriptor = disk.open_regular(output_dir / JOURNAL_FILE)
             try:
                 # A lock that another process holds can only be asked for again.
                 while time.monotonic() < give_up_at:
@@ -112,7 +112,7 @@ class Journal:
             self._unwritten += noted
 
     def defer(self, *deferred: JournalRecord) -> None:
-        """Put records on disk with the next ones, or in `flush`: nothing may follow from them before."""
+        """Put records on disk with the next ones, or in `flush`: only for records on which nothing depends yet."""
         self._unwritten += deferred
 
     def flush(self) -> None:

@@ -25,12 +25,12 @@ from stream_server.launcher.backends.backend import (
     exit_code_of,
 )
 from stream_server.launcher.backends.mpirun import RANKS_FILE, Mpirun
-from stream_server.launcher.backends.outage import Outage, said_by
+from stream_server.launcher.backends.outage import Outage, stderr_of
 from stream_server.launcher.journal.history import History
 from stream_server.launcher.journal.records import AttemptEnded
 from stream_server.launcher.schedule.shared_jobs import ENDED_WITH_JOB, excuse_of_failed
 from stream_server.launcher.schedule.simulation import RESTARTED
-from stream_server.launcher.simulations.attempts import CONNECTION_FILE, Attempts
+from stream_server.launcher.simulations.attempts import CONNECTION_FILE, AttemptFolders
 from stream_server.launcher.simulations.last_words import explanation, last_mistake, python_of
 from stream_server.machine.log_end import log_end, words_at_end
 from stream_server.storage.disk import MAX_TEXT_BYTES, UnusableFile, read_file
@@ -80,7 +80,7 @@ class AttemptJobs:
     def __init__(
         self,
         backend: Backend,
-        attempts: Attempts,
+        attempts: AttemptFolders,
         mpirun: Mpirun | None,
         outage: Outage,
         *,
@@ -145,7 +145,7 @@ class AttemptJobs:
         for job, begun in history.jobs.items():
             if not (left := history.in_job(job)):
                 continue
-            folder, attempts = Path(job), tuple(it.key for it in begun)
+            folder, attempts = Path(job), tuple(attempt.key for attempt in begun)
             marks = frozenset(str(self.attempts.folder(*attempt) / CONNECTION_FILE) for attempt in attempts)
             saved = SavedJob(folder=folder, marks=marks, handle=left[0].handle)
             ranks = 1 if left[0].starting is None else left[0].starting.ranks
@@ -159,7 +159,7 @@ class AttemptJobs:
                 state=JobState.QUEUED,
             )
         self._reattach()
-        self.cancel([it.key for it in history.attempts.values() if it.attempt.is_cancelled])
+        self.cancel([recorded.key for recorded in history.attempts.values() if recorded.attempt.is_cancelled])
 
     def keep_waiting(self) -> None:
         """Let what runs, or begins to, wait for the next server."""
@@ -188,19 +188,19 @@ class AttemptJobs:
             statuses = self.backend.query([job.handle for job in running]) if running else {}
             for job in running:
                 self._take(job, statuses.get(job.handle, JobStatus(state=JobState.UNKNOWN)), now)
-        # Those of which a cancel was lost.
+        # Cancel again what still runs.
         self._cancel([job for job in running if job.is_cancelled and job.state in (JobState.QUEUED, JobState.RUNNING)])
         ended = []
         for job in [job for job in self._jobs.values() if job.end]:
             with self.outage.within(_ranks_cannot_be_read(job.folder)):
                 assert job.end is not None
                 folders = {attempt: self.attempts.folder(*attempt) for attempt in job.attempts}
-                found = (
+                ends_now = (
                     ends_of_worker(folders, job.end)
                     if self.are_workers
                     else ends(folders, job.end, log=job.folder / LOG_FILE, num_ranks=job.ranks)
                 )
-                ended += [msgspec.structs.replace(it, reason=it.reason + self._explanation(it)) for it in found]
+                ended += [msgspec.structs.replace(end, reason=end.reason + self._explanation(end)) for end in ends_now]
                 del self._jobs[job.folder]
         return ended
 
@@ -252,9 +252,9 @@ class AttemptJobs:
             job.end = JobStatus(state=JobState.ENDED, exit_code=error.exit_code, reason=str(error))
         except (OSError, subprocess.SubprocessError) as error:
             # It may run. To submit it again could give two jobs the name and the folder of one attempt.
-            log.warning("whether the job in %s was submitted is not known: %s", job.folder, said_by(error))
+            log.warning("whether the job in %s was submitted is not known: %s", job.folder, stderr_of(error))
             self.outage.unanswered(NOT_SUBMITTED, error)
-            self._submit_at, self._why_held_back = now + SUBMIT_PAUSE_S, f"{NOT_SUBMITTED}: {said_by(error)}"
+            self._submit_at, self._why_held_back = now + SUBMIT_PAUSE_S, f"{NOT_SUBMITTED}: {stderr_of(error)}"
             job.state, job.waits_for = JobState.QUEUED, self._why_held_back
             job.saved, job.excuse = SavedJob(folder=spec.folder, marks=spec.marks, handle=None), UNANSWERED
         else:
@@ -353,14 +353,14 @@ def judge(
     traces: Mapping[Attempt, Traces], logs: Mapping[Attempt, Path], job: JobStatus, num_ranks: int
 ) -> list[AttemptEnded]:
     """Tell how the attempts of one job ended. When none is shown to be at fault, all that did not end well are."""
-    culprit = next((simulation for (simulation, _), it in traces.items() if it.at_fault), None)
+    culprit = next((simulation for (simulation, _), trace in traces.items() if trace.at_fault), None)
     judged = []
-    for attempt, it in traces.items():
+    for attempt, trace in traces.items():
         log = logs[attempt]
-        if job.exit_code == 0 or it.ended_well(num_ranks):
+        if job.exit_code == 0 or trace.ended_well(num_ranks):
             judged.append(_end(attempt, job, log, 0, describe(0)))
-        elif it.at_fault or culprit is None:
-            judged.append(_end(attempt, job, log, job.exit_code or None, it.at_fault or job.reason))
+        elif trace.at_fault or culprit is None:
+            judged.append(_end(attempt, job, log, job.exit_code or None, trace.at_fault or job.reason))
         else:
             judged.append(_end(attempt, job, log, None, ENDED_WITH_JOB, excuse_of_failed(culprit)))
     return judged

@@ -36,7 +36,7 @@ Value = float | int | str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Attempts:
+class AttemptFolders:
     """Knows where the attempts of a study lie, and prepares them.
 
     `environment` is what every simulation gets; what is particular to an attempt is added. `whole` are the parameters
@@ -91,7 +91,9 @@ class Attempts:
         msgspec.structs.replace(
             connection, simulation=simulation, attempt=attempt, parameters=dict(parameters), security=security
         ).write(file)
-        given: dict[str, Value] = {name: int(it) if name in self.whole else it for name, it in parameters.items()}
+        given: dict[str, Value] = {
+            name: int(value) if name in self.whole else value for name, value in parameters.items()
+        }
         values = placeholders(given, simulation=simulation, attempt=attempt, seed=self.seed, study_dir=self.study_dir)
         rendered = {template: self._render(template, folder, values) for template in self.templates}
         identity = (str(file), str(simulation), str(attempt), str(simulation))
@@ -107,7 +109,7 @@ class Attempts:
         """
         first = specs[0]
         file = first.folder / NEXT_FILE
-        disk.swap_private_file(file, "".join(f"{it.folder / CONNECTION_FILE}\n" for it in specs[1:]).encode())
+        disk.swap_private_file(file, "".join(f"{spec.folder / CONNECTION_FILE}\n" for spec in specs[1:]).encode())
         for spec in specs[1:]:
             (spec.folder / LOG_FILE).symlink_to(os.path.relpath(first.folder / LOG_FILE, spec.folder))
         return replace(first, environment={**first.environment, NEXT_VARIABLE: str(file)})

@@ -20,7 +20,7 @@ from stream_server.launcher.journal.journal import Journal
 from stream_server.launcher.schedule.schedule import SimulationSchedule
 from stream_server.launcher.schedule.simulation import Action, Cancel, Continue, ScheduledState, Submit
 from stream_server.launcher.simulations.attempt_jobs import AttemptJobs
-from stream_server.launcher.simulations.attempts import Attempts
+from stream_server.launcher.simulations.attempts import AttemptFolders
 from stream_server.launcher.simulations.server_connection import ServerConnection
 from stream_server.launcher.simulations.starter import Starter
 from stream_server.machine.log_end import log_end
@@ -97,12 +97,12 @@ class Ensemble:
 
     def restore(self, history: History) -> None:
         """Take over what a launcher that was killed has left: its jobs that still run, and what it knew."""
-        for it in history.attempts.values():
-            if it.starting is None:
-                self.reports.given(*it.key)
+        for recorded in history.attempts.values():
+            if recorded.starting is None:
+                self.reports.given(*recorded.key)
             else:
-                log.info("simulation %d, attempt %d is taken over", *it.key)
-                self.starter.restore(it.starting.simulation, it.starting.public_key)
+                log.info("simulation %d, attempt %d is taken over", *recorded.key)
+                self.starter.restore(recorded.starting.simulation, recorded.starting.public_key)
         self.jobs.adopt(history)
         self._incarnation = history.incarnation
         self.schedule.restore(
@@ -136,7 +136,7 @@ class Ensemble:
         self.journal.flush()
         if self.has_left and not self._said_bye:
             self._said_bye = True
-            self.server.send(launcher_link.Bye())
+            self.server.send(launcher_link.LauncherDone())
             log.info("all jobs have ended")
         return messages
 
@@ -155,14 +155,14 @@ class Ensemble:
     def _take(self, message: launcher_link.ToLauncher) -> list[Action]:
         now = time.monotonic()
         match message:
-            case launcher_link.Here():
+            case launcher_link.Rank0Alive():
                 if self.server.was_interrupted:
                     log.warning("rank 0 has connected anew: what was under way may be lost, and is asked for again")
                     self.server.was_interrupted = False
                     self.schedule.pause()
                 if self.schedule.away or message.incarnation != self._incarnation:
                     self.server.send(launcher_link.AskPlan())
-                # It is told anew, for rank 0 wants to hear from us.
+                # Send the status again: rank 0 waits for a sign of life.
                 self._status = None
             case launcher_link.Plan():
                 return self._plan(message)
@@ -216,15 +216,15 @@ class Ensemble:
         self.jobs.outage.repeat()
         self._leave_at, self._said_bye, self._status, self._queue = math.inf, False, None, {}
         self.journal.note(records.PlanTaken(incarnation=message.incarnation))
-        self.server.send(launcher_link.Ready())
-        planned = {it.simulation: it.attempt for it in message.simulations}
+        self.server.send(launcher_link.PlanAccepted())
+        planned = {planned.simulation: planned.attempt for planned in message.simulations}
         actions = self.schedule.replan(planned, time.monotonic(), new_incarnation=new_incarnation)
         failpoint("launcher.after_replan")
         return actions
 
     def _poll_jobs(self) -> None:
         now = time.monotonic()
-        # Whose fault it is that a clock runs out is to be known before.
+        # Poll before a clock may run out, so that blame is known.
         if now < min(self._poll_at, self.schedule.wake_at):
             return
         ended_for_good: list[records.AttemptEnded] = []
@@ -296,8 +296,10 @@ class Ensemble:
 
     def _cancelling(self, simulation: int) -> list[records.AttemptCancelled]:
         return [
-            records.AttemptCancelled(simulation=it.simulation, attempt=it.number, reason=it.reason, excuse=it.excuse)
-            for it in self.schedule.decided(simulation)
+            records.AttemptCancelled(
+                simulation=attempt.simulation, attempt=attempt.number, reason=attempt.reason, excuse=attempt.excuse
+            )
+            for attempt in self.schedule.decided(simulation)
         ]
 
     def _take_queue(self, now: float) -> None:
@@ -355,7 +357,7 @@ class Ensemble:
 class Reports:
     """Passes on what the schedule has decided and nobody but the server needs to act on. Main thread only."""
 
-    def __init__(self, attempts: Attempts, server: ServerConnection, journal: Journal) -> None:
+    def __init__(self, attempts: AttemptFolders, server: ServerConnection, journal: Journal) -> None:
         self.attempts = attempts
         self.server = server
         self.journal = journal

@@ -16,7 +16,7 @@ MISTAKE = re.compile(r"^stream_client, rank \d+, \w+: (.*)$", re.MULTILINE)
 MPIRUN = re.compile(
     r"^(?:=+\n=   BAD TERMINATION|-+\n(?:Primary job |MPI_ABORT was invoked|\S*(?:mpirun|prterun)\S* ))", re.MULTILINE
 )
-SIGNALS = "|".join(re.escape(str(signal.strsignal(it))) for it in signal.Signals)
+SIGNALS = "|".join(re.escape(str(signal.strsignal(number))) for number in signal.Signals)
 BACKTRACE = re.compile(
     r"#\d+ |\s+at |Error termination\. Backtrace:|Backtrace for this error:|STOP \d+$|Abort\(|"
     r"srun: |slurmstepd: |\s*$|"
@@ -27,7 +27,10 @@ MAX_CHARS = 500
 # Exit codes of a program itself, and of signals that it brings on itself.
 OWN_CODES = {
     *range(1, 129),
-    *(128 + it for it in (signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGSEGV, signal.SIGSYS)),
+    *(
+        128 + number
+        for number in (signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGSEGV, signal.SIGSYS)
+    ),
 }
 PYTHON = re.compile(r"python[\d.]*")
 
@@ -49,27 +52,27 @@ def explanation(log: str, exit_code: int, reason: str, python: Callable[[], str]
 
 def last_mistake(log: str) -> str:
     """The words of the native client about the last mistake that a program passed over, "" if there are none."""
-    found = MISTAKE.findall(log)
-    return f": {found[-1]}" if found else ""
+    mistakes = MISTAKE.findall(log)
+    return f": {mistakes[-1]}" if mistakes else ""
 
 
 def missing_package(log: str) -> str | None:
     """The package for lack of which a program of Python has ended, if its log says so at its end."""
-    found = MISSING_PACKAGE.findall(log)
-    return found[-1].partition(".")[0] if found else None
+    packages = MISSING_PACKAGE.findall(log)
+    return packages[-1].partition(".")[0] if packages else None
 
 
 def last_exception(log: str) -> str:
     """The exception of the last traceback of Python in a log, with its message; "" if there is no traceback."""
-    found = EXCEPTION.findall(log)
-    return found[-1][:MAX_CHARS] if found else ""
+    exceptions = EXCEPTION.findall(log)
+    return exceptions[-1][:MAX_CHARS] if exceptions else ""
 
 
 def last_line(log: str) -> str:
     """The last line that a program itself has written into its log, "" if there is none."""
-    found = MPIRUN.search(log)
-    lines = log[: found.start() if found else None].splitlines()
-    return next((it.strip()[:MAX_CHARS] for it in reversed(lines) if not BACKTRACE.match(it)), "")
+    ending = MPIRUN.search(log)
+    lines = log[: ending.start() if ending else None].splitlines()
+    return next((line.strip()[:MAX_CHARS] for line in reversed(lines) if not BACKTRACE.match(line)), "")
 
 
 def python_of(command: Sequence[str], environment: Mapping[str, str], study_dir: Path) -> str:

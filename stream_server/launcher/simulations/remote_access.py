@@ -21,7 +21,7 @@ from stream_server.launcher.backends.allocation import Allocation
 from stream_server.machine import descriptors, network, private_folder
 from stream_server.messages.connection_guard import ConnectionGuard
 from stream_server.messages.curve import ZAP_ADDRESS, KeyPair, secure_server_socket, zap_reply
-from stream_server.messages.launcher_place import LauncherPlace
+from stream_server.messages.launcher_endpoint import LauncherEndpoint
 from stream_server.messages.tcp import ANYWHERE, bind_tcp, host_and_port
 
 
@@ -38,7 +38,7 @@ class RemoteAccess:
     ports: tuple[int, int] | None
     keys: KeyPair = field(repr=False)
     max_connections: int
-    before: LauncherPlace | None = None
+    before: LauncherEndpoint | None = None
 
     @classmethod
     def of(cls, config: StudyConfig, num_ranks: int, before: Path) -> Self | None:
@@ -61,24 +61,24 @@ class RemoteAccess:
                 )
         elif num_ranks == 1 or not (is_open or (allocation is not None and allocation.num_nodes > 1)):
             return None
-        found = None
+        earlier = None
         with suppress(ConfigError):
-            found = LauncherPlace.read(before)
+            earlier = LauncherEndpoint.read(before)
         # A rank that has lost its connection may be there once more.
         max_connections = 2 * num_ranks + descriptors.STRANGERS
         descriptors.require(2 * (config.launcher.max_running + max_connections), "jobs, ranks and strangers")
         return cls(
             address=ANYWHERE if interface is None else interface.address,
             ports=config.network.ports,
-            keys=KeyPair.make() if found is None else found.keys,
+            keys=KeyPair.make() if earlier is None else earlier.keys,
             max_connections=max_connections,
-            before=found,
+            before=earlier,
         )
 
     @contextmanager
-    def told(self, file: Path, *, link: str, alive: str) -> Iterator[None]:
+    def published(self, file: Path, *, link: str, alive: str) -> Iterator[None]:
         """Within, the file tells ranks on other nodes where we are."""
-        LauncherPlace(host=socket.gethostname(), link=link, alive=alive, keys=self.keys).write(file)
+        LauncherEndpoint(host=socket.gethostname(), link=link, alive=alive, keys=self.keys).write(file)
         try:
             yield
         finally:
@@ -88,8 +88,8 @@ class RemoteAccess:
 class RankRouter:
     """A ROUTER of ours, to which ranks connect at `address`. Main thread only.
 
-    With `remote` they connect from other nodes, too, at `place`: over TCP, with the port of the place `before`, if that
-    is given and still free. Only those come in there who have the keys, and floods are cut off; an `ipc://` address
+    With `remote` they also connect from other nodes, at `endpoint`: over TCP, on the port of `before` if that is still
+    free. Only those come in there who have the keys, and floods are cut off; an `ipc://` address
     stays free of keys. `sockets` become readable when something has come, or libzmq asks who may connect.
 
     Raises:
@@ -102,7 +102,7 @@ class RankRouter:
     def __init__(self, address: str, remote: RemoteAccess | None, before: str | None) -> None:
         self.address = address
         self.remote = remote
-        self.place = ""
+        self.endpoint = ""
         self.sockets: tuple[zmq.Socket[bytes], ...] = ()
         self._before = before
         self._guard: ConnectionGuard | None = None
@@ -131,7 +131,7 @@ class RankRouter:
         self.sockets = (self._socket, self._questions)
         secure_server_socket(self._socket, self.remote.keys)
         self._guard.start()
-        self.place = self._bind_tcp(self.remote)
+        self.endpoint = self._bind_tcp(self.remote)
         return self
 
     def __exit__(
@@ -169,7 +169,7 @@ class RankRouter:
         return self.remote is not None and key == self.remote.keys.public
 
 
-def place_file(folder: Path, output_dir: Path, number: int) -> Path:
+def endpoint_file(folder: Path, output_dir: Path, number: int) -> Path:
     """The file for ranks of the server's `number`-th start, of a launcher with this private folder.
 
     No two starts have the same one: a node may remember for a while what a file was that has been replaced.
@@ -177,7 +177,7 @@ def place_file(folder: Path, output_dir: Path, number: int) -> Path:
     return output_dir / f"{folder.name}-{number}.json"
 
 
-def remove_old_places(output_dir: Path, keep: Path) -> None:
+def remove_old_endpoint_files(output_dir: Path, keep: Path) -> None:
     """Remove the files that launchers which were killed have left."""
     for file in output_dir.glob(f"{private_folder.PREFIX}*.json"):
         if file != keep:

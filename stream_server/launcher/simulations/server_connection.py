@@ -14,8 +14,8 @@ Readable = int | zmq.Socket[bytes]
 class ServerConnection(RankRouter):
     """The link, and the one poller for all that the launcher waits for. Main thread only.
 
-    It speaks with one rank 0: the one that said `Here` or `Plan` last, unless its incarnation is an older one. What any
-    other says is dropped, for it is that of a server that is gone. With `remote` it can come from another node, too.
+    It speaks with one rank 0: the last to send `Rank0Alive` or `Plan`, unless its incarnation is an older one. Messages
+    of any other are dropped: its server is gone. With `remote` it can come from another node, too.
 
     `was_interrupted`: the same rank 0 has come over another connection than before, so that messages may be lost.
     """
@@ -82,7 +82,10 @@ class ServerConnection(RankRouter):
         self._peer = None
 
     def _is_heard(self, peer: bytes, message: launcher_link.ToLauncher) -> bool:
-        if isinstance(message, launcher_link.Here | launcher_link.Plan) and message.incarnation >= self.incarnation:
+        if (
+            isinstance(message, launcher_link.Rank0Alive | launcher_link.Plan)
+            and message.incarnation >= self.incarnation
+        ):
             is_same = message.incarnation == self.incarnation
             self.was_interrupted |= is_same and self._peer not in (None, peer)
             self.incarnation, self._peer = message.incarnation, peer

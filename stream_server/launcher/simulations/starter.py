@@ -50,7 +50,7 @@ class Starter:
     def planned(self, plan: launcher_link.Plan) -> None:
         """From now on attempts find the server where this plan says."""
         self._connection = plan.connection
-        self._parameters |= {it.simulation: it.parameters for it in plan.simulations}
+        self._parameters |= {planned.simulation: planned.parameters for planned in plan.simulations}
         self._is_held_back = False
 
     def added(self, run: launcher_link.AddSimulation) -> None:
@@ -67,7 +67,9 @@ class Starter:
         All are in the journal before the first is submitted. Those that cannot be prepared are left out of their job.
         While the disk refuses, none is started.
         """
-        jobs = [[self._number(it.simulation, it.attempt) for it in (first, *first.beside)] for first in submits]
+        jobs = [
+            [self._number(submit.simulation, submit.attempt) for submit in (first, *first.beside)] for first in submits
+        ]
         members = [member for job in jobs for member in job]
         keys = {simulation: self._new_keys() for simulation, _ in members}
         self._public_keys |= {simulation: pair.public if pair else None for simulation, pair in keys.items()}
@@ -120,7 +122,10 @@ class Starter:
         """Note in the journal which jobs were submitted."""
         for attempts, handle in self.jobs.take_submitted():
             self.journal.defer(
-                *(records.AttemptStarted(simulation=it, attempt=attempt, handle=handle) for it, attempt in attempts)
+                *(
+                    records.AttemptStarted(simulation=simulation, attempt=attempt, handle=handle)
+                    for simulation, attempt in attempts
+                )
             )
 
     def _number(self, simulation: int, attempt: int) -> tuple[int, int]:

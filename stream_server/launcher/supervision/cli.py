@@ -18,7 +18,7 @@ from stream_server.launcher.supervision.server_job import ServerCommand
 from stream_server.machine import descriptors, program
 from stream_server.machine.garbage import keep_modules
 from stream_server.machine.refusals import refusal, require_threads
-from stream_server.machine.screen import outliving_a_full_disk, tell
+from stream_server.machine.screen import print_escaped, tolerate_full_disk
 from stream_server.storage.ownership import private_files
 
 DESCRIPTION = """\
@@ -121,27 +121,27 @@ def main(argv: Sequence[str] | None = None) -> int:
         if arguments.check:
             return command.check()
         keep_modules()
-        with outliving_a_full_disk(), private_files(group_reads=config.study.share_with is not None):
+        with tolerate_full_disk(), private_files(group_reads=config.study.share_with is not None):
             descriptors.require(2 * config.launcher.max_running + command.ranks, "jobs and ranks")
             require_threads(NUM_THREADS)
             if arguments.simulations_only:
                 return run_simulations(config, arguments.link)
             if arguments.fresh and (renamed := rename_earlier_run(config)):
-                tell(f"stream-launcher: {renamed}", sys.stderr)
+                print_escaped(f"stream-launcher: {renamed}", sys.stderr)
             time_limit_s = min(arguments.time_limit, time_left_s() + time.monotonic() - began)
             return supervise_study(config, command, ends_at=began + time_limit_s)
     except StreamServerError as error:
-        tell(f"stream-launcher: {error}", sys.stderr)
+        print_escaped(f"stream-launcher: {error}", sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
         print("stream-launcher: interrupted", file=sys.stderr)
         return EXIT_FORCED
     except Exception as error:
         if words := refusal(error):
-            tell(f"stream-launcher: {words}", sys.stderr)
+            print_escaped(f"stream-launcher: {words}", sys.stderr)
             return ConfigError.exit_code
         traceback.print_exc()
-        tell(f"stream-launcher: {InternalError.of(error)}", sys.stderr)
+        print_escaped(f"stream-launcher: {InternalError.of(error)}", sys.stderr)
         return InternalError.exit_code
 
 

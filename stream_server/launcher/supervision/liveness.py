@@ -27,7 +27,7 @@ MAX_BYTES = 4096
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class HeartbeatSettings:
+class LivenessSettings:
     """A rank is asked every `interval_s`. It is lost when it has not answered for `silent_s`.
 
     One whose connection has broken is lost after `return_s`: a rank that lives connects again within 0.1 s.
@@ -38,14 +38,14 @@ class HeartbeatSettings:
     return_s: float = 3.0
 
 
-class Presence:
+class RankLiveness:
     """The ranks that answer. Pure; ranks that left in order are not missed.
 
     Expected is every rank that was heard of; after `expect_all` every rank that there is. Its clock is wound by `tick`,
     by `interval_s` at most: time for which the launcher was stopped or busy is not held against ranks.
     """
 
-    def __init__(self, num_ranks: int, heartbeat: HeartbeatSettings) -> None:
+    def __init__(self, num_ranks: int, heartbeat: LivenessSettings) -> None:
         self.num_ranks = num_ranks
         self.heartbeat = heartbeat
         self.known: set[int] = set()
@@ -96,7 +96,7 @@ class Presence:
         self.left.add(rank)
 
 
-class Liveness(RankRouter):
+class LivenessSocket(RankRouter):
     """The launcher's end of the ranks' connections. Main thread only.
 
     There is something to `take` when one of the `sockets` is readable, and at `wake_at` at the latest.
@@ -116,20 +116,20 @@ class Liveness(RankRouter):
         address: str,
         *,
         num_ranks: int,
-        heartbeat: HeartbeatSettings | None = None,
+        heartbeat: LivenessSettings | None = None,
         remote: RemoteAccess | None = None,
         before: str | None = None,
     ) -> None:
         super().__init__(address, remote, before)
-        self.heartbeat = heartbeat or HeartbeatSettings()
-        self.presence = Presence(num_ranks, self.heartbeat)
+        self.heartbeat = heartbeat or LivenessSettings()
+        self.ranks = RankLiveness(num_ranks, self.heartbeat)
         self.processes: dict[int, Leader] = {}
         self.wake_at = 0.0
 
     def take(self, now: float) -> None:
         """Take note of all that has come, and ask again when it is time."""
         self._receive()
-        self.presence.tick(now)
+        self.ranks.tick(now)
         if now >= self.wake_at:
             self.wake_at = now + self.heartbeat.interval_s
             self._ask()
@@ -137,17 +137,17 @@ class Liveness(RankRouter):
     @property
     def has_all_ranks(self) -> bool:
         """Every rank has said who it is."""
-        return len(self.presence.known) >= self.presence.num_ranks
+        return len(self.ranks.known) >= self.ranks.num_ranks
 
     def _receive(self) -> None:
         for name, frame, *_ in ([*frames, b""] for frames in self.messages()):
             rank = rank_of(name)
-            if rank is not None and rank < self.presence.num_ranks:
-                self.presence.heard(rank)
+            if rank is not None and rank < self.ranks.num_ranks:
+                self.ranks.heard(rank)
                 self._hear(rank, frame)
 
     def _ask(self) -> None:
-        for rank in self.presence.expected:
+        for rank in self.ranks.expected:
             try:
                 self._socket.send_multipart([rank_name(rank), QUESTION], zmq.NOBLOCK)
             except zmq.Again:
@@ -155,17 +155,17 @@ class Liveness(RankRouter):
             except zmq.ZMQError as error:
                 if error.errno != errno.EHOSTUNREACH:
                     raise
-                self.presence.is_broken(rank)
+                self.ranks.is_broken(rank)
 
     def _hear(self, rank: int, frame: bytes) -> None:
         """Take the words of a rank; most are echoes."""
         try:
-            said = json.loads(frame)
-            is_leaving, pid = said.get("leaving"), said.get("pid")
+            message = json.loads(frame)
+            is_leaving, pid = message.get("leaving"), message.get("pid")
         except (ValueError, AttributeError, RecursionError):
             return
         if is_leaving:
-            self.presence.leave(rank)
+            self.ranks.leave(rank)
         elif type(pid) is int:
             with suppress(OSError):
                 if (leader := Leader.of(pid)) is not None:

@@ -23,9 +23,9 @@ from stream_server.launcher.schedule.retry_policy import ScheduleLimits
 from stream_server.launcher.schedule.schedule import SimulationSchedule
 from stream_server.launcher.schedule.shared_jobs import MANY
 from stream_server.launcher.simulations.attempt_jobs import AttemptJobs
-from stream_server.launcher.simulations.attempts import Attempts
+from stream_server.launcher.simulations.attempts import AttemptFolders
 from stream_server.launcher.simulations.ensemble import Ensemble
-from stream_server.launcher.simulations.remote_access import RemoteAccess, place_file, remove_old_places
+from stream_server.launcher.simulations.remote_access import RemoteAccess, endpoint_file, remove_old_endpoint_files
 from stream_server.launcher.simulations.server_connection import ServerConnection
 from stream_server.launcher.supervision.server_job import ServerCommand
 from stream_server.launcher.supervision.server_restart import Restarts
@@ -37,7 +37,7 @@ from stream_server.machine.forced_exit import URGENT, UrgentSignals, stop_signal
 from stream_server.machine.screen import LogFile, PlainFormatter
 from stream_server.machine.signals import Signals, ThreadErrors
 from stream_server.machine.study_lock import LOCKS, RUN_LOCK, StudyLock
-from stream_server.storage.disk import held, make_folder
+from stream_server.storage.disk import hold_folder, make_folder
 
 PROGRAM = "stream-launcher"
 LOG_FORMAT = "%(asctime)s %(levelname)s %(message)s"
@@ -59,7 +59,7 @@ def supervise_study(config: StudyConfig, command: ServerCommand, *, ends_at: flo
     jobs = _make_jobs(config)
     servers = Servers(config, jobs.outage)
     lock = StudyLock(config.output_dir / RUN_LOCK, PROGRAM)
-    with run_folder.held(config.output_dir, resume=command.resume), lock, Journal(config.output_dir) as journal:
+    with run_folder.hold(config.output_dir, resume=command.resume), lock, Journal(config.output_dir) as journal:
         _start_log(config)
         with (
             ThreadErrors() as errors,
@@ -114,7 +114,7 @@ def run_simulations(config: StudyConfig, address: str) -> int:
     release_cores()
     check_backend(config)
     jobs = _make_jobs(config)
-    with held(config.output_dir), Journal(config.output_dir) as journal:
+    with hold_folder(config.output_dir), Journal(config.output_dir) as journal:
         _start_log(config)
         with ThreadErrors() as errors, Signals(signal.SIGCHLD, *stop_signals()) as signals, closing(jobs.backend):
             with Servers(config, jobs.outage) as servers:
@@ -206,11 +206,11 @@ def _checking(errors: ThreadErrors, backend: Backend, servers: Servers | None = 
         if (error := errors.first) is None:
             return
         backends = [backend, *(servers.backends if servers else ())]
-        own = dict.fromkeys(it.name for it in backends if isinstance(it, OwnBackend))
+        own = dict.fromkeys(backend.name for backend in backends if isinstance(backend, OwnBackend))
         if not own:
             raise error
-        told = f"{' or '.join(own)}: a thread of it raised {type(error).__name__}: {error}"
-        raise UserCodeError(told) from error
+        text = f"{' or '.join(own)}: a thread of it raised {type(error).__name__}: {error}"
+        raise UserCodeError(text) from error
 
     return check
 
@@ -232,10 +232,10 @@ def limits(config: StudyConfig) -> ScheduleLimits:
     )
 
 
-def attempts(config: StudyConfig) -> Attempts:
+def attempts(config: StudyConfig) -> AttemptFolders:
     """The common part of all attempts of a study."""
     simulation = config.simulation
-    return Attempts(
+    return AttemptFolders(
         command=tuple(simulation.command or ()),
         templates=tuple(simulation.templates),
         environment=simulation_environment(config),
@@ -260,8 +260,8 @@ def _make_jobs(config: StudyConfig) -> AttemptJobs:
 def _remote_access(config: StudyConfig, num_ranks: int, folder: Path, history: History) -> RemoteAccess | None:
     """The access for ranks on other nodes, which those of a server that is taken over already have."""
     number = 0 if history.server is None else history.server.starting.number
-    before = place_file(folder, config.output_dir, number)
-    remove_old_places(config.output_dir, keep=before)
+    before = endpoint_file(folder, config.output_dir, number)
+    remove_old_endpoint_files(config.output_dir, keep=before)
     return RemoteAccess.of(config, num_ranks, before)
 
 

@@ -21,13 +21,13 @@ from stream_server.launcher.backends.backend import JobState, JobStatus, describ
 from stream_server.launcher.backends.local import LocalJob
 from stream_server.launcher.backends.mpirun import is_open_mpi, program, require_room_for, server_ranks
 from stream_server.launcher.journal.records import ServerStarting
-from stream_server.launcher.supervision.liveness import Liveness
+from stream_server.launcher.supervision.liveness import LivenessSocket
 from stream_server.launcher.supervision.server_restart import EndReports, ServerEnd
 from stream_server.machine import processes, shared_memory
 from stream_server.machine.interpreter import python_command
 from stream_server.machine.log_end import log_end
 from stream_server.machine.processes import Leader
-from stream_server.machine.program import typed_in
+from stream_server.machine.program import start_folder
 
 MARK = "STREAM_SERVER_JOB"
 LOCAL = "local"
@@ -101,10 +101,10 @@ class ServerCommand:
             walltime_s=math.inf if walltime is None else walltime_s(walltime),
         )
 
-    def line(self, *, link: str, alive: str, place: Path | None, time_limit_s: float) -> list[str]:
+    def line(self, *, link: str, alive: str, endpoint: Path | None, time_limit_s: float) -> list[str]:
         """Start the server; it is to leave by itself after `time_limit_s`, if that is not infinite.
 
-        Ranks on other nodes find the launcher by the file `place`. A job leaves before its own time is over, and is
+        Ranks on other nodes find the launcher by the file `endpoint`. A job leaves before its own time is over, and is
         followed by another one.
 
         Raises:
@@ -113,7 +113,7 @@ class ServerCommand:
         time_limit_s = self.walltime_s if self.is_job else time_limit_s
         limit = [] if time_limit_s == math.inf else ["--time-limit", clock(time_limit_s)]
         own = ["--followed"] if self.is_job else ["--link", link, "--alive", alive]
-        hidden = [*own, *([] if place is None else ["--launcher-place", str(place)])]
+        hidden = [*own, *([] if endpoint is None else ["--launcher-endpoint", str(endpoint)])]
         options = ["--resume"] if self.resume else []
         options += [] if self.retry is None else ["--retry", *map(str, self.retry)]
         return [*server_ranks(self.ranks, self.mpirun, is_job=self.is_job), *self._server, *options, *limit, *hidden]
@@ -133,7 +133,7 @@ class ServerCommand:
             ConfigError: the program is missing, or this node has no room for what the ranks share.
         """
         self.require_room()
-        return subprocess.run([*self._server, "--check"], cwd=typed_in()).returncode
+        return subprocess.run([*self._server, "--check"], cwd=start_folder()).returncode
 
     @property
     def _server(self) -> list[str]:
@@ -207,7 +207,7 @@ class LocalServer(ServerJob):
             ["/bin/sh", "-c", 'trap "" HUP USR2 XCPU; exec "$@"', "sh", *command],
             env={**environment, MARK: mark},
             # It shows paths from there, and works in the folder of the study, as we do.
-            cwd=typed_in(),
+            cwd=start_folder(),
             stdin=subprocess.DEVNULL,
             start_new_session=True,
         )
@@ -219,8 +219,8 @@ class LocalServer(ServerJob):
     @classmethod
     def adopt(cls, mark: str, leader: Leader | None) -> Self | None:
         """The server that another launcher started; None when nothing of it runs any more."""
-        members = [it for it in processes.running(MARK) if it.mark == mark]
-        firsts = sorted((it.started, it.pid) for it in members if it.pid == it.session)
+        members = [process for process in processes.running(MARK) if process.mark == mark]
+        firsts = sorted((member.started, member.pid) for member in members if member.pid == member.session)
         if leader is None and firsts:
             leader = Leader(pid=firsts[0][1], started=firsts[0][0])
         return cls(mark, leader) if members or (leader is not None and leader.alive) else None
@@ -251,8 +251,10 @@ class LocalServer(ServerJob):
             return
         running = processes.running(MARK)
         ranks = {(rank.pid, rank.started) for rank in self.ranks.values()}
-        members = self._job.members(running) | {it.pid for it in running if (it.pid, it.started) in ranks}
-        stopped = {it.pid for it in running if it.stopped and it.pid in members}
+        members = self._job.members(running) | {
+            process.pid for process in running if (process.pid, process.started) in ranks
+        }
+        stopped = {process.pid for process in running if process.stopped and process.pid in members}
         self._stopped_since = {pid: self._stopped_since.get(pid, now) for pid in stopped}
         if ending:
             self._job.kill(members)
@@ -284,7 +286,7 @@ class RunningServer:
         self,
         starting: ServerStarting,
         job: ServerJob,
-        liveness: Liveness,
+        liveness: LivenessSocket,
         stack: ExitStack,
         *,
         taken_over: bool = False,
@@ -321,8 +323,8 @@ class RunningServer:
             return ""
         if self._has_all:
             self._has_all = False
-            self.liveness.presence.expect_all()
-        if lost := self.liveness.presence.lost:
+            self.liveness.ranks.expect_all()
+        if lost := self.liveness.ranks.lost:
             return f"{_ranks(lost)} of the server does not answer any more"
         if (pid := self.job.stopped_pid(now)) is not None:
             return f"process {pid} of the server was stopped by a signal, and not continued"
@@ -363,7 +365,7 @@ class RunningServer:
         elif is_lost and self._was_refused:
             end = replace(end, why_refused=_why_refused(self.starting.ranks))
         end = replace(end, has_begun=self.liveness.remote is None or self.liveness.has_all_ranks)
-        if is_lost and job.log and job.end.exit_code and not self.liveness.presence.known:
+        if is_lost and job.log and job.end.exit_code and not self.liveness.ranks.known:
             end = _with_last_words(end, log_end(job.log))
         if is_lost and job.is_cancelled and not self.was_planned:
             return replace(end, exit_code=EXIT_SAVED, message=f"{job.title} was cancelled before it had begun")
@@ -374,7 +376,7 @@ class RunningServer:
     def _was_refused(self) -> bool:
         """Whether it ended by itself before any of its ranks came to life; other nodes may have been away."""
         assert self.job.end is not None
-        return self.job.end.exit_code == FAILED and not self.liveness.presence.known and self.liveness.remote is None
+        return self.job.end.exit_code == FAILED and not self.liveness.ranks.known and self.liveness.remote is None
 
     def close(self) -> None:
         """Listen to its ranks no more."""

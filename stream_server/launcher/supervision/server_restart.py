@@ -142,11 +142,11 @@ class EndReports:
         stands for a report which could not be written.
         """
         report, failure = self._fresh(0, REPORT_FILE), self._fresh(1, FAILURE_FILE)
-        for said in (report, failure):
-            code = said.get("exit_code")
+        for file in (report, failure):
+            code = file.get("exit_code")
             if type(code) is int and 0 <= code <= LARGEST_CODE:
                 batch = failure.get("batch")
-                text = f": {said['message']}" if said.get("message") else ""
+                text = f": {file['message']}" if file.get("message") else ""
                 return ServerEnd(
                     exit_code=code,
                     message=f"the server ended with exit code {code}{text}",

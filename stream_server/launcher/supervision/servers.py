@@ -23,7 +23,7 @@ from stream_server.launcher.backends.backend import (
     exit_code_of,
 )
 from stream_server.launcher.backends.environment import mpirun_environment, scrubbed, server_environment, with_threads
-from stream_server.launcher.backends.outage import EXPECTED, Outage, said_by
+from stream_server.launcher.backends.outage import EXPECTED, Outage, stderr_of
 from stream_server.launcher.backends.registry import load_server_backend
 from stream_server.launcher.journal.history import OpenServer
 from stream_server.launcher.journal.records import ServerStarting
@@ -203,7 +203,7 @@ class Servers:
             try:
                 backend.close()
             except EXPECTED as away:
-                log.warning("jobs of the server may go on: %s: %s", name, said_by(away))
+                log.warning("jobs of the server may go on: %s: %s", name, stderr_of(away))
 
     @property
     def backends(self) -> Collection[Backend]:

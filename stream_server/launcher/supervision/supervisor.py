@@ -21,20 +21,19 @@ from stream_server.launcher.journal import records
 from stream_server.launcher.journal.history import OpenServer
 from stream_server.launcher.journal.journal import Journal
 from stream_server.launcher.simulations.ensemble import Ensemble
-from stream_server.launcher.simulations.remote_access import RemoteAccess, place_file
+from stream_server.launcher.simulations.remote_access import RemoteAccess, endpoint_file
 from stream_server.launcher.simulations.server_connection import ServerConnection
-from stream_server.launcher.supervision.liveness import HeartbeatSettings, Liveness
+from stream_server.launcher.supervision.liveness import LivenessSettings, LivenessSocket
 from stream_server.launcher.supervision.server_job import LOCAL, RunningServer, ServerCommand, ServerJob
 from stream_server.launcher.supervision.server_restart import EndReports, NoRestart, Restart, Restarts, ServerEnd
 from stream_server.launcher.supervision.servers import Servers
 from stream_server.launcher.supervision.takeover import kill
 from stream_server.machine.forced_exit import FIRST_SIGNAL
-from stream_server.machine.screen import tell
+from stream_server.machine.screen import print_escaped
 from stream_server.machine.signals import Signals
 from stream_server.messages import launcher_link
 
-# The server beside us knows when we must leave. One in a job, which may wait in the queue until then, is told at this
-# time before it.
+# A server in a job is told to stop this long before the time limit; a local one has the limit itself.
 LEAVING_S = 120.0
 
 log = logging.getLogger(__name__)
@@ -60,7 +59,7 @@ class Supervisor:
         output_dir: Path,
         folder: Path,
         ends_at: float = math.inf,
-        heartbeat: HeartbeatSettings | None = None,
+        heartbeat: LivenessSettings | None = None,
         remote: RemoteAccess | None = None,
         check_threads: Callable[[], None] = lambda: None,
     ) -> None:
@@ -137,7 +136,7 @@ class Supervisor:
     def _hear(self, message: launcher_link.ToLauncher) -> None:
         running = self._running
         match message:
-            case launcher_link.Here() if running is not None:
+            case launcher_link.Rank0Alive() if running is not None:
                 self._ask_to_leave()
             case launcher_link.Plan() if running is not None:
                 running.was_planned = True
@@ -196,13 +195,13 @@ class Supervisor:
             reports_before=EndReports.versions(self.output_dir),
             backend=self.servers.backend,
         )
-        place = None if self.remote is None else place_file(self.folder, self.output_dir, starting.number)
+        endpoint = None if self.remote is None else endpoint_file(self.folder, self.output_dir, starting.number)
         line = self.command.line(
-            link=self.link.address, alive=starting.alive, place=place, time_limit_s=self.ends_at - now
+            link=self.link.address, alive=starting.alive, endpoint=endpoint, time_limit_s=self.ends_at - now
         )
         log.info("server, start %d: %s", starting.number, shlex.join(line))
         self.journal.note(starting)
-        self._run(starting, lambda: self.servers.start(starting, line, is_spread=place is not None))
+        self._run(starting, lambda: self.servers.start(starting, line, is_spread=endpoint is not None))
         assert self._running is not None
         self._running.coming_since = now
 
@@ -212,7 +211,7 @@ class Supervisor:
         before = self.remote.before if taken_over and self.remote is not None else None
         with ExitStack() as stack:
             # The ranks must find us when they come.
-            liveness = Liveness(
+            liveness = LivenessSocket(
                 starting.alive,
                 num_ranks=starting.ranks,
                 heartbeat=self.heartbeat,
@@ -221,8 +220,8 @@ class Supervisor:
             )
             stack.enter_context(liveness)
             if self.remote is not None:
-                file = place_file(self.folder, self.output_dir, starting.number)
-                stack.enter_context(self.remote.told(file, link=self.link.place, alive=liveness.place))
+                file = endpoint_file(self.folder, self.output_dir, starting.number)
+                stack.enter_context(self.remote.published(file, link=self.link.endpoint, alive=liveness.endpoint))
             self.link.watch(*liveness.sockets)
             stack.callback(self.link.ignore, *liveness.sockets)
             failpoint("launcher.before_server_start")
@@ -323,4 +322,4 @@ def say(text: str) -> None:
     log.warning("%s", text)
     # The terminal may be gone.
     with suppress(OSError):
-        tell(f"stream-launcher: {text}", sys.stderr)
+        print_escaped(f"stream-launcher: {text}", sys.stderr)

@@ -81,7 +81,7 @@ def end_earlier_run(history: History, jobs: AttemptJobs, servers: Servers, *, li
 
 def _cancel_jobs(history: History, jobs: AttemptJobs) -> None:
     jobs.adopt(history)
-    jobs.cancel([it.key for it in history.attempts.values()])
+    jobs.cancel([recorded.key for recorded in history.attempts.values()])
     deadline = time.monotonic() + CANCEL_WAIT_S
     while jobs.num_running and time.monotonic() < deadline:
         jobs.poll(time.monotonic())

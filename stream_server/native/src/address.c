@@ -14,7 +14,7 @@
 #include "text.h"
 
 /* A path below a device: nobody can ever make it. */
-#define NOWHERE "ipc:///dev/null/gone"
+#define UNREACHABLE "ipc:///dev/null/gone"
 
 static bool begins_with(const char *text, const char *beginning) {
     return strncmp(text, beginning, strlen(beginning)) == 0;
@@ -70,7 +70,7 @@ int sc_open_folder(const char *address) {
 
 char *sc_way(const char *address, int folder) {
     if (folder < 0)
-        return sc_copy_text(NOWHERE);
+        return sc_copy_text(UNREACHABLE);
     size_t num_bytes = strlen(name_of(address)) + sizeof "ipc:///proc/self/fd//" + 16;
     char *way = malloc(num_bytes);
     if (way != NULL)

@@ -3,7 +3,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "patience.h"
+#include "silence_timer.h"
 
 #define PENDING_S 0.005
 #define MESSAGE_BYTES ((size_t)512 * 1024)

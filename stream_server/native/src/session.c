@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "address.h"
-#include "patience.h"
+#include "silence_timer.h"
 
 #ifndef SC_PING_S
 #define SC_PING_S 0.5
@@ -62,34 +62,34 @@ static int hear_all(sc_session *session, const sc_data_connection *connection, b
  * that is waited for said nothing for too long (STREAM_ERROR_UNREACHABLE). */
 static int wait_for(sc_session *session, sc_data_connection *connection, sc_awaited awaited, sc_error *error) {
     sc_client *client = session->client;
-    sc_patience patience = sc_patience_begin(client->silence_s, awaited.repeat_s, connection->silent_s);
+    sc_silence_timer silence = sc_silence_timer_begin(client->silence_s, awaited.repeat_s, connection->silent_s);
     const char *reason;
-    while (!awaited.is_done(connection) && !sc_patience_has_lasted(&patience, awaited.most_s)) {
+    while (!awaited.is_done(connection) && !sc_silence_timer_has_lasted(&silence, awaited.most_s)) {
         if (sc_watch_is_newer_than(client->watch, session->incarnation, false))
             return SC_OVER;
         if (sc_watch_was_touched(client->watch))
-            sc_patience_heard(&patience);
-        if (sc_patience_is_over(&patience))
+            sc_silence_timer_heard(&silence);
+        if (sc_silence_timer_is_over(&silence))
             return unreachable(client, connection, error);
-        double slice_s = sc_patience_slice_s(&patience), look_s = sc_watch_slice_s(client->watch);
+        double slice_s = sc_silence_timer_slice_s(&silence), look_s = sc_watch_slice_s(client->watch);
         bool is_heard = false;
         double most_s = slice_s < look_s ? slice_s : look_s;
         int code = sc_transport_wait(&session->transport, most_s, error);
-        sc_patience_listened(&patience, most_s);
+        sc_silence_timer_listened(&silence, most_s);
         if (code == STREAM_OK)
             code = hear_all(session, connection, &is_heard, error);
         if (code != STREAM_OK)
             return code;
         if (is_heard)
-            sc_patience_heard(&patience);
+            sc_silence_timer_heard(&silence);
         if (sc_session_has_stopped(session, &reason))
             return SC_ENDED;
         if (sc_session_has_lost(session))
             return SC_OVER;
-        if (sc_patience_may_repeat(&patience) && (code = awaited.repeat(connection, error)) != STREAM_OK)
+        if (sc_silence_timer_may_repeat(&silence) && (code = awaited.repeat(connection, error)) != STREAM_OK)
             return code;
     }
-    connection->silent_s = sc_patience_silent_s(&patience);
+    connection->silent_s = sc_silence_timer_silent_s(&silence);
     return STREAM_OK;
 }
 

@@ -6,7 +6,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "patience.h"
+#include "silence_timer.h"
 #include "text.h"
 
 #ifndef SC_LOOK_S

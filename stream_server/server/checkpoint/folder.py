@@ -14,14 +14,14 @@ from stream_server.storage.checksums import FileRecord, checksummed_json, parse_
 from stream_server.storage.disk import (
     exists,
     names_in,
-    ordinary,
+    open_regular,
     place_of,
     remove_tree,
     rename_folder,
     write_file,
 )
 from stream_server.storage.folders import damaged_files, records_from_json, records_to_json, withdraw
-from stream_server.storage.typed import quoted, typed
+from stream_server.storage.typed import from_json, quoted
 
 FORMAT = 9
 MANIFEST_FILE = "manifest.json"
@@ -89,7 +89,7 @@ class Manifest:
             plain = parse_checksummed_json(data)
             if plain["format"] != FORMAT:
                 raise OtherFormat(f"it has format {quoted(plain['format'])}, and this release reads format {FORMAT}")
-            manifest = typed(cls, {**plain, "files": records_from_json(plain["files"])})
+            manifest = from_json(cls, {**plain, "files": records_from_json(plain["files"])})
             wrong = [name for name in _COUNTS if getattr(manifest, name) < 0]
             if wrong or MANIFEST_FILE in manifest.files:
                 raise ValueError(f"{', '.join(wrong) or 'files'} cannot be")
@@ -106,7 +106,7 @@ def read_manifest(folder: Path) -> Manifest:
         OtherFormat: another release wrote it.
     """
     try:
-        with open(folder / MANIFEST_FILE, "rb", opener=ordinary) as file:
+        with open(folder / MANIFEST_FILE, "rb", opener=open_regular) as file:
             return Manifest.from_bytes(file.read(MAX_MANIFEST_BYTES))
     except OSError as error:
         raise DamagedCheckpoint(f"{MANIFEST_FILE} cannot be read: {error.strerror}") from error

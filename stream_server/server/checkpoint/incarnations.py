@@ -21,7 +21,7 @@ from stream_server.storage.disk import (
     remove_leftovers,
     replace_file,
 )
-from stream_server.storage.typed import typed
+from stream_server.storage.typed import from_json
 
 FORMAT = 2
 INCARNATIONS_FILE = "incarnations.json"
@@ -133,7 +133,7 @@ def _parsed(data: bytes) -> Incarnations:
             raise OtherFormat(
                 f"{INCARNATIONS_FILE} has format {plain['format']}, and this release reads format {FORMAT}"
             )
-        starts = tuple(typed(Incarnation, start) for start in plain["starts"])
+        starts = tuple(from_json(Incarnation, start) for start in plain["starts"])
     except (ValueError, TypeError, KeyError) as error:
         raise DamagedCheckpoint(f"{INCARNATIONS_FILE} is damaged: {error}"[:200]) from error
     numbers = [start.incarnation for start in starts]

@@ -153,7 +153,7 @@ def _lines(config: StudyConfig, plan: RankPlan) -> list[tuple[str, str]]:
         ("server", _job_of_server(config))
         if config.server.backend != "local"
         else ("cores", "; ".join(filter(None, (str(cores), cores.warning)))),
-        *([] if interface is None else [("network", network.described(interface))]),
+        *([] if interface is None else [("network", network.description_of(interface))]),
         (
             "connections",
             f"{plan.connections} per rank, and {STRANGERS} of strangers; ulimit -Hn is "

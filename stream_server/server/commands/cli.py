@@ -16,9 +16,9 @@ import stream_server
 from stream_server import config as study_config
 from stream_server.errors import EXIT_FORCED, ConfigError, RankLost, StreamServerError
 from stream_server.machine import caches, exit_watch, processes, program
-from stream_server.machine.garbage import seldom_collecting
+from stream_server.machine.garbage import collect_seldom
 from stream_server.machine.refusals import refusal, require_threads
-from stream_server.machine.screen import outliving_a_full_disk, tell, until_the_reader_leaves
+from stream_server.machine.screen import ignore_broken_pipe, print_escaped, tolerate_full_disk
 from stream_server.server.run.start import RANK_0_REPORTS_S, Start
 from stream_server.wording import counted
 
@@ -102,7 +102,7 @@ def parser() -> argparse.ArgumentParser:
     # stream-launcher passes these to the server that it starts.
     parser.add_argument("--link", help=argparse.SUPPRESS)
     parser.add_argument("--alive", help=argparse.SUPPRESS)
-    parser.add_argument("--launcher-place", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--launcher-endpoint", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--followed", action="store_true", help=argparse.SUPPRESS)
     only = parser.add_mutually_exclusive_group()
     only.add_argument(
@@ -144,7 +144,7 @@ def main(argv: list[str] | None = None) -> int:
         advice = f": write --config {files[0]}" if files else ""
         made.error(f"unrecognized arguments: {' '.join(unknown)}{advice}")
     if arguments.schema:
-        with until_the_reader_leaves():
+        with ignore_broken_pipe():
             print(json.dumps(study_config.json_schema(), indent=2))
         return 0
     if arguments.native_path:
@@ -166,7 +166,7 @@ def _ended(arguments: argparse.Namespace, *, is_watched: bool) -> int:
     try:
         config = _load(arguments)
         if is_watched:
-            for name in "replay", "evaluate", "launcher_place":
+            for name in "replay", "evaluate", "launcher_endpoint":
                 path = getattr(arguments, name)
                 setattr(arguments, name, path and path.absolute())
             program.work_in(config.study_dir)
@@ -179,27 +179,27 @@ def _ended(arguments: argparse.Namespace, *, is_watched: bool) -> int:
         rank = environment_rank()
         if _is_launched(arguments) and is_awaited():
             # A launcher has looked before: it is the matter of this rank, or of its node.
-            tell(f"stream-server: rank {rank} on node {socket.gethostname()}: {error}", sys.stderr)
+            print_escaped(f"stream-server: rank {rank} on node {socket.gethostname()}: {error}", sys.stderr)
         elif not rank:
-            tell(f"stream-server: {error}", sys.stderr)
+            print_escaped(f"stream-server: {error}", sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
         print("stream-server: interrupted", file=sys.stderr)
         return EXIT_FORCED
     except (Exception, SystemExit) as error:
         if words := refusal(error):
-            tell(f"stream-server: {words}", sys.stderr)
+            print_escaped(f"stream-server: {words}", sys.stderr)
             return ConfigError.exit_code
         from stream_server.server.study.failure import classified
 
         traceback.print_exc()
         found = classified(error)
-        tell(f"stream-server: {found}", sys.stderr)
+        print_escaped(f"stream-server: {found}", sys.stderr)
         return found.exit_code
 
 
 def _is_launched(arguments: argparse.Namespace) -> bool:
-    return arguments.link is not None or arguments.launcher_place is not None
+    return arguments.link is not None or arguments.launcher_endpoint is not None
 
 
 def _tell_loss(config: study_config.StudyConfig, how: str, incarnation: int) -> int:
@@ -211,7 +211,7 @@ def _tell_loss(config: study_config.StudyConfig, how: str, incarnation: int) -> 
 
     rank = environment_rank() or 0
     text = f"the process of rank {rank} {how}"
-    tell(f"stream-server: {text}", sys.stderr)
+    print_escaped(f"stream-server: {text}", sys.stderr)
     checkpoints = config.checkpoint.dir or OutputFolder(config.output_dir).checkpoints
     with suppress(StreamServerError, OSError):
         if incarnation and read_incarnations(checkpoints).newest == incarnation:
@@ -220,14 +220,14 @@ def _tell_loss(config: study_config.StudyConfig, how: str, incarnation: int) -> 
 
 
 def _run(arguments: argparse.Namespace, config: study_config.StudyConfig) -> int:
-    with seldom_collecting():
+    with collect_seldom():
         if arguments.check:
             from stream_server.server.commands.check import describe, require_start
             from stream_server.server.ranks.communicator import environment_rank
 
             if environment_rank():
                 return 0
-            with until_the_reader_leaves():
+            with ignore_broken_pipe():
                 print(describe(config, arguments.replay))
             require_start(config, arguments.replay, fresh=arguments.fresh)
             return 0
@@ -241,9 +241,9 @@ def _run(arguments: argparse.Namespace, config: study_config.StudyConfig) -> int
 
             return evaluate(config, arguments.evaluate)
         require_threads(NUM_THREADS)
-        with outliving_a_full_disk():
+        with tolerate_full_disk():
             _say_that_it_starts(config)
-        from stream_server.messages.launcher_place import LauncherPlace
+        from stream_server.messages.launcher_endpoint import LauncherEndpoint
         from stream_server.server.study.study import run_study
         from stream_server.storage.ownership import private_files
 
@@ -259,9 +259,9 @@ def _run(arguments: argparse.Namespace, config: study_config.StudyConfig) -> int
         alive=arguments.alive,
         is_followed=arguments.followed,
     )
-    if arguments.launcher_place is not None:
-        start = start.to_launcher_at(LauncherPlace.read(arguments.launcher_place))
-    with outliving_a_full_disk(), private_files(group_reads=config.study.share_with is not None):
+    if arguments.launcher_endpoint is not None:
+        start = start.to_launcher_at(LauncherEndpoint.read(arguments.launcher_endpoint))
+    with tolerate_full_disk(), private_files(group_reads=config.study.share_with is not None):
         return run_study(config, start)
 
 
@@ -272,7 +272,7 @@ def _say_that_it_starts(config: study_config.StudyConfig) -> None:
 
     if not environment_rank():
         starting = f"starting {counted(environment_size() or 1, 'rank')}"
-        tell(f"{config.study.name} → {shown(config.output_dir)}: {starting}", sys.stderr)
+        print_escaped(f"{config.study.name} → {shown(config.output_dir)}: {starting}", sys.stderr)
 
 
 def _time_limit_s(arguments: argparse.Namespace, age_s: float) -> float | None:

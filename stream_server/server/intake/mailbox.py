@@ -52,13 +52,13 @@ class FromLauncher:
     """Event (rank 0): word of the launcher that concerns people or the main thread."""
 
     message: (
-        launcher_link.Ready
+        launcher_link.PlanAccepted
         | launcher_link.Failed
         | launcher_link.FailedLater
         | launcher_link.Status
         | launcher_link.HeldBack
         | launcher_link.Leave
-        | launcher_link.Bye
+        | launcher_link.LauncherDone
     )
 
 

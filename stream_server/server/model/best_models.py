@@ -22,7 +22,7 @@ from stream_server.storage.folders import (
     damaged_files,
     records_from_json,
     records_to_json,
-    replacing,
+    replace_folder,
     withdraw,
 )
 from stream_server.storage.typed import listed, quoted
@@ -148,7 +148,7 @@ class BestFolder:
             OSError: the disk is full or fails, or the server is outdated; a model of the same batch is as it was.
         """
         path = self.path(batch)
-        with replacing(path) as writer:
+        with replace_folder(path) as writer:
             records = {file.path: writer.write(file.path, file.write) for file in files}
             text = checksummed_json({"format": FORMAT, **facts, "files": records_to_json(records)})
             writer.write(FACTS_FILE, lambda file: file.write(text))

@@ -12,7 +12,7 @@ from stream_server.server.user.framework import Framework, Step, framework_of
 from stream_server.server.user.normalization import Normalization
 from stream_server.storage.checksums import write_sums
 from stream_server.storage.disk import write_file
-from stream_server.storage.folders import replacing
+from stream_server.storage.folders import replace_folder
 from stream_server.storage.tensor_file import can_be_written, flattened, write_tensors
 from stream_server.user_code import call_user
 
@@ -86,7 +86,7 @@ def export_model(
     Raises:
         OSError: the disk is full or fails; an older folder is as it was.
     """
-    with replacing(folder) as writer:
+    with replace_folder(folder) as writer:
         _write_files(writer.folder, tensors, owner, config, normalization)
         failpoint("model.before_rename")
     failpoint("model.renamed")

@@ -195,7 +195,7 @@ class MpiRanks:
         self._mpi = mpi = _loaded_mpi()
         self.mpi_version = mpi_library()
         _require(mismatch(os.environ, self.mpi_version))
-        with shared_memory.kept_private(self.mpi_version):
+        with shared_memory.keep_private(self.mpi_version):
             with self._collectives.call("MPI_Init"):
                 _initialize(mpi)
             if problem := shared_memory.problem():
@@ -301,7 +301,7 @@ def refuse(exit_code: int) -> None:
     """
     with contextlib.suppress(ConfigError):
         mpi = _loaded_mpi()
-        with shared_memory.kept_private(mpi_library()):
+        with shared_memory.keep_private(mpi_library()):
             _initialize(mpi)
         exit_watch.is_ours(exit_code)
         mpi.COMM_WORLD.Abort(exit_code)

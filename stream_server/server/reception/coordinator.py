@@ -64,7 +64,7 @@ class Coordinator:
 
     def say_here(self) -> None:
         """Tell the launcher that we are there, once a second; it answers. The main thread hears of its silence."""
-        self.tell_launcher(launcher_link.Here(incarnation=self.roster.facts.incarnation))
+        self.tell_launcher(launcher_link.Rank0Alive(incarnation=self.roster.facts.incarnation))
         # Counted, not timed: a process that was stopped has not listened meanwhile.
         self._num_unanswered += 1
         if self._num_unanswered == MOST_UNANSWERED:

@@ -211,11 +211,11 @@ class Dispatcher:
                 self.intake.begin_attempt(notice.simulation, notice.attempt, goes_on=notice.goes_on)
                 self.parameters[notice.simulation] = list(notice.parameters.values())
                 self.access.allow(notice.simulation, notice.attempt, notice.key)
-            case notices.Over():
+            case notices.AttemptOver():
                 self.intake.end_attempt(notice.simulation, notice.attempt)
             case notices.Terminal():
                 self._end_simulation(notice)
-            case notices.Final():
+            case notices.AllTerminal():
                 self.is_final = True
             case notices.StopNotice():
                 self._stop(notice.reason)

@@ -14,7 +14,7 @@ import zmq
 
 from stream_server.errors import ConfigError, RankLost, StreamServerError
 from stream_server.messages.curve import KeyPair, secure_peer_socket
-from stream_server.messages.ipc import Ways
+from stream_server.messages.ipc import PrivateIpcPaths
 from stream_server.messages.launcher_link import rank_name
 from stream_server.messages.tcp import HOW_TO_REACH, connect_socket, host_and_port
 
@@ -44,11 +44,11 @@ class Heartbeat:
         self.keys = keys
 
     def __enter__(self) -> Self:
-        self._ways = Ways()
+        self._paths = PrivateIpcPaths()
         try:
             self._require_launcher()
         except StreamServerError:
-            self._ways.close()
+            self._paths.close()
             raise
         self._context = zmq.Context()
         echoing = self._connected(self._context)
@@ -66,12 +66,12 @@ class Heartbeat:
         with zmq.Context() as context, self._connected(context) as leaving:
             leaving.linger = LINGER_MS if self.keys is None else REMOTE_LINGER_MS
             leaving.send(_message(leaving=True))
-        self._ways.close()
+        self._paths.close()
 
     def _require_launcher(self) -> None:
         """See that it can be reached: it would take us for lost, and not before half an hour has passed."""
         if self.keys is None:
-            if self._ways.to(self.address) is None:
+            if self._paths.to(self.address) is None:
                 raise ConfigError(
                     "stream-launcher does not know of other nodes than its own, and listens there only. Write "
                     "network.interface: the name of the interface, or the subnet, by which the nodes reach each other"
@@ -90,7 +90,7 @@ class Heartbeat:
         connected.heartbeat_ivl, connected.heartbeat_timeout = HEARTBEAT_MS, TIMEOUT_MS
         if self.keys is not None:
             secure_peer_socket(connected, self.keys)
-        connect_socket(connected, self._ways.connectable(self.address))
+        connect_socket(connected, self._paths.connectable(self.address))
         return connected
 
 

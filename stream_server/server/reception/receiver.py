@@ -99,7 +99,7 @@ class Receiver:
         assert (roster is not None) == (self.rank == 0)
         self.sockets.meet(endpoints[0])
         if roster is None:
-            self._channels[0].post(notices.Present(rank=self.rank))
+            self._channels[0].post(notices.RankAlive(rank=self.rank))
             return
         self._coordinator = Coordinator(
             roster,
@@ -256,7 +256,7 @@ class Receiver:
                 self.intake.state.refused["notice"] += 1
                 continue
             notice = channel.receive(numbered)
-            if isinstance(notice, notices.Present):
+            if isinstance(notice, notices.RankAlive):
                 channel.renew()
             elif isinstance(notice, notices.Share):
                 assert self._coordinator is not None

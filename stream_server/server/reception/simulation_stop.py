@@ -91,7 +91,7 @@ class SimulationStop:
             event = self.receiver.events.get(timeout=WAIT_SLICE_S)
         except Empty:
             return False
-        return isinstance(event, mailbox.FromLauncher) and isinstance(event.message, launcher_link.Bye)
+        return isinstance(event, mailbox.FromLauncher) and isinstance(event.message, launcher_link.LauncherDone)
 
 
 def still_running(stops: StopRequests) -> str:

@@ -15,7 +15,7 @@ import zmq
 from stream_server.messages.client import MAX_PART_BYTES
 from stream_server.messages.connection_guard import ConnectionGuard, user_of
 from stream_server.messages.curve import ZAP_ADDRESS, KeyPair, secure_peer_socket, secure_server_socket
-from stream_server.messages.ipc import Ways
+from stream_server.messages.ipc import PrivateIpcPaths
 from stream_server.messages.tcp import ANYWHERE, bind_tcp, connect_socket
 from stream_server.server.run.curve import CurveAccess
 
@@ -134,7 +134,7 @@ class Sockets:
         names = (DATA, CONTROL, PEERS) if rank == 0 else (DATA,)
         self.guard = ConnectionGuard(str(rank), max_connections=settings.max_connections, names=names, wake=self.wake)
         self._opened: list[Socket] = []
-        self._ways = Ways()
+        self._paths = PrivateIpcPaths()
         self._is_awake = False
         self._launcher_has_ended = False
         self._ready: dict[Any, int] = {}
@@ -160,7 +160,7 @@ class Sockets:
         elif self.settings.link is not None:
             if self.settings.link_keys is not None:
                 secure_peer_socket(self._link, self.settings.link_keys)
-            connect_socket(self._link, self._ways.connectable(self.settings.link))
+            connect_socket(self._link, self._paths.connectable(self.settings.link))
 
     def close(self) -> None:
         """Close everything, once; what is on its way out may take a second more."""
@@ -173,7 +173,7 @@ class Sockets:
             socket.close(linger=0 if has_nobody else LINGER_MS)
         self._opened.clear()
         self._context.term()
-        self._ways.close()
+        self._paths.close()
         os.close(self._wake_reader)
         os.close(self._wake_writer)
 
@@ -332,7 +332,7 @@ class Sockets:
 
     def _way_to(self, zero: Endpoints) -> str:
         ipc, tcp = zero.peers
-        if zero.host == self.settings.host and (way := self._ways.to(ipc)) is not None:
+        if zero.host == self.settings.host and (way := self._paths.to(ipc)) is not None:
             return way
         if self.access.encrypts_tcp:
             secure_peer_socket(self._peers, self.access.server)

@@ -27,7 +27,7 @@ from stream_server.errors import DamagedRecord
 from stream_server.messages.client import FieldSpec
 from stream_server.storage import disk
 from stream_server.storage.checksums import checksummed_json, parse_checksummed_json
-from stream_server.storage.typed import typed
+from stream_server.storage.typed import from_json
 
 FORMAT = 2
 CHECKSUM_BYTES = 8
@@ -199,8 +199,8 @@ class Segment:
             described = parse_checksummed_json(line)
             if described["format"] != FORMAT:
                 raise ValueError(f"format {FORMAT} was expected")
-            written = typed(Segment, {name: described[name] for name in asdict(self)})
-            study, fields = str(described["study"]), typed(tuple[FieldSpec, ...], described["fields"])
+            written = from_json(Segment, {name: described[name] for name in asdict(self)})
+            study, fields = str(described["study"]), from_json(tuple[FieldSpec, ...], described["fields"])
             if len({field.name for field in fields if field.dtype}) < len(fields):
                 raise ValueError("a field has no type, or the name of another one")
         except (ValueError, KeyError, TypeError, RecursionError, OverflowError, MemoryError) as error:

@@ -31,7 +31,7 @@ from stream_server.server.replay.record_format import (
     unpack_fields,
 )
 from stream_server.server.replay.recorded_study import STUDY_FILE, RecordedStudy
-from stream_server.storage.disk import by_own_links, names_in, ordinary, read_text
+from stream_server.storage.disk import by_own_links, names_in, open_regular, read_text
 from stream_server.storage.typed import shortened
 
 SUBFOLDER = "record"
@@ -107,7 +107,7 @@ def _part(path: Path, segment: Segment, limit: int | None) -> SegmentPart:
     """The part of a file up to the entry `limit`."""
     study, fields, begins, offsets = "", None, [segment.begin], [0]
     try:
-        with open(path, "rb", opener=ordinary) as file:
+        with open(path, "rb", opener=open_regular) as file:
             size = os.fstat(file.fileno()).st_size
             if described := segment.read_description(file, path):
                 study, fields = described
@@ -182,7 +182,7 @@ class RankRecord:
     def __init__(self, folder: Path, rank: int) -> None:
         self.rank = rank
         self._parts = [part for part in parts_of_rank(folder, rank) if part.fields is not None]
-        self._files = [ordinary(part.path) for part in self._parts]
+        self._files = [open_regular(part.path) for part in self._parts]
         self._blocks = lru_cache(MOST_BLOCKS)(self._read_block)
         self._latest: RecordBlock | None = None
         self._num = self._parts[-1].stop if self._parts else 0

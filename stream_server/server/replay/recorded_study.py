@@ -16,7 +16,7 @@ from stream_server.server.replay.record_format import FORMAT
 from stream_server.server.run import build
 from stream_server.storage import disk
 from stream_server.storage.checksums import checksummed_json, parse_checksummed_json
-from stream_server.storage.typed import quoted, typed
+from stream_server.storage.typed import from_json, quoted
 
 STUDY_FILE = "record.json"
 
@@ -87,7 +87,7 @@ class RecordedStudy:
             )
         try:
             plain = {name: value for name, value in parse_checksummed_json(data).items() if name != "format"}
-            study = typed(cls, plain)
+            study = from_json(cls, plain)
             if study.ranks < 1 or study.every < 1 or study.latest_ranks < 0:
                 raise ValueError("a number is too small")
             return study

@@ -311,7 +311,7 @@ class Recorder:
             if self.required:
                 raise self._not_written(error) from error
             log.error("samples are not recorded any more, and the study goes on without it: %s", error)
-            with suppress(OSError), open(self.marker, "w", encoding="utf-8", opener=disk.ordinary) as file:
+            with suppress(OSError), open(self.marker, "w", encoding="utf-8", opener=disk.open_regular) as file:
                 file.write(f"{error}\n")
 
     def _not_written(self, error: BaseException) -> SamplesNotWritten:

@@ -215,7 +215,7 @@ class SimulationFile:
     def open(self) -> None:
         """Open the file again."""
         if self._file is None:
-            disk.close(disk.ordinary(self.path))
+            disk.close(disk.open_regular(self.path))
             self._file = load_h5py().File(self.path, "r", locking=False)
 
     def close(self) -> None:

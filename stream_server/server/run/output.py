@@ -12,7 +12,7 @@ from stream_server.config import StudyConfig, check_continuation
 from stream_server.errors import ConfigError
 from stream_server.failpoints import failpoint
 from stream_server.machine import run_folder
-from stream_server.machine.program import typed_in
+from stream_server.machine.program import start_folder
 from stream_server.machine.study_lock import LOCKS
 from stream_server.storage.disk import make_folder, read_text, remove_file, remove_leftovers, replace_file
 
@@ -31,7 +31,7 @@ def shown(path: Path) -> str:
     """The path as a word of a shell, from the folder in which the command was typed if it lies in there."""
     # That folder may have been removed.
     with contextlib.suppress(OSError, ValueError):
-        path = path.relative_to(typed_in())
+        path = path.relative_to(start_folder())
     return shlex.quote(str(path))
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Self
 
 if TYPE_CHECKING:
     from stream_server.messages.curve import KeyPair
-    from stream_server.messages.launcher_place import LauncherPlace
+    from stream_server.messages.launcher_endpoint import LauncherEndpoint
 
 # Ranks that find the same mistake give rank 0 so long to report it: Open MPI ends all as soon as one leaves.
 RANK_0_REPORTS_S = 2.0
@@ -47,8 +47,8 @@ class Start:
             return math.inf
         return self.began_s + self.time_limit_s - min(LARGEST_MARGIN_S, self.time_limit_s / 4)
 
-    def to_launcher_at(self, place: "LauncherPlace") -> Self:
+    def to_launcher_at(self, endpoint: "LauncherEndpoint") -> Self:
         """The same, but the launcher is reached over the network unless it has started us on its own node."""
-        if self.link is not None and place.host == socket.gethostname():
+        if self.link is not None and endpoint.host == socket.gethostname():
             return self
-        return replace(self, link=place.link, alive=place.alive, launcher_keys=place.keys)
+        return replace(self, link=endpoint.link, alive=endpoint.alive, launcher_keys=endpoint.keys)

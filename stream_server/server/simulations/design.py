@@ -16,7 +16,7 @@ from stream_server.errors import ConfigError
 from stream_server.samplers.generator import PointGenerator
 from stream_server.samplers.sequences import GeneratedPoints, Sampler, make_sampler
 from stream_server.server.intake.parameters import Origin, SimulationParameters
-from stream_server.storage.disk import ordinary
+from stream_server.storage.disk import open_regular
 from stream_server.wording import counted
 
 TRAINING_STREAM = 0
@@ -172,7 +172,7 @@ def write_csv(
 
     With `origins`, three more columns say where the parameters of a simulation come from, as far as that is known.
     """
-    with open(path, "w", encoding="utf-8", newline="", opener=ordinary) as file:
+    with open(path, "w", encoding="utf-8", newline="", opener=open_regular) as file:
         writer = csv.writer(file, lineterminator="\n")
         names = next(iter(parameters.values()), {})
         writer.writerow([ID_COLUMN, *names, *(() if origins is None else ORIGIN_COLUMNS)])
@@ -181,7 +181,7 @@ def write_csv(
 
 def append_csv(path: Path, parameters: Mapping[int, Mapping[str, float]], origins: Mapping[int, Origin]) -> None:
     """Add simulations to a file that `write_csv` has written with origins."""
-    with open(path, "a", encoding="utf-8", newline="", opener=ordinary) as file:
+    with open(path, "a", encoding="utf-8", newline="", opener=open_regular) as file:
         csv.writer(file, lineterminator="\n").writerows(_rows(parameters, origins))
 
 

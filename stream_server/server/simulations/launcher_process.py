@@ -13,7 +13,7 @@ from stream_server.machine.interpreter import python_command
 from stream_server.machine.log_end import log_end
 from stream_server.machine.processes import end_all
 from stream_server.messages.connection import ENVIRONMENT_VARIABLE
-from stream_server.storage.disk import make_folder, ordinary
+from stream_server.storage.disk import make_folder, open_regular
 
 LEAVE_S = 30.0
 GRACE_S = 5.0
@@ -91,7 +91,7 @@ class LauncherProcess:
 
     def _start(self) -> "subprocess.Popen[bytes]":
         make_folder(self._log.parent)
-        with open(self._log, "ab", opener=ordinary) as log:
+        with open(self._log, "ab", opener=open_regular) as log:
             return subprocess.Popen(
                 self._command,
                 stdin=subprocess.PIPE,

@@ -359,7 +359,7 @@ class Roster:
         entry.ready = False
         self.handshake.release(simulation)
         self._failed_attempts.add(simulation, attempt, reason, log)
-        return [notices.Over(simulation=simulation, attempt=attempt)]
+        return [notices.AttemptOver(simulation=simulation, attempt=attempt)]
 
     def fails_later(self, message: launcher_link.FailedLater) -> bool:
         """An attempt failed that had sent every time step: for the report alone.
@@ -500,7 +500,7 @@ class Roster:
             return []
         self.handshake.open = False
         states = {i: entry.phase.value for i, entry in self.entries.items()}
-        return [notices.Final(states=states)]
+        return [notices.AllTerminal(states=states)]
 
 
 def _copy(parameters: Mapping[str, float] | None) -> dict[str, float] | None:

@@ -22,7 +22,7 @@ from typing import Any
 from stream_server.errors import ConfigError, UserCodeError
 from stream_server.launcher.backends.environment import scrubbed
 from stream_server.machine.interpreter import python_command
-from stream_server.storage.disk import make_folder, ordinary
+from stream_server.storage.disk import make_folder, open_regular
 
 WORKER = "stream_server.server.steering.generator_worker"
 LEAVE_S = 5.0
@@ -113,7 +113,7 @@ class GeneratorProcess:
             if self._is_closed:
                 raise NoAnswer("it was switched off")
             make_folder(self.log.parent)
-            with open(self.log, "ab", opener=ordinary) as log:
+            with open(self.log, "ab", opener=open_regular) as log:
                 self._process = subprocess.Popen(
                     python_command("-m", WORKER, str(theirs.fileno())),
                     stdin=subprocess.PIPE,

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from stream_server.buffers import Buffer
 from stream_server.config import StudyConfig
 from stream_server.errors import TooManyFailures
-from stream_server.machine.screen import tell
+from stream_server.machine.screen import print_escaped
 from stream_server.messages import launcher_link
 from stream_server.server.intake import mailbox
 from stream_server.server.intake.source import SampleSource
@@ -312,7 +312,7 @@ class SourceEvents(Callback):
                 # Rank 0 has the order from the operator, and once more from the launcher that follows it.
                 if self._stops.text != reason:
                     log.info("%s", reason)
-                    tell(reason, sys.stderr)
+                    print_escaped(reason, sys.stderr)
                 self._stops.note(reason)
             case mailbox.FromLauncher(message=launcher_link.Failed() as failed):
                 where = f"; its log: {failed.log}" if failed.log else ""

@@ -24,8 +24,8 @@ from stream_server.launcher.backends.local import LocalBackend
 from stream_server.launcher.journal.journal import Journal
 from stream_server.machine import descriptors, exit_watch, network, run_folder
 from stream_server.machine.forced_exit import ForcedExit
-from stream_server.machine.garbage import seldom_collecting
-from stream_server.machine.screen import tell, tell_at_once
+from stream_server.machine.garbage import collect_seldom
+from stream_server.machine.screen import print_escaped, write_escaped
 from stream_server.machine.study_lock import RUN_LOCK, SERVER_LOCK, StudyLock
 from stream_server.messages.simulation_phase import SimulationPhase
 from stream_server.server.checkpoint.continuation import by_rank_0, find_continuation
@@ -47,7 +47,7 @@ from stream_server.server.study.prometheus import StudyCollector, serve_metrics
 from stream_server.server.study.report import FAILED, Outcome
 from stream_server.server.study.set_up import StudyRank
 from stream_server.server.study.watchdog import Watchdog
-from stream_server.storage.disk import held, remove_tree
+from stream_server.storage.disk import hold_folder, remove_tree
 from stream_server.storage.plain_state import damage_in, read_state
 from stream_server.user_code import digest_of
 
@@ -110,12 +110,12 @@ def run_study(config: StudyConfig, start: Start) -> int:
 
 
 def _say_at_once(text: str) -> None:
-    tell_at_once(f"{PROGRAM}: {text}")
+    write_escaped(f"{PROGRAM}: {text}")
 
 
 def _end(ranks: Ranks | None, text: str, exit_code: int) -> NoReturn:
     """Tell why, and end all ranks at once."""
-    tell(text, sys.stderr)
+    print_escaped(text, sys.stderr)
     (SoloRanks() if ranks is None else ranks).abort(exit_code)
 
 
@@ -136,7 +136,7 @@ def _run(config: StudyConfig, ranks: Ranks, start: Start, stops: StopRequests, w
         by_rank_0(ranks, lambda: _take_folder(config, folder, start, locks))
         for used in (folder.path, config.checkpoint.dir):
             if ranks.rank != 0 and used is not None:
-                locks.enter_context(held(used))
+                locks.enter_context(hold_folder(used))
         by_rank_0(ranks, lambda: folder.prepare(config, resume=start.resume))
         continuation = find_continuation(config, ranks, folder, partial(_chosen_to_retry, start.retry))
         watchdog.is_outdated = continuation.is_outdated
@@ -208,23 +208,25 @@ def _take_folder(config: StudyConfig, folder: OutputFolder, start: Start, locks:
         run_folder.check(folder.path, resume=start.resume)
     _claim(folder.path, config)
     holding = locks.enter_context(ExitStack())
-    holding.enter_context(held(folder.path) if start.fresh else run_folder.held(folder.path, resume=start.resume))
+    holding.enter_context(
+        hold_folder(folder.path) if start.fresh else run_folder.hold(folder.path, resume=start.resume)
+    )
     of_folder = locks.enter_context(ExitStack())
     _lock(folder.path, start, of_folder)
     if start.link is None:
         Journal.check_free(folder.path)
     if start.fresh and (renamed := folder.set_aside()):
-        tell(f"{PROGRAM}: {renamed}", sys.stderr)
+        print_escaped(f"{PROGRAM}: {renamed}", sys.stderr)
         # The locks have gone with the folder of the earlier run, which nobody runs any more.
         holding.close()
         with of_folder.pop_all():
             _claim(folder.path, config)
-            holding.enter_context(held(folder.path))
+            holding.enter_context(hold_folder(folder.path))
             _lock(folder.path, start, locks)
     checkpoints = config.checkpoint.dir
     if checkpoints is not None and checkpoints.resolve() != folder.path.resolve():
         _claim(checkpoints, config)
-        locks.enter_context(held(checkpoints))
+        locks.enter_context(hold_folder(checkpoints))
         locks.enter_context(_server_lock(checkpoints, start))
 
 
@@ -253,7 +255,7 @@ def _require_program(config: StudyConfig, start: Start) -> None:
 def _require_descriptors(config: StudyConfig, ranks: Ranks) -> None:
     """See to it that each rank may open the files that it needs; the limits of nodes may differ."""
     num = make_plan(config).connections + descriptors.STRANGERS
-    said = ranks.gather(descriptors.lacking(num, descriptors.FOR_CONNECTIONS, spare=descriptors.BURST))
+    said = ranks.gather(descriptors.raise_limit(num, descriptors.FOR_CONNECTIONS, spare=descriptors.BURST))
     problem = ranks.broadcast(said and next(filter(None, said), ""))
     if problem:
         raise ConfigError(problem)
@@ -276,7 +278,7 @@ def _require_network(config: StudyConfig, ranks: Ranks) -> None:
     if problem := ranks.broadcast(said and next(filter(None, said), "")):
         raise ConfigError(problem)
     if ranks.rank == 0:
-        log.info("network.interface: %s", network.described(wanted))
+        log.info("network.interface: %s", network.description_of(wanted))
 
 
 def _require_memory(config: StudyConfig, ranks: Ranks) -> None:
@@ -294,7 +296,7 @@ def train(study: StudyRank) -> int:
     stage, stops = "set-up", study.stops
     with ExitStack() as stack:
         try:
-            with seldom_collecting():
+            with collect_seldom():
                 training = study.open(stack)
             stage = "training"
             training.run()
@@ -357,7 +359,7 @@ def _leave(study: StudyRank, error: Exception, stage: str) -> Outcome:
         # no rank has an account.
         study.is_set_up = False
     if agreed is None or ranks.rank == 0:
-        tell(f"rank {failure.rank} failed in {failure.phase}:\n{failure.traceback}", sys.stderr)
+        print_escaped(f"rank {failure.rank} failed in {failure.phase}:\n{failure.traceback}", sys.stderr)
     if agreed is None:
         write_and_show(study, outcome_of_failure(failure), [])
         ranks.abort(failure.exit_code)

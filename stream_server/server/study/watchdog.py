@@ -27,7 +27,7 @@ from stream_server.machine.signals import ThreadErrors, is_started_by
 from stream_server.server.ranks.collectives import CollectiveCalls
 from stream_server.server.ranks.communicator import Ranks, leave_mpi
 from stream_server.server.study.failure import Failure
-from stream_server.storage.disk import ordinary, read_text, remove_file
+from stream_server.storage.disk import open_regular, read_text, remove_file
 
 LONGEST_TICK_S = 1.0
 NOTE_S = 60.0
@@ -168,7 +168,7 @@ class Watchdog:
     def _note(self) -> None:
         """Leave a note for the others of where this rank is."""
         if (note := self._note_of(self._rank)) is not None:
-            with suppress(OSError), open(note, "w", encoding="utf-8", opener=ordinary) as file:
+            with suppress(OSError), open(note, "w", encoding="utf-8", opener=open_regular) as file:
                 json.dump({"doing": self._doing()}, file)
 
     def _tell(self) -> None:

@@ -21,7 +21,7 @@ from stream_server.server.simulations.design import ParameterTable
 from stream_server.server.user.collate import KeptSample
 from stream_server.server.user.simulation_data import SimulationBatch, SimulationData, read_only
 from stream_server.server.user.stream_server import StreamServer
-from stream_server.storage.disk import ordinary
+from stream_server.storage.disk import open_regular
 from stream_server.user_code import call_user
 
 MOST_TOLD = 16
@@ -265,7 +265,7 @@ def save_sample(path: Path, sample: SimulationData) -> None:
     """Keep a sample that a user's method could not process: the first of a run, and only where a file can be made."""
     fields: dict[str, Any] = {f"field_{name}": array for name, array in sample.fields.items()}
     try:
-        with open(path, "xb", opener=ordinary) as file:
+        with open(path, "xb", opener=open_regular) as file:
             np.savez(
                 file,
                 simulation_id=sample.simulation_id,

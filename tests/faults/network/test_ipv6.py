@@ -8,7 +8,7 @@ import pytest
 
 from stream_server.doctor.checks import Severity, check_ports
 from stream_server.launcher.simulations.remote_access import RemoteAccess
-from stream_server.launcher.supervision.liveness import Liveness
+from stream_server.launcher.supervision.liveness import LivenessSocket
 from stream_server.machine.network import chosen
 from stream_server.messages.client import FieldSpec, TimeSteps
 from stream_server.messages.curve import KeyPair
@@ -41,9 +41,9 @@ def test_an_interface_of_ipv6_is_known_by_its_name_its_address_and_its_subnet(no
 
 def test_a_rank_reaches_its_launcher_over_ipv6(node: Node, tmp_path: Path) -> None:
     access = RemoteAccess(address=node.here, ports=None, keys=KeyPair.make(), max_connections=8)
-    with Liveness(f"ipc://{tmp_path / 'l'}", num_ranks=1, heartbeat=QUICK, remote=access) as liveness:
-        assert liveness.place.startswith(f"tcp://[{node.here}]:")
-        with Heartbeat(liveness.place, 0, access.keys):
+    with LivenessSocket(f"ipc://{tmp_path / 'l'}", num_ranks=1, heartbeat=QUICK, remote=access) as liveness:
+        assert liveness.endpoint.startswith(f"tcp://[{node.here}]:")
+        with Heartbeat(liveness.endpoint, 0, access.keys):
             assert watch(liveness, lambda: liveness.has_all_ranks)
             assert not watch(liveness, is_lost(liveness), LONG_S)
 

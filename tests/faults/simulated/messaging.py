@@ -190,8 +190,8 @@ def module(network: Network, has_bytes: Callable[[int], bool]) -> SimpleNamespac
     )
 
 
-class Ways:
-    """`ipc.Ways` where no socket is a file: clients and ranks use TCP, and the link to the launcher is its address."""
+class PrivateIpcPaths:
+    """`ipc.PrivateIpcPaths` where no socket is a file: all use TCP; the launcher's link is its address."""
 
     def to(self, address: str, *, must_exist: bool = True) -> str | None:
         return None

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
-from stream_server.launcher.supervision.liveness import Liveness
+from stream_server.launcher.supervision.liveness import LivenessSocket
 from stream_server.machine.processes import Leader
 from tests.faults.simulated.machine import Program
 
@@ -39,7 +39,7 @@ class Signs:
         return self._at.get(address, [])
 
 
-class SimulatedLiveness(Liveness):
+class SimulatedLiveness(LivenessSocket):
     """The real one's judgement of connections that break when their rank dies, or is stopped for too long."""
 
     world: "World"
@@ -57,15 +57,15 @@ class SimulatedLiveness(Liveness):
                 self._hear_of(sign)
                 sign.is_known = True
             if sign.has_left:
-                self.presence.leave(sign.rank)
+                self.ranks.leave(sign.rank)
 
     def _ask(self) -> None:
         for sign in self.world.signs.at(self.address):
             if sign.program.status is not None:
-                self.presence.is_broken(sign.rank)
+                self.ranks.is_broken(sign.rank)
 
     def _hear_of(self, sign: Sign) -> None:
-        self.presence.heard(sign.rank)
+        self.ranks.heard(sign.rank)
         leader = Leader.of(sign.program.pid) if sign.since >= self._entered_at else None
         if leader is not None:
             self.processes[sign.rank] = leader

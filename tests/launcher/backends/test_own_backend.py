@@ -52,7 +52,7 @@ def test_a_job_outlives_its_launcher_on_a_backend_of_the_study_and_is_ended_by_t
         assert rank_0.wait_for(launcher_link.Attempt) == going_on
         assert not has_ended(pid)
         rank_0.send(launcher_link.StopSimulations(reason="enough", grace_s=0.0))
-        rank_0.wait_for(launcher_link.Bye)
+        rank_0.wait_for(launcher_link.LauncherDone)
         assert has_ended(pid)
 
 
@@ -68,7 +68,7 @@ def test_rank_0_hears_that_a_job_waits_in_the_queue_and_that_it_runs(tmp_path: P
         with folder_worker(tmp_path):
             assert rank_0.wait_for(launcher_link.Queued) == launcher_link.Queued(simulations=(0,), waits_for=None)
             rank_0.send(launcher_link.StopSimulations(reason="enough", grace_s=0.0))
-            rank_0.wait_for(launcher_link.Bye)
+            rank_0.wait_for(launcher_link.LauncherDone)
 
 
 def test_a_new_run_ends_the_jobs_that_an_earlier_one_has_left_on_its_backend(study_dir: Path) -> None:

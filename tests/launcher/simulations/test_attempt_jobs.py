@@ -18,7 +18,7 @@ from stream_server.launcher.simulations.attempt_jobs import (
     SUBMIT_PAUSE_S,
     AttemptJobs,
 )
-from stream_server.launcher.simulations.attempts import Attempts
+from stream_server.launcher.simulations.attempts import AttemptFolders
 from stream_server.launcher.simulations.last_words import last_exception, last_line, missing_package, python_of
 from tests.support.connections import NOWHERE
 
@@ -68,7 +68,7 @@ def backend() -> SpokenBackend:
 
 @pytest.fixture
 def jobs(backend: SpokenBackend, tmp_path: Path) -> AttemptJobs:
-    attempts = Attempts(
+    attempts = AttemptFolders(
         command=("true",), templates=(), environment={}, seed=0, study_dir=tmp_path, output_dir=tmp_path
     )
     return AttemptJobs(backend, attempts, None, Outage())

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from stream_server.launcher.simulations.attempts import Attempts
+from stream_server.launcher.simulations.attempts import AttemptFolders
 from stream_server.messages.connection import ConnectionFile, Security
 from stream_server.messages.curve import KeyPair
 from stream_server.storage.ownership import private_files
@@ -15,12 +15,12 @@ CONNECTION = ConnectionFile(study="heat-1", incarnation=0, host="node", control=
 
 
 @pytest.fixture
-def attempts(tmp_path: Path) -> Attempts:
+def attempts(tmp_path: Path) -> AttemptFolders:
     (tmp_path / "inputs").mkdir()
     (tmp_path / "inputs" / "heat.nml").write_text("&heat t0={initial:.1f} id={simulation} / {other}\n")
     (tmp_path / "run.sh").write_text("#!/bin/sh\necho {initial}\n")
     (tmp_path / "run.sh").chmod(0o755)
-    return Attempts(
+    return AttemptFolders(
         command=("./solver", "inputs/heat.nml", "run.sh", "{attempt}"),
         templates=(tmp_path / "inputs" / "heat.nml", tmp_path / "run.sh"),
         environment={"PATH": "/usr/bin", "OMP_NUM_THREADS": "1"},
@@ -34,14 +34,14 @@ def mode(path: Path) -> int:
     return stat.S_IMODE(path.stat().st_mode)
 
 
-def test_an_attempt_has_a_folder_of_its_own(attempts: Attempts, tmp_path: Path) -> None:
+def test_an_attempt_has_a_folder_of_its_own(attempts: AttemptFolders, tmp_path: Path) -> None:
     with private_files():
         spec = attempts.prepare(17, 2, {"initial": 300.0}, CONNECTION, None)
     assert spec.folder == tmp_path / "runs" / "heat" / "simulations" / "17" / "attempt-2"
     assert mode(spec.folder) == 0o700
 
 
-def test_the_connection_file_names_the_attempt_and_only_its_owner_can_read_it(attempts: Attempts) -> None:
+def test_the_connection_file_names_the_attempt_and_only_its_owner_can_read_it(attempts: AttemptFolders) -> None:
     spec = attempts.prepare(17, 2, {"initial": 300.0}, CONNECTION, None)
     file = spec.folder / "connection.json"
     attempt = {"simulation": 17, "attempt": 2, "parameters": {"initial": 300.0}}
@@ -49,7 +49,7 @@ def test_the_connection_file_names_the_attempt_and_only_its_owner_can_read_it(at
     assert mode(file) == 0o600
 
 
-def test_with_curve_the_connection_file_holds_the_key_pair_of_the_attempt(attempts: Attempts) -> None:
+def test_with_curve_the_connection_file_holds_the_key_pair_of_the_attempt(attempts: AttemptFolders) -> None:
     study = Security(server_public_key="S" * 40, client_public_key="not", client_secret_key="passed on")
     spec = attempts.prepare(
         17, 0, {"initial": 300.0}, replace(CONNECTION, security=study), KeyPair(public="P", secret="K")
@@ -63,7 +63,7 @@ def test_with_curve_the_connection_file_holds_the_key_pair_of_the_attempt(attemp
     assert "K" not in spec.environment.values()
 
 
-def test_a_simulation_finds_its_connection_in_its_environment(attempts: Attempts) -> None:
+def test_a_simulation_finds_its_connection_in_its_environment(attempts: AttemptFolders) -> None:
     spec = attempts.prepare(17, 2, {"initial": 300.0}, CONNECTION, None)
     assert spec.environment == {
         "PATH": "/usr/bin",
@@ -75,14 +75,14 @@ def test_a_simulation_finds_its_connection_in_its_environment(attempts: Attempts
     }
 
 
-def test_templates_are_rendered_into_the_folder_of_the_attempt(attempts: Attempts) -> None:
+def test_templates_are_rendered_into_the_folder_of_the_attempt(attempts: AttemptFolders) -> None:
     spec = attempts.prepare(17, 2, {"initial": 300.0}, CONNECTION, None)
     assert (spec.folder / "inputs" / "heat.nml").read_text() == "&heat t0=300.0 id=17 / {other}\n"
     assert mode(spec.folder / "run.sh") == 0o755
     assert spec.command == ("./solver", str(spec.folder / "inputs" / "heat.nml"), str(spec.folder / "run.sh"), "2")
 
 
-def test_the_folder_of_an_attempt_is_never_used_again(attempts: Attempts) -> None:
+def test_the_folder_of_an_attempt_is_never_used_again(attempts: AttemptFolders) -> None:
     first = attempts.prepare(17, 2, {"initial": 300.0}, CONNECTION, None)
     with pytest.raises(FileExistsError):
         attempts.prepare(17, 2, {"initial": 300.0}, CONNECTION, None)
@@ -91,7 +91,7 @@ def test_the_folder_of_an_attempt_is_never_used_again(attempts: Attempts) -> Non
     assert first.folder.exists()
 
 
-def test_a_connection_file_that_is_touched_stays_what_it_is(attempts: Attempts) -> None:
+def test_a_connection_file_that_is_touched_stays_what_it_is(attempts: AttemptFolders) -> None:
     file = attempts.prepare(17, 2, {"initial": 300.0}, CONNECTION, None).folder / "connection.json"
     os.utime(file, (0, 0))
     before = file.read_bytes()
@@ -102,7 +102,7 @@ def test_a_connection_file_that_is_touched_stays_what_it_is(attempts: Attempts) 
     attempts.touch(17, 3)
 
 
-def test_a_running_attempt_is_told_where_the_new_server_is_and_keeps_its_own(attempts: Attempts) -> None:
+def test_a_running_attempt_is_told_where_the_new_server_is_and_keeps_its_own(attempts: AttemptFolders) -> None:
     security = Security(server_public_key="S" * 40, client_public_key="A" * 40, client_secret_key="a" * 40)
     old = replace(CONNECTION, security=security)
     folder = attempts.prepare(17, 2, {"initial": 300.0}, old, KeyPair(public="P" * 40, secret="K" * 40)).folder

@@ -26,7 +26,7 @@ PLAN = launcher_link.Plan(
     ),
 )
 TO_LAUNCHER = [
-    launcher_link.Here(incarnation=0),
+    launcher_link.Rank0Alive(incarnation=0),
     PLAN,
     launcher_link.AddSimulation(simulation=7, parameters={"left": 2.0}),
     launcher_link.ProgressReport(simulation=7, attempt=2, received=3, blocked=True),
@@ -41,7 +41,7 @@ TO_LAUNCHER = [
 ]
 TO_SERVER = [
     launcher_link.AskPlan(),
-    launcher_link.Ready(),
+    launcher_link.PlanAccepted(),
     launcher_link.Attempt(simulation=7, attempt=1, public_key="k"),
     launcher_link.Attempt(simulation=8, attempt=0, public_key=None, attached=True),
     launcher_link.Leave(reason="stopped by SIGINT"),
@@ -55,7 +55,7 @@ TO_SERVER = [
     launcher_link.Queued(simulations=(1, 2), waits_for=None),
     launcher_link.Status(waiting=1, running=2, done=3, failed=4),
     launcher_link.HeldBack(text="no room"),
-    launcher_link.Bye(),
+    launcher_link.LauncherDone(),
 ]
 
 
@@ -131,7 +131,7 @@ def test_messages_pass_both_ways_in_order(address: str, server: zmq.Socket[bytes
 
 def test_what_is_sent_before_rank_0_spoke_is_dropped(address: str) -> None:
     with ServerConnection(address) as launcher:
-        launcher.send(launcher_link.Ready())
+        launcher.send(launcher_link.PlanAccepted())
         launcher.wait(0.0)
         assert launcher.receive() == []
 
@@ -169,9 +169,15 @@ def test_an_older_server_is_not_heard_any_more_once_a_newer_one_is_there(
         newer.linger = 0
         server.connect(address)
         newer.connect(address)
-        assert heard(launcher, server, launcher_link.Here(incarnation=1)) == [launcher_link.Here(incarnation=1)]
-        assert heard(launcher, newer, launcher_link.Here(incarnation=2)) == [launcher_link.Here(incarnation=2)]
-        assert heard(launcher, server, launcher_link.Here(incarnation=1), launcher_link.Finished(simulation=0)) == []
+        assert heard(launcher, server, launcher_link.Rank0Alive(incarnation=1)) == [
+            launcher_link.Rank0Alive(incarnation=1)
+        ]
+        assert heard(launcher, newer, launcher_link.Rank0Alive(incarnation=2)) == [
+            launcher_link.Rank0Alive(incarnation=2)
+        ]
+        assert (
+            heard(launcher, server, launcher_link.Rank0Alive(incarnation=1), launcher_link.Finished(simulation=0)) == []
+        )
         launcher.send(launcher_link.AskPlan())
         assert newer.poll(5000)
         assert not server.poll(0)
@@ -180,14 +186,16 @@ def test_an_older_server_is_not_heard_any_more_once_a_newer_one_is_there(
 def test_a_server_that_is_gone_is_spoken_to_no_more(address: str, server: "zmq.Socket[bytes]") -> None:
     with ServerConnection(address) as launcher:
         server.connect(address)
-        heard(launcher, server, launcher_link.Here(incarnation=1))
+        heard(launcher, server, launcher_link.Rank0Alive(incarnation=1))
         assert launcher.connected
         launcher.forget_peer()
         assert not launcher.connected
         assert heard(launcher, server, launcher_link.Finished(simulation=0)) == []
-        assert heard(launcher, server, launcher_link.Here(incarnation=1)) == []
+        assert heard(launcher, server, launcher_link.Rank0Alive(incarnation=1)) == []
         launcher.forget_peer()
-        assert heard(launcher, server, launcher_link.Here(incarnation=2)) == [launcher_link.Here(incarnation=2)]
+        assert heard(launcher, server, launcher_link.Rank0Alive(incarnation=2)) == [
+            launcher_link.Rank0Alive(incarnation=2)
+        ]
 
 
 def test_a_rank_0_that_comes_over_another_connection_was_interrupted_and_a_new_one_was_not(
@@ -197,11 +205,11 @@ def test_a_rank_0_that_comes_over_another_connection_was_interrupted_and_a_new_o
         again.linger = 0
         server.connect(address)
         again.connect(address)
-        assert heard(launcher, server, launcher_link.Here(incarnation=1), launcher_link.Here(incarnation=1))
+        assert heard(launcher, server, launcher_link.Rank0Alive(incarnation=1), launcher_link.Rank0Alive(incarnation=1))
         assert not launcher.was_interrupted
-        assert heard(launcher, again, launcher_link.Here(incarnation=2))
+        assert heard(launcher, again, launcher_link.Rank0Alive(incarnation=2))
         assert not launcher.was_interrupted
-        assert heard(launcher, server, launcher_link.Here(incarnation=2))
+        assert heard(launcher, server, launcher_link.Rank0Alive(incarnation=2))
         assert launcher.was_interrupted
 
 
@@ -216,8 +224,10 @@ def test_rank_0_on_another_node_is_heard_with_the_keys_of_the_study_only(
             own = KeyPair.make()
             stranger.curve_serverkey = access.keys.public.encode()
             stranger.curve_publickey, stranger.curve_secretkey = own.public.encode(), own.secret.encode()
-            stranger.connect(launcher.place)
-            assert heard(launcher, stranger, launcher_link.Here(incarnation=1)) == []
+            stranger.connect(launcher.endpoint)
+            assert heard(launcher, stranger, launcher_link.Rank0Alive(incarnation=1)) == []
         secure_peer_socket(server, access.keys)
-        server.connect(launcher.place)
-        assert heard(launcher, server, launcher_link.Here(incarnation=1)) == [launcher_link.Here(incarnation=1)]
+        server.connect(launcher.endpoint)
+        assert heard(launcher, server, launcher_link.Rank0Alive(incarnation=1)) == [
+            launcher_link.Rank0Alive(incarnation=1)
+        ]

@@ -18,15 +18,15 @@ import pytest
 
 from stream_server.errors import ConfigError, RankLost
 from stream_server.launcher.simulations.remote_access import RemoteAccess
-from stream_server.launcher.supervision.liveness import HeartbeatSettings, Liveness, Presence
+from stream_server.launcher.supervision.liveness import LivenessSettings, LivenessSocket, RankLiveness
 from stream_server.messages.curve import KeyPair
 from stream_server.server.reception.heartbeat import Heartbeat
 from tests.faults.network.faults import CLEAR, Reset
 from tests.faults.network.proxy import Proxy
 
-QUICK = HeartbeatSettings(interval_s=0.1, silent_s=2.0, return_s=1.0)
+QUICK = LivenessSettings(interval_s=0.1, silent_s=2.0, return_s=1.0)
 # Sums of these are exact.
-EXACT = HeartbeatSettings(interval_s=1.0, silent_s=8.0, return_s=4.0)
+EXACT = LivenessSettings(interval_s=1.0, silent_s=8.0, return_s=4.0)
 LONG_S = 2 * QUICK.silent_s
 DEADLINE_S = 60.0
 
@@ -83,7 +83,7 @@ def address() -> Iterator[str]:
         yield f"ipc://{Path(folder) / 'alive'}"
 
 
-def watch(liveness: Liveness, until: Callable[[], bool], limit_s: float = DEADLINE_S) -> bool:
+def watch(liveness: LivenessSocket, until: Callable[[], bool], limit_s: float = DEADLINE_S) -> bool:
     """Look on until something is so; whether it came to that."""
     deadline = time.monotonic() + limit_s
     while time.monotonic() < deadline:
@@ -94,12 +94,16 @@ def watch(liveness: Liveness, until: Callable[[], bool], limit_s: float = DEADLI
     return False
 
 
-def is_lost(liveness: Liveness) -> Callable[[], bool]:
-    return lambda: bool(liveness.presence.lost)
+def is_lost(liveness: LivenessSocket) -> Callable[[], bool]:
+    return lambda: bool(liveness.ranks.lost)
 
 
 def test_ranks_that_live_are_never_lost_and_are_known_by_their_processes(address: str) -> None:
-    with Liveness(address, num_ranks=2, heartbeat=QUICK) as liveness, Rank(address, 0) as zero, Rank(address, 1) as one:
+    with (
+        LivenessSocket(address, num_ranks=2, heartbeat=QUICK) as liveness,
+        Rank(address, 0) as zero,
+        Rank(address, 1) as one,
+    ):
         assert watch(liveness, lambda: len(liveness.processes) == 2)
         assert not watch(liveness, is_lost(liveness), LONG_S)
         pids = {rank: it.pid for rank, it in liveness.processes.items()}
@@ -108,15 +112,15 @@ def test_ranks_that_live_are_never_lost_and_are_known_by_their_processes(address
 
 @pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGKILL])
 def test_a_rank_that_is_stopped_or_killed_is_lost(address: str, number: signal.Signals) -> None:
-    with Liveness(address, num_ranks=2, heartbeat=QUICK) as liveness, Rank(address, 0), Rank(address, 1) as one:
+    with LivenessSocket(address, num_ranks=2, heartbeat=QUICK) as liveness, Rank(address, 0), Rank(address, 1) as one:
         assert watch(liveness, lambda: len(liveness.processes) == 2)
         one.process.send_signal(number)
         assert watch(liveness, is_lost(liveness))
-        assert liveness.presence.lost == {1}
+        assert liveness.ranks.lost == {1}
 
 
 def test_a_rank_that_holds_the_interpreter_is_not_lost(address: str) -> None:
-    with Liveness(address, num_ranks=1, heartbeat=QUICK) as liveness, Rank(address, 0, "hold") as rank:
+    with LivenessSocket(address, num_ranks=1, heartbeat=QUICK) as liveness, Rank(address, 0, "hold") as rank:
         assert watch(liveness, lambda: len(liveness.processes) == 1)
         rank.go_on()
         assert not watch(liveness, is_lost(liveness), LONG_S)
@@ -124,17 +128,17 @@ def test_a_rank_that_holds_the_interpreter_is_not_lost(address: str) -> None:
 
 
 def test_a_rank_that_leaves_in_order_is_not_lost(address: str) -> None:
-    with Liveness(address, num_ranks=2, heartbeat=QUICK) as liveness, Rank(address, 0), Rank(address, 1) as one:
+    with LivenessSocket(address, num_ranks=2, heartbeat=QUICK) as liveness, Rank(address, 0), Rank(address, 1) as one:
         assert watch(liveness, lambda: len(liveness.processes) == 2)
         one.go_on()
         one.wait_for("left")
         assert not watch(liveness, is_lost(liveness), LONG_S)
-        assert liveness.presence.left == {1}
+        assert liveness.ranks.left == {1}
 
 
 def test_a_rank_that_was_stopped_for_a_moment_comes_back(address: str) -> None:
-    patient = HeartbeatSettings(interval_s=0.1, silent_s=6.0)
-    with Liveness(address, num_ranks=1, heartbeat=patient) as liveness, Rank(address, 0) as rank:
+    patient = LivenessSettings(interval_s=0.1, silent_s=6.0)
+    with LivenessSocket(address, num_ranks=1, heartbeat=patient) as liveness, Rank(address, 0) as rank:
         assert watch(liveness, lambda: len(liveness.processes) == 1)
         rank.process.send_signal(signal.SIGSTOP)
         assert not watch(liveness, is_lost(liveness), QUICK.silent_s)
@@ -144,10 +148,10 @@ def test_a_rank_that_was_stopped_for_a_moment_comes_back(address: str) -> None:
 
 def test_the_next_launcher_misses_the_ranks_of_a_server_that_it_did_not_start(address: str) -> None:
     with Rank(address, 0), Rank(address, 1) as one:
-        with Liveness(address, num_ranks=2, heartbeat=QUICK) as first:
+        with LivenessSocket(address, num_ranks=2, heartbeat=QUICK) as first:
             assert watch(first, lambda: len(first.processes) == 2)
-        with Liveness(address, num_ranks=2, heartbeat=QUICK) as second:
-            second.presence.expect_all()
+        with LivenessSocket(address, num_ranks=2, heartbeat=QUICK) as second:
+            second.ranks.expect_all()
             assert watch(second, lambda: second.has_all_ranks)
             assert second.processes == {}
             os.kill(one.process.pid, signal.SIGSTOP)
@@ -156,16 +160,16 @@ def test_the_next_launcher_misses_the_ranks_of_a_server_that_it_did_not_start(ad
 
 @pytest.mark.parametrize("name", [b"", b"rank-", b"rank-x", b"rank--1", b"rank-1", b"rank-" + b"9" * 200, b"\xff"])
 def test_whoever_has_not_the_name_of_a_rank_is_passed_over(address: str, name: bytes) -> None:
-    with Liveness(address, num_ranks=1, heartbeat=QUICK) as liveness:
+    with LivenessSocket(address, num_ranks=1, heartbeat=QUICK) as liveness:
         _say(address, name, b'{"pid": 1}')
         assert liveness.sockets[0].poll(5000)
         liveness.take(time.monotonic())
-        assert liveness.presence.known == set()
+        assert liveness.ranks.known == set()
 
 
 @pytest.mark.parametrize("frame", [b"", b"\xff", b"[]", b"{}", b'{"pid": "x"}', b'{"pid": true}', b"[" * 4000])
 def test_what_is_no_word_of_a_rank_is_passed_over(address: str, frame: bytes) -> None:
-    with Liveness(address, num_ranks=1, heartbeat=QUICK) as liveness:
+    with LivenessSocket(address, num_ranks=1, heartbeat=QUICK) as liveness:
         _say(address, b"rank-0", frame)
         assert liveness.sockets[0].poll(5000)
         liveness.take(time.monotonic())
@@ -179,57 +183,57 @@ def _say(address: str, name: bytes, frame: bytes) -> None:
 
 
 def test_a_rank_that_does_not_answer_is_lost_and_others_are_not() -> None:
-    presence = Presence(3, EXACT)
+    ranks = RankLiveness(3, EXACT)
     for rank in (0, 1):
-        presence.heard(rank)
+        ranks.heard(rank)
     for second in range(8):
-        presence.tick(second)
-        presence.heard(0)
-        assert not presence.lost
-    presence.tick(8)
-    assert presence.lost == {1}
-    presence.leave(1)
-    assert not presence.lost
+        ranks.tick(second)
+        ranks.heard(0)
+        assert not ranks.lost
+    ranks.tick(8)
+    assert ranks.lost == {1}
+    ranks.leave(1)
+    assert not ranks.lost
 
 
 def test_a_rank_without_a_connection_is_lost_sooner_unless_it_comes_back() -> None:
-    presence = Presence(2, EXACT)
+    ranks = RankLiveness(2, EXACT)
     for rank in (0, 1):
-        presence.heard(rank)
-    presence.tick(0.0)
+        ranks.heard(rank)
+    ranks.tick(0.0)
     for rank in (0, 1):
-        presence.is_broken(rank)
+        ranks.is_broken(rank)
     for second in (1, 2, 3, 4):
-        presence.tick(second)
-        presence.is_broken(0)
-        presence.heard(1)
-    assert presence.lost == {0}
+        ranks.tick(second)
+        ranks.is_broken(0)
+        ranks.heard(1)
+    assert ranks.lost == {0}
 
 
 def test_time_for_which_the_launcher_was_stopped_is_not_held_against_ranks() -> None:
-    presence = Presence(1, EXACT)
-    presence.heard(0)
-    presence.tick(0.0)
-    presence.tick(1000.0)
-    assert not presence.lost
+    ranks = RankLiveness(1, EXACT)
+    ranks.heard(0)
+    ranks.tick(0.0)
+    ranks.tick(1000.0)
+    assert not ranks.lost
 
 
 def test_all_ranks_of_a_server_that_was_taken_over_must_come_back() -> None:
-    presence = Presence(2, EXACT)
-    presence.expect_all()
+    ranks = RankLiveness(2, EXACT)
+    ranks.expect_all()
     for second in range(10):
-        presence.tick(second)
-        presence.heard(1)
-    assert presence.lost == {0}
-    presence.heard(0)
-    assert not presence.lost
+        ranks.tick(second)
+        ranks.heard(1)
+    assert ranks.lost == {0}
+    ranks.heard(0)
+    assert not ranks.lost
 
 
 def test_of_a_server_that_starts_nobody_is_expected_before_it_has_come() -> None:
-    presence = Presence(2, EXACT)
+    ranks = RankLiveness(2, EXACT)
     for second in range(20):
-        presence.tick(second)
-    assert not presence.lost
+        ranks.tick(second)
+    assert not ranks.lost
 
 
 @pytest.fixture
@@ -238,9 +242,9 @@ def access() -> RemoteAccess:
 
 
 def test_a_rank_on_another_node_lives_and_is_lost_over_tcp(address: str, access: RemoteAccess) -> None:
-    with Liveness(address, num_ranks=2, heartbeat=QUICK, remote=access) as liveness:
+    with LivenessSocket(address, num_ranks=2, heartbeat=QUICK, remote=access) as liveness:
         ranks = ExitStack()
-        for heartbeat in (Heartbeat(address, 0), Heartbeat(liveness.place, 1, access.keys)):
+        for heartbeat in (Heartbeat(address, 0), Heartbeat(liveness.endpoint, 1, access.keys)):
             ranks.enter_context(heartbeat)
         assert watch(liveness, lambda: liveness.has_all_ranks)
         # That of another node may be anybody's here.
@@ -248,15 +252,15 @@ def test_a_rank_on_another_node_lives_and_is_lost_over_tcp(address: str, access:
         assert not watch(liveness, is_lost(liveness), LONG_S)
         with ThreadPoolExecutor(1) as thread:
             thread.submit(ranks.close)
-            assert watch(liveness, lambda: liveness.presence.left == {0, 1})
+            assert watch(liveness, lambda: liveness.ranks.left == {0, 1})
 
 
 def test_a_rank_that_loses_its_connection_over_tcp_is_back_at_once(address: str, access: RemoteAccess) -> None:
     # The first connection is the question whether there is anybody.
     course = [CLEAR, Reset(after_bytes=2000)]
     with (
-        Liveness(address, num_ranks=1, heartbeat=QUICK, remote=access) as liveness,
-        Proxy(liveness.place, course) as proxy,
+        LivenessSocket(address, num_ranks=1, heartbeat=QUICK, remote=access) as liveness,
+        Proxy(liveness.endpoint, course) as proxy,
         Heartbeat(proxy.address, 0, access.keys),
     ):
         assert watch(liveness, lambda: liveness.has_all_ranks)
@@ -266,25 +270,25 @@ def test_a_rank_that_loses_its_connection_over_tcp_is_back_at_once(address: str,
 
 
 def test_strangers_on_tcp_are_no_ranks(address: str, access: RemoteAccess) -> None:
-    with Liveness(address, num_ranks=1, heartbeat=QUICK, remote=access) as liveness:
-        host, _, port = liveness.place.removeprefix("tcp://").rpartition(":")
+    with LivenessSocket(address, num_ranks=1, heartbeat=QUICK, remote=access) as liveness:
+        host, _, port = liveness.endpoint.removeprefix("tcp://").rpartition(":")
         with Heartbeat(address, 0):
             assert watch(liveness, lambda: liveness.has_all_ranks)
-            with Heartbeat(liveness.place, 0, KeyPair.make()):
+            with Heartbeat(liveness.endpoint, 0, KeyPair.make()):
                 socket.create_connection((host, int(port))).close()
                 assert not watch(liveness, is_lost(liveness), LONG_S)
-            assert liveness.presence.left == set()
+            assert liveness.ranks.left == set()
 
 
 def test_the_next_launcher_is_at_the_place_of_the_one_before(address: str, access: RemoteAccess) -> None:
     with ExitStack() as launcher, ExitStack() as rank:
-        first = launcher.enter_context(Liveness(address, num_ranks=1, heartbeat=QUICK, remote=access))
-        rank.enter_context(Heartbeat(first.place, 0, access.keys))
+        first = launcher.enter_context(LivenessSocket(address, num_ranks=1, heartbeat=QUICK, remote=access))
+        rank.enter_context(Heartbeat(first.endpoint, 0, access.keys))
         assert watch(first, lambda: first.has_all_ranks)
         launcher.close()
-        with Liveness(address, num_ranks=1, heartbeat=QUICK, remote=access, before=first.place) as second:
-            second.presence.expect_all()
-            assert second.place == first.place
+        with LivenessSocket(address, num_ranks=1, heartbeat=QUICK, remote=access, before=first.endpoint) as second:
+            second.ranks.expect_all()
+            assert second.endpoint == first.endpoint
             assert watch(second, lambda: second.has_all_ranks)
 
 

@@ -14,7 +14,7 @@ import pytest
 from stream_server.launcher.backends.backend import Backend, JobSpec, JobState, JobStatus, SavedJob, SubmitError
 from stream_server.launcher.backends.outage import Outage
 from stream_server.launcher.journal.records import ServerStarting
-from stream_server.launcher.supervision.liveness import Liveness
+from stream_server.launcher.supervision.liveness import LivenessSocket
 from stream_server.launcher.supervision.server_job import (
     COMING_LIMIT_S,
     COMING_TOLD_S,
@@ -99,7 +99,7 @@ def running(job: SubmittedServer, folder: Path, stack: ExitStack, *, taken_over:
     starting = ServerStarting(
         number=1, ranks=2, folder=str(folder), alive=alive, reports_before=reports, backend="slurm"
     )
-    liveness = stack.enter_context(Liveness(alive, num_ranks=2))
+    liveness = stack.enter_context(LivenessSocket(alive, num_ranks=2))
     server = RunningServer(starting, job, liveness, stack, taken_over=taken_over)
     if not taken_over:
         server.coming_since = 0.0

@@ -43,9 +43,9 @@ def test_simulations_run_one_after_the_other_until_rank_0_says_stop(
         while rank_0.wait_for(launcher_link.Status).done < 2:
             pass
         rank_0.send(launcher_link.StopSimulations(reason="finished", grace_s=0.0))
-        rank_0.wait_for(launcher_link.Bye)
+        rank_0.wait_for(launcher_link.LauncherDone)
         assert rank_0.wait_for_end() == 0
-        assert [type(message) for message in rank_0.seen[:2]] == [launcher_link.AskPlan, launcher_link.Ready]
+        assert [type(message) for message in rank_0.seen[:2]] == [launcher_link.AskPlan, launcher_link.PlanAccepted]
         assert "simulation 1 finished" in rank_0.log.read_text()
         connection = json.loads((rank_0.folder_of(1) / "connection.json").read_text())
         assert (connection["simulation"], connection["attempt"], connection["security"]) == (1, 0, None)
@@ -124,7 +124,7 @@ def test_a_signal_ends_the_launcher_and_its_simulations(tmp_path: Path, number: 
         rank_0.plan(1)
         rank_0.wait_for_output(0)
         rank_0.launcher.send_signal(number)
-        rank_0.wait_for(launcher_link.Bye)
+        rank_0.wait_for(launcher_link.LauncherDone)
         assert rank_0.wait_for_end() == 0
         assert rank_0.processes() == []
 

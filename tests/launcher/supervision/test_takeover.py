@@ -167,7 +167,7 @@ def test_a_launcher_answers_whenever_rank_0_says_that_it_is_there(tmp_path: Path
         rank_0.plan(2)
         status = rank_0.wait_for(launcher_link.Status)
         for _ in range(2):
-            rank_0.send(launcher_link.Here(incarnation=1))
+            rank_0.send(launcher_link.Rank0Alive(incarnation=1))
             assert rank_0.wait_for(launcher_link.Status) == status
 
 
@@ -373,7 +373,7 @@ def test_a_launcher_that_is_killed_at_any_record_of_a_shared_job_blames_nobody_w
 ) -> None:
     arm(monkeypatch, tmp_path / "met", f"launcher.after_journal=kill@{record}")
     with Rank0(tmp_path, FAILING, *TOGETHER) as rank_0:
-        rank_0.send(launcher_link.Here(incarnation=1))
+        rank_0.send(launcher_link.Rank0Alive(incarnation=1))
         rank_0.wait_for(launcher_link.AskPlan)
         rank_0.send(plan(2, output_dir=rank_0.output_dir))
         assert rank_0.wait_for_end() == -signal.SIGKILL

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from stream_server.commands.cli import main
-from stream_server.machine.screen import escaped, in_one_line, tell
+from stream_server.machine.screen import escaped, in_one_line, print_escaped
 from tests.support.runs import NUMPY_STUDY, assert_complete, run_study
 
 EVIL = "\x1b]0;title\x07\x1b[2J\x9b31m\u202egnp.exe\u2028forged [red]line[/red]"
@@ -24,8 +24,8 @@ def test_all_that_a_terminal_or_a_reader_would_obey_is_written_out() -> None:
 
 
 def test_what_is_told_is_escaped(capsys: pytest.CaptureFixture[str]) -> None:
-    tell(EVIL)
-    tell(EVIL, sys.stderr)
+    print_escaped(EVIL)
+    print_escaped(EVIL, sys.stderr)
     out, err = capsys.readouterr()
     assert out == err == escaped(EVIL) + "\n"
 

@@ -23,7 +23,7 @@ from stream_server.launcher.backends.oar import Oar
 from stream_server.launcher.backends.pbs import Pbs
 from stream_server.launcher.backends.scheduler import JobKind
 from stream_server.launcher.backends.slurm import Slurm
-from stream_server.launcher.simulations.attempts import Attempts
+from stream_server.launcher.simulations.attempts import AttemptFolders
 from tests.support.connections import NOWHERE
 from tests.support.timing import until
 
@@ -131,7 +131,7 @@ def test_placeholders_and_templates_are_filled_in_and_not_read(tmp_path: Path) -
     study = tmp_path / "study; touch planted"
     study.mkdir()
     (study / "input.sh").write_text("{name} $(touch planted)")
-    attempts = Attempts(
+    attempts = AttemptFolders(
         command=("python3", "{missing}", "$(touch planted)", "{simulation}", "input.sh"),
         templates=(study / "input.sh",),
         environment=ENVIRONMENT,

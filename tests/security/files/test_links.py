@@ -18,7 +18,7 @@ from stream_server.analysis.reading import RunFolder
 from stream_server.commands.cli import main
 from stream_server.errors import ConfigError
 from stream_server.machine import run_folder
-from stream_server.storage.disk import for_result
+from stream_server.storage.disk import open_output
 from stream_server.storage.links import open_by_own_links
 from stream_server.studies.study import Study
 from stream_server.templates.new_study import copy_example, make_blank
@@ -283,11 +283,11 @@ def test_links_of_ones_own_lead_where_the_system_follows_them(tmp_path: Path, mo
 def test_a_result_goes_to_a_pipe_or_device_of_ones_own(tmp_path: Path) -> None:
     receiver, sender = os.pipe()
     with open(receiver, "rb") as read, open(sender, "wb"):
-        with open(f"/dev/fd/{sender}", "w", opener=for_result) as file:
+        with open(f"/dev/fd/{sender}", "w", opener=open_output) as file:
             assert os.get_blocking(file.fileno())
             file.write("words")
         assert read.read(5) == b"words"
-    with open("/dev/null", "wb", opener=for_result) as file:
+    with open("/dev/null", "wb", opener=open_output) as file:
         file.write(b"words")
 
 
@@ -361,7 +361,7 @@ while not os.path.exists(end):
         assert process.stdout is not None
         assert process.stdout.readline() == "begun\n"
         for _ in range(2000):
-            with suppress(OSError), open(name, "w", opener=for_result) as file:
+            with suppress(OSError), open(name, "w", opener=open_output) as file:
                 file.write("a result")
             with suppress(OSError):
                 if not name.is_symlink():

@@ -248,7 +248,8 @@ def opened_otherwise(source: str) -> list[str]:
         for call in calls
         if ast.unparse(call.func).rpartition(".")[2] in READERS
         and not any(
-            word.arg == "opener" and ast.unparse(word.value) in ("by_own_links", "for_result") for word in call.keywords
+            word.arg == "opener" and ast.unparse(word.value) in ("by_own_links", "open_output")
+            for word in call.keywords
         )
     ]
 

@@ -52,4 +52,4 @@ def test_a_process_that_works_in_the_folder_of_the_study_shows_paths_from_where_
     assert Path.cwd() == tmp_path / "study"
     assert shown(tmp_path / "typed" / "runs" / "heat") == "runs/heat"
     (tmp_path / "typed").rmdir()
-    assert program.typed_in() == tmp_path / "study"
+    assert program.start_folder() == tmp_path / "study"

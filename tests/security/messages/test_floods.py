@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from stream_server.client_api import connect
 from stream_server.launcher.simulations.remote_access import RemoteAccess
 from stream_server.launcher.simulations.server_connection import ServerConnection
-from stream_server.launcher.supervision.liveness import Liveness
+from stream_server.launcher.supervision.liveness import LivenessSocket
 from stream_server.messages import launcher_link, wire
 from stream_server.messages.client import Hello, TimeSteps
 from stream_server.messages.curve import secure_client_socket, secure_peer_socket
@@ -182,18 +182,18 @@ def flood(stack: ExitStack, place: str) -> Callable[[], int]:
 def test_the_link_of_a_launcher_keeps_few_strangers_and_hears_rank_0_among_them(
     tmp_path: Path, access: RemoteAccess
 ) -> None:
-    here = launcher_link.Here(incarnation=1)
+    here = launcher_link.Rank0Alive(incarnation=1)
     with (
         ServerConnection(f"ipc://{tmp_path}/link", access) as launcher,
         ExitStack() as stack,
         zmq.Context() as context,
         context.socket(zmq.DEALER) as rank_0,
     ):
-        num_cut = flood(stack, launcher.place)
+        num_cut = flood(stack, launcher.endpoint)
         until(lambda: num_cut() >= NUM_AT_LAUNCHER - access.max_connections)
         rank_0.linger = 0
         secure_peer_socket(rank_0, access.keys)
-        rank_0.connect(launcher.place)
+        rank_0.connect(launcher.endpoint)
         rank_0.send(launcher_link.encode(here))
 
         def hears() -> list[launcher_link.ToLauncher]:
@@ -205,11 +205,11 @@ def test_the_link_of_a_launcher_keeps_few_strangers_and_hears_rank_0_among_them(
 
 def test_a_launcher_sees_that_a_rank_lives_among_many_strangers(tmp_path: Path, access: RemoteAccess) -> None:
     with ExitStack() as stack:
-        liveness = stack.enter_context(Liveness(f"ipc://{tmp_path}/alive", num_ranks=1, remote=access))
-        num_cut = flood(stack, liveness.place)
+        liveness = stack.enter_context(LivenessSocket(f"ipc://{tmp_path}/alive", num_ranks=1, remote=access))
+        num_cut = flood(stack, liveness.endpoint)
         until(lambda: num_cut() >= NUM_AT_LAUNCHER - access.max_connections)
         with ThreadPoolExecutor(1) as thread:
-            coming = thread.submit(Heartbeat(liveness.place, 0, access.keys).__enter__)
+            coming = thread.submit(Heartbeat(liveness.endpoint, 0, access.keys).__enter__)
 
             def lives() -> bool:
                 liveness.take(time.monotonic())

@@ -12,7 +12,7 @@ import pytest
 from stream_server.client_api import connect
 from stream_server.errors import ConfigError, Unreachable
 from stream_server.messages.connection import ConnectionFile
-from stream_server.messages.ipc import Ways
+from stream_server.messages.ipc import PrivateIpcPaths
 from tests.fakes.server import FakeServer
 from tests.native.native_client import NativeClient, client, library, program
 from tests.security.stranger import Stranger
@@ -134,7 +134,7 @@ def test_no_way_leads_to_a_folder_that_is_open_a_link_or_of_somebody_else(shared
         (folder / "socket").touch()
         return f"ipc://{folder}/socket"
 
-    ways = Ways()
+    ways = PrivateIpcPaths()
     assert ways.to(way("ours", 0o700) or "") is not None
     assert ways.to(way("open", 0o755) or "") is None
     theirs = way("theirs", 0o700)

@@ -316,7 +316,7 @@ class IntakeMachine(RuleBasedStateMachine):
         simulation = data.draw(st.sampled_from(sorted(self.orders.keys() - self.finished)))
         if data.draw(st.booleans()):
             self.retire(simulation)
-            self.tell(notices.Over(simulation=simulation, attempt=self.attempts[simulation]))
+            self.tell(notices.AttemptOver(simulation=simulation, attempt=self.attempts[simulation]))
         self.next_attempt(simulation)
 
     def next_attempt(self, simulation: int) -> None:

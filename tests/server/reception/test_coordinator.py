@@ -77,7 +77,7 @@ def test_the_main_thread_hears_once_that_the_launcher_is_silent_and_once_that_it
         rank_0.say_here()
     rank_0.launcher(launcher_link.AskPlan())
     assert happened == []
-    assert told == [launcher_link.Here(incarnation=1)] * (MOST_UNANSWERED - 1)
+    assert told == [launcher_link.Rank0Alive(incarnation=1)] * (MOST_UNANSWERED - 1)
     for _ in range(2 * MOST_UNANSWERED):
         rank_0.say_here()
     assert happened == [mailbox.LauncherSilence(is_over=False)]

@@ -50,7 +50,7 @@ def make(study: Rank0, address: str) -> LauncherProcess:
 
 def begin(rank_0: "zmq.Socket[bytes]", study: Rank0) -> launcher_link.Attempt:
     """Tell the launcher what to run; the first attempt of which it then speaks."""
-    rank_0.send(launcher_link.encode(launcher_link.Here(incarnation=1)))
+    rank_0.send(launcher_link.encode(launcher_link.Rank0Alive(incarnation=1)))
     while rank_0.poll(DEADLINE_MS):
         message = launcher_link.to_server(rank_0.recv())
         if isinstance(message, launcher_link.AskPlan):

@@ -209,15 +209,15 @@ def test_progress_is_the_sum_over_the_ranks(roster: Roster) -> None:
 
 def test_the_roster_is_final_when_every_simulation_has_ended(roster: Roster) -> None:
     for simulation in (0, 1):
-        assert not any(isinstance(notice, notices.Final) for notice in told(finish(roster, simulation)))
-    assert told(finish(roster, 2))[-1] == notices.Final(states={0: "finished", 1: "finished", 2: "finished"})
+        assert not any(isinstance(notice, notices.AllTerminal) for notice in told(finish(roster, simulation)))
+    assert told(finish(roster, 2))[-1] == notices.AllTerminal(states={0: "finished", 1: "finished", 2: "finished"})
 
 
 def test_a_redraw_takes_the_next_unused_id_and_its_parameters(roster: Roster) -> None:
     message = launcher_link.GaveUp(simulation=1, attempts=3, reason="exit code 1", log="output.log", redraw=True)
     actions = roster.gave_up(message)
     assert to_launcher(actions) == [launcher_link.AddSimulation(simulation=3, parameters={"x": 3.0})]
-    assert not any(isinstance(notice, notices.Final) for notice in told(actions))
+    assert not any(isinstance(notice, notices.AllTerminal) for notice in told(actions))
     assert roster.failures == [{"id": 1, "attempts": 3, "reason": "exit code 1", "log": "output.log"}]
 
 
@@ -496,7 +496,7 @@ def test_a_simulation_that_is_stopped_early_is_neither_a_failure_nor_tried_again
     assert roster.table.counts()["stopped_early"] == 1
     assert [it.simulation for it in roster.plan] == [0, 2]
     finish(roster, 0)
-    assert any(isinstance(it, notices.Final) for it in told(finish(roster, 2)))
+    assert any(isinstance(it, notices.AllTerminal) for it in told(finish(roster, 2)))
 
 
 def test_one_that_waits_is_stopped_before_it_starts_and_a_held_out_one_never(roster: Roster) -> None:
@@ -552,7 +552,7 @@ def test_too_many_failures_fail_the_study(roster: Roster) -> None:
 def test_a_failed_attempt_is_over_on_every_rank_and_the_next_one_waits_for_its_own_readiness(roster: Roster) -> None:
     roster.launched(begun(1, 0))
     roster.ready(1, 0)
-    assert told(roster.failed(1, 0)) == [notices.Over(simulation=1, attempt=0)]
+    assert told(roster.failed(1, 0)) == [notices.AttemptOver(simulation=1, attempt=0)]
     assert roster.failed(1, 0) == []
     assert roster.handshake.hello(b"p", hello(1, attempt=1)) == []
     roster.launched(begun(1, 1))
@@ -630,7 +630,7 @@ def test_a_study_that_failed_does_not_come_to_its_end_any_more(roster: Roster) -
     roster.launched(begun(2, 0))
     assert roster.too_many("too many failed") == [SimulationsFailed(text="too many failed")]
     message = launcher_link.GaveUp(simulation=2, attempts=1, reason="exit code 1", log="", redraw=False)
-    assert not any(isinstance(notice, notices.Final) for notice in told(roster.gave_up(message)))
+    assert not any(isinstance(notice, notices.AllTerminal) for notice in told(roster.gave_up(message)))
     assert [failure["id"] for failure in roster.failures] == [2]
 
 
@@ -684,7 +684,7 @@ def test_simulations_that_are_not_started_any_more_are_over_and_their_steps_miss
     finish(roster, 1)
     actions = roster.dropped(launcher_link.Dropped(simulations=(2, 99), reason="enough"))
     assert [type(message) for message in replies(actions)] == [Refusal]
-    assert isinstance(told(actions)[-1], notices.Final)
+    assert isinstance(told(actions)[-1], notices.AllTerminal)
     assert roster.num_missing == 4
     assert (roster.ends[2].state, roster.ends[2].reason) == ("stopped", "enough")
     assert roster.dropped(launcher_link.Dropped(simulations=(2,), reason="enough"))[:-1] == []

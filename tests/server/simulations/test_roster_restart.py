@@ -306,7 +306,7 @@ def test_a_study_of_which_nothing_is_left_to_come_says_so_when_it_begins() -> No
     roster = roster_of(3)
     give_up(roster, 1)
     other = restored(roster, {0: 4, 2: 4})
-    assert told(other.begin()) == [notices.Final(states={0: "finished", 1: "given_up", 2: "finished"})]
+    assert told(other.begin()) == [notices.AllTerminal(states={0: "finished", 1: "given_up", 2: "finished"})]
 
 
 def test_a_study_with_something_left_to_come_says_nothing_when_it_begins() -> None:

@@ -58,14 +58,14 @@ def test_a_redraw_waits_for_its_parameters() -> None:
         finish(roster, i)
     assert roster.table.num_wanted == 6
     assert suggest(roster, 5) == [launcher_link.AddSimulation(simulation=5, parameters={"x": 5.0})]
-    assert any(isinstance(it, notices.Final) for it in told(finish(roster, 5)))
+    assert any(isinstance(it, notices.AllTerminal) for it in told(finish(roster, 5)))
 
 
 def test_a_study_that_is_told_to_finish_lets_go_of_what_was_never_suggested() -> None:
     roster = roster_of(0.0, 1.0)
     finish(roster, 0)
     actions = roster.dropped(launcher_link.Dropped(simulations=(1,), reason="enough"))
-    assert any(isinstance(it, notices.Final) for it in told(actions))
+    assert any(isinstance(it, notices.AllTerminal) for it in told(actions))
     assert roster.table.num_wanted == 0
     assert suggest(roster, 2) == []
 
@@ -77,13 +77,13 @@ def test_what_was_never_suggested_ends_with_the_order_to_finish() -> None:
     order = launcher_link.FinishSimulations(reason="enough")
     actions = roster.finish(order)
     assert order in actions
-    assert not any(isinstance(it, notices.Final) for it in actions)
+    assert not any(isinstance(it, notices.AllTerminal) for it in actions)
     assert roster.table.num_wanted == 0
     assert suggest(roster, 2) == []
     assert {roster.ends[i].state for i in (2, 3, 4)} == {"stopped"}
     # What fails now is not redrawn either.
     actions = roster.gave_up(launcher_link.GaveUp(simulation=1, attempts=1, reason="", log="", redraw=True))
-    assert any(isinstance(it, notices.Final) for it in told(actions))
+    assert any(isinstance(it, notices.AllTerminal) for it in told(actions))
     assert 5 not in roster.entries
 
 

@@ -47,7 +47,7 @@ def test_callbacks_are_told_in_order() -> None:
 
 def test_other_words_of_the_launcher_stop_nothing(caplog: pytest.LogCaptureFixture) -> None:
     failed = launcher_link.Failed(simulation=3, attempt=1, reason="exit code 1", log="output.log")
-    stops, told = look(mailbox.FromLauncher(message=failed), mailbox.FromLauncher(message=launcher_link.Ready()))
+    stops, told = look(mailbox.FromLauncher(message=failed), mailbox.FromLauncher(message=launcher_link.PlanAccepted()))
     assert (stops.pending, told) == (None, [])
     assert "simulation 3, attempt 1 failed: exit code 1; its log: output.log" in caplog.text
 

@@ -6,7 +6,7 @@ import math
 from msgspec.structs import replace
 
 from stream_server.errors import ConfigError
-from stream_server.launcher.simulations.attempts import Attempts
+from stream_server.launcher.simulations.attempts import AttemptFolders
 from stream_server.messages import wire
 from stream_server.messages.client import Hello
 from stream_server.messages.connection import ConnectionFile, Security
@@ -14,7 +14,7 @@ from tests.faults.fuzz import scratch
 from tests.faults.fuzz.target import Target
 
 FOLDER = scratch.folder()
-ATTEMPTS = Attempts(command=(), templates=(), environment={}, seed=0, study_dir=FOLDER, output_dir=FOLDER)
+ATTEMPTS = AttemptFolders(command=(), templates=(), environment={}, seed=0, study_dir=FOLDER, output_dir=FOLDER)
 FILE, AGAIN = ATTEMPTS.folder(0, 0) / "connection.json", FOLDER / "again.json"
 KEY = "rq:rM>}U?@Lns47E1%kR.o@n%FcmmsL/@{H8]yf7"
 EXAMPLES = (

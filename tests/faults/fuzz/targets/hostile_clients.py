@@ -186,7 +186,7 @@ class Server:
                     notices.AttemptNotice(simulation=simulation, attempt=1, parameters={}, goes_on=True)
                 )
             case 1:
-                self.dispatcher.apply(notices.Over(simulation=simulation, attempt=self.script.one_of(2)))
+                self.dispatcher.apply(notices.AttemptOver(simulation=simulation, attempt=self.script.one_of(2)))
             case _:
                 state = STATES[self.script.one_of(len(STATES))]
                 if self.intake.attempt(simulation) is not None:

@@ -12,7 +12,7 @@ from tests.support.connections import NOWHERE
 Known = ToLauncher | ToServer | operator.Question | operator.Answer
 
 MESSAGES: tuple[Known, ...] = (
-    launcher_link.Here(incarnation=1),
+    launcher_link.Rank0Alive(incarnation=1),
     launcher_link.Plan(
         study="s",
         incarnation=1,
@@ -36,7 +36,7 @@ MESSAGES: tuple[Known, ...] = (
     launcher_link.Dropped(simulations=(0, 2), reason="r"),
     launcher_link.AskPlan(),
     launcher_link.Leave(reason="r"),
-    launcher_link.Ready(),
+    launcher_link.PlanAccepted(),
     launcher_link.Attempt(simulation=0, attempt=1, public_key="k", attached=True),
     launcher_link.Failed(simulation=0, attempt=0, reason="r", log=""),
     launcher_link.FailedLater(simulation=0, attempt=0, reason="r", log=""),
@@ -46,7 +46,7 @@ MESSAGES: tuple[Known, ...] = (
     launcher_link.TooMany(text="t", simulation=0, attempt=0),
     launcher_link.Queued(simulations=(1, 2), waits_for="Priority"),
     launcher_link.Status(waiting=1, running=2, done=3, failed=4),
-    launcher_link.Bye(),
+    launcher_link.LauncherDone(),
     operator.AskStatus(),
     operator.AskSimulations(first=0, num=10),
     operator.AskStop(finish=True),

@@ -9,11 +9,11 @@ from tests.faults.fuzz.target import Target
 
 NOTICES: tuple[notices.Notice | None, ...] = (
     None,
-    notices.Present(rank=1),
+    notices.RankAlive(rank=1),
     notices.AttemptNotice(simulation=0, attempt=1, parameters={"x": 0.5}, key="k", goes_on=True),
-    notices.Over(simulation=0, attempt=1),
+    notices.AttemptOver(simulation=0, attempt=1),
     notices.Terminal(simulation=0, state="finished"),
-    notices.Final(states={0: "finished", 1: "failed"}),
+    notices.AllTerminal(states={0: "finished", 1: "failed"}),
     notices.StopNotice(reason="r"),
     notices.Share(
         simulation=0, attempt=1, received=5, blocked=False, accepted=4, rejected=1, complete=True, total=None
@@ -35,7 +35,7 @@ def run(data: bytes) -> None:
     written = encode(numbered)
     assert encode(decode(written)) == written
     channel = Channel()
-    channel.post(notices.Present(rank=1))
+    channel.post(notices.RankAlive(rank=1))
     assert channel.receive(numbered) in (None, numbered.notice)
     assert channel.num_received <= 1
 

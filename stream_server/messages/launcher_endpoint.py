@@ -9,7 +9,7 @@ from stream_server.messages.connection import KeyFile
 from stream_server.messages.curve import KeyPair
 
 
-class LauncherPlace(KeyFile, frozen=True, kw_only=True):
+class LauncherEndpoint(KeyFile, frozen=True, kw_only=True):
     """The addresses at which a launcher on `host` listens for ranks on other nodes.
 
     Rank 0's messages come to `link`, signs of life to `alive`. Both ends of a connection have the same `keys`.
@@ -25,7 +25,7 @@ class LauncherPlace(KeyFile, frozen=True, kw_only=True):
         """Read back what `write` wrote.
 
         Raises:
-            ConfigError: there is no such file, it is none of a launcher, or others can have written it or read its key.
+            ConfigError: there is no such file, no launcher wrote it, or others can have written it or read its key.
         """
         try:
             return cls.read_trusted(path)
