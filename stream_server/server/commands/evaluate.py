@@ -12,7 +12,7 @@ from rich.table import Table
 from stream_server.config import StudyConfig
 from stream_server.errors import ConfigError, PeerFailed
 from stream_server.machine.forced_exit import ForcedExit
-from stream_server.machine.screen import tell
+from stream_server.machine.screen import print_escaped
 from stream_server.server.checkpoint.continuation import by_rank_0
 from stream_server.server.checkpoint.restore import SavedRank
 from stream_server.server.intake.parameters import SimulationParameters
@@ -54,11 +54,11 @@ def leave_because_of(error: Exception, ranks: Ranks, *, phase: str) -> int:
     text = f"rank {failure.rank} failed in {failure.phase}:\n{failure.traceback}"
     agreed = leave_together(error, ranks, None, phase=failure.phase)
     if agreed is None:
-        tell(text, sys.stderr)
+        print_escaped(text, sys.stderr)
         ranks.abort(failure.exit_code)
     told = ranks.gather("" if isinstance(error, PeerFailed) else text)
     if told is not None:
-        tell(next(filter(None, told)), sys.stderr)
+        print_escaped(next(filter(None, told)), sys.stderr)
     ranks.barrier()
     if ranks.is_cut_short:
         ranks.abort(agreed)
