@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from stream_server.built_in import BACKENDS
 from stream_server.machine import cgroups
 from stream_server.server.commands.check import describe
 from stream_server.server.run.cores import (
