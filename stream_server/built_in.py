@@ -19,7 +19,7 @@ POLICIES: Mapping[str, str] = {
     "firo": "stream_server.buffers.firo:Firo",
     "fifo": "stream_server.buffers.fifo:Fifo",
 }
-"""`buffer.policy`; the settings of each are a section of its own in `config/buffer_sections.py`."""
+"""`buffer.policy`."""
 
 BACKENDS: Mapping[str, str] = {
     "local": "stream_server.launcher.backends.local:LocalBackend",

@@ -5,7 +5,7 @@
 
 Importing this package and loading a study imports neither torch nor scipy nor mpi4py.
 
-Offers: buffer_sections, job_sections, parameters, placeholders, problems, samples, training_sections.
+Offers: job_sections, parameters, placeholders, problems, samples, sections, training_sections.
 May import: storage.
 """
 

@@ -3,13 +3,12 @@
 import re
 from collections.abc import Iterator
 from itertools import islice
-from typing import Any, get_args
+from typing import Any
 
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
-from stream_server.built_in import POLICIES, registered
 from stream_server.config.problems import MAX_PROBLEMS, WRONG, Problem, nearest, one_of, shown
 from stream_server.config.study import StudyConfig, models_in
 from stream_server.wording import counted
@@ -39,23 +38,14 @@ def problems_of(error: ValidationError, raw: dict[str, Any]) -> Iterator[Problem
     # A default that follows from an invalid key is no mistake of the user's.
     own = (it for it in error.errors(include_url=False) if it["type"] != "default_factory_not_called")
     errors = list(islice(own, MAX_PROBLEMS + 1))
-    wrong = {_keys_of(raw, detail) for detail in errors}
-    sections = {keys[:1] for keys in wrong}
+    sections = {_keys_of(raw, detail)[:1] for detail in errors}
     for detail in errors:
         if (detail.get("ctx", {}).get("needs"),) in sections:
             continue
         keys = _keys_of(raw, detail)
-        # Which keys there are depends on the policy.
-        if detail["type"] == "extra_forbidden" and (*keys[:-1], "policy") in wrong and _is_known(keys):
-            continue
         path = "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in keys).lstrip(".")
-        found, instead = _found_and_instead(detail, keys, raw)
+        found, instead = _found_and_instead(detail, keys)
         yield Problem(path or "study.json", found, instead)
-
-
-def _is_known(keys: Keys) -> bool:
-    """Whether some kind of the section has the key at `keys`."""
-    return any(field_of(model, keys[-1]) for model in models_at(keys[:-1]))
 
 
 def _keys_of(raw: Any, detail: ErrorDetails) -> Keys:
@@ -74,12 +64,12 @@ def _keys_of(raw: Any, detail: ErrorDetails) -> Keys:
     return tuple(keys)
 
 
-def _found_and_instead(detail: ErrorDetails, keys: Keys, raw: dict[str, Any]) -> tuple[str, str]:
+def _found_and_instead(detail: ErrorDetails, keys: Keys) -> tuple[str, str]:
     kind, value, context = detail["type"], detail["input"], detail.get("ctx", {})
     if kind == WRONG:
         return context["found"], context["instead"]
     if kind == "extra_forbidden":
-        return _unknown_key(keys, raw)
+        return _unknown_key(keys)
     if kind == "missing":
         return "missing", _example(keys)
     if kind in KINDS:
@@ -92,31 +82,15 @@ def _found_and_instead(detail: ErrorDetails, keys: Keys, raw: dict[str, Any]) ->
         if bound in context:
             return f"{shown(value)} is out of range", f"Write {allowed.format(context[bound])}"
     if kind == "literal_error":
-        choices = [*POLICIES, *registered("policies")] if keys[-1] == "policy" else QUOTED.findall(detail["msg"])
+        choices = QUOTED.findall(detail["msg"])
         meant = nearest(value, choices) if isinstance(value, str) else None
         return f"{shown(value)} is not {one_of(choices)}", f"Write {shown(meant)}" if meant else "Write one of these"
     return f"{shown(value)}: {detail['msg']}", _example(keys)
 
 
-def _policies(model: Any) -> tuple[str, ...]:
-    """The policy of a kind of buffer; a class of the user's has no name to offer."""
-    return get_args(model.model_fields["policy"].annotation)
-
-
-def _unknown_key(keys: Keys, raw: dict[str, Any]) -> tuple[str, str]:
+def _unknown_key(keys: Keys) -> tuple[str, str]:
     above, key = keys[:-1], str(keys[-1])
-    section: Any = raw
-    for part in above:
-        section = section[part]
-    models = models_at(above)
-    known = list(dict.fromkeys(name for model in models for name in _names(model)))
-    if key in known:
-        others = [name for model in models if key in _names(model) for name in _policies(model)]
-        found = f"{shown(section[key])} would be ignored by {section.get('policy', 'reservoir')}"
-        return (
-            found,
-            f"Leave it out, or write {one_of(others) if others else 'FILE.py:Class'} in {above[-1]}.policy",
-        )
+    known = [name for model in models_at(above) for name in _names(model)]
     if meant := nearest(key, known):
         return "unknown key", f"Write {shown(meant)}"
     elsewhere = [

@@ -32,6 +32,13 @@ IGNORED: tuple[tuple[str, Callable[[StudyConfig], bool], str], ...] = (
         )
         for key in ("args", "lookahead", "timeout_s", "fallback")
     ),
+    ("buffer.watermark", lambda it: it.buffer.policy == "fifo", "fifo hands out each sample as it comes"),
+    ("buffer.args", lambda it: not it.buffer.has_own_policy, "a built-in policy takes none"),
+    (
+        "buffer.pseudo_epochs",
+        lambda it: it.buffer.policy in ("reservoir", "uniform", "fifo"),
+        "only firo and policies of your own draw each sample so often",
+    ),
     ("training.draws_per_sample", lambda it: it.buffer.policy in ("fifo", "firo"), "buffer.policy has its own"),
     ("client.wait_s", lambda it: it.client.if_server_away != "wait", 'client.if_server_away is not "wait"'),
     ("simulation.max_failed", lambda it: it.simulation.on_failure == "stop", "the first failure ends the study"),

@@ -1,22 +1,27 @@
-"""The sections `study`, `parameters` and `offline` of study.json: each key with type, default and meaning."""
+"""The sections `study`, `parameters`, `buffer` and `offline` of study.json: each key with type, default and meaning."""
 
 from pathlib import Path
-from typing import Annotated, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
+from stream_server.built_in import POLICIES
 from stream_server.config.parameters import Bounds, SamplerSettings, scalars_of
 from stream_server.config.problems import wrong
 from stream_server.config.samples import MAX_FIELDS, CountOrTimeSteps, SampleField, ShapeOrField
 from stream_server.config.values import (
+    Capacity,
     Count,
     FilePath,
     Name,
+    NameOrClass,
     Natural,
     Section,
     StudyName,
     study_dir,
 )
+
+WATERMARK_PART = 5
 
 
 class StudySettings(Section):
@@ -102,6 +107,42 @@ class Parameters(Section):
     def whole(self) -> frozenset[str]:
         """The parameters that are whole numbers, such as the indices of categories."""
         return frozenset(name for name, limits in self.scalars.items() if limits.integer)
+
+
+class BufferSettings(Section):
+    """`buffer`: the sample buffer of each server rank."""
+
+    capacity: Capacity = Field(
+        description='Samples of a rank, or a size such as `"4GiB"` (fields without `dtype` count 8 bytes per value).',
+        examples=[2500],
+    )
+    routing: Literal["steps", "simulations"] = Field(
+        default="steps",
+        description='`"steps"`: time steps are dealt to the ranks in turn; `"simulations"`: all steps of a simulation '
+        'go to one rank. Default: `"steps"`; with `samples.window` `"simulations"`.',
+    )
+    policy: Annotated[str, NameOrClass("policy", tuple(POLICIES), "policies")] = Field(
+        default="reservoir",
+        description='`"reservoir"`: samples are drawn again and again until newer ones need the room, each at least '
+        'once; `"uniform"`: likewise, but what is kept is spread evenly over all samples that ever came; `"firo"`: '
+        'each sample `pseudo_epochs` times, in random order; `"fifo"`: each sample once, in order; `"FILE.py:Class"`: '
+        "a policy of your own (docs/guide/extending.md#a-buffer-policy).",
+    )
+    args: dict[str, Any] = Field(default_factory=dict, description="Arguments of a policy of your own.")
+    watermark: Count = Field(
+        default_factory=lambda keys: (
+            1 if keys.get("policy") == "fifo" else max(1, keys.get("capacity", 0) // WATERMARK_PART)
+        ),
+        description="Samples that must wait before training starts; not with fifo. Default: a fifth of `capacity`.",
+    )
+    pseudo_epochs: Count = Field(
+        default=1, description="Draws of each sample; firo, and policies of your own that take it."
+    )
+
+    @property
+    def has_own_policy(self) -> bool:
+        """Whether the policy is a class of the user's."""
+        return self.policy not in POLICIES
 
 
 class Offline(Section):

@@ -13,10 +13,9 @@ from pydantic import (
 from pydantic.functional_validators import ModelWrapValidatorHandler
 from pydantic.json_schema import GenerateJsonSchema
 
-from stream_server.config.buffer_sections import Buffer
 from stream_server.config.job_sections import Client, Launcher, Network, Server, SimulationSettings
 from stream_server.config.samples import SampleSettings, WindowSettings
-from stream_server.config.sections import Offline, Parameters, StudySettings
+from stream_server.config.sections import BufferSettings, Offline, Parameters, StudySettings
 from stream_server.config.training_sections import (
     Checkpoint,
     Load,
@@ -56,7 +55,7 @@ class StudyConfig(Section):
     server: Server = Field(description="The class that trains.", examples=[{"class": "server.py:HeatServer"}])
     launcher: Launcher = Field(default_factory=Launcher, description="How many simulations run.")
     client: Client = Field(default_factory=Client, description="How simulations talk to the server.")
-    buffer: Buffer = Field(description="The sample buffer.", examples=[{"capacity": 2500}])
+    buffer: BufferSettings = Field(description="The sample buffer.", examples=[{"capacity": 2500}])
     training: TrainingSettings = Field(description="Batches and steps.", examples=[{"batch_size": 10}])
     validation: ValidationSettings = Field(
         default_factory=dict,

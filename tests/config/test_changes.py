@@ -73,6 +73,7 @@ REFUSED: list[Changes] = [
     {"simulation.per_worker": "many", "simulation.command": ["python", "heat.py"]},
     {"server.class": "server.py:OtherServer"},
     {"buffer.policy": "fifo"},
+    {"buffer.policy": "policies:Newest", "buffer.args": {"num": 3}},
     {"buffer.policy": "firo", "buffer.pseudo_epochs": 2},
     {"buffer.capacity": 2501},
     {"buffer.watermark": 501},

@@ -90,11 +90,8 @@ def test_rules_are_looked_at_once_the_keys_are_valid(folder: StudyFolder) -> Non
         ({"simulation.max_failed": 1.5}, "1.5 is neither a share of the simulations nor a number of them."),
         ({"simulation.max_failed": -1}, "-1 is neither a share of the simulations nor a number of them."),
         ({"simulation.max_failed": True}, "true is neither a share of the simulations nor a number of them."),
-        (
-            {"buffer.policy": "resevoir"},
-            '"resevoir" is not "reservoir", "uniform", "firo" or "fifo". Write "reservoir".',
-        ),
-        ({"buffer.policy": 1}, 'buffer.policy: 1 is not "reservoir", "uniform", "firo" or "fifo".'),
+        ({"buffer.policy": "resevoir"}, '"resevoir" is not a policy. Write "reservoir", or FILE.py:Class.'),
+        ({"buffer.policy": 1}, "buffer.policy: 1 is not text in quotes. Write text in quotes."),
         ({"buffer.capacity": "4G"}, '"4G" is not a size. Write a number of samples, or a size such as "4GiB".'),
         ({"buffer.capacity": "1kB"}, "buffer.capacity: 1kB holds not one sample. Write a larger size."),
         ({"client.window": "64"}, '"64" is not a size.'),

@@ -1,5 +1,6 @@
 """Checks between the keys of a study, and between a study and its files."""
 
+import json
 from typing import Any
 
 import pytest
@@ -62,8 +63,8 @@ def test_routing_by_simulations_needs_a_simulation_for_each_rank(folder: StudyFo
 @pytest.mark.parametrize(
     ("changes", "problem"),
     [
-        ({"buffer.pseudo_epochs": 2}, "buffer.pseudo_epochs: 2 would be ignored by reservoir."),
-        ({"buffer.policy": "fifo", "buffer.watermark": 5}, "buffer.watermark: 5 would be ignored by fifo."),
+        ({"buffer.pseudo_epochs": 2}, "buffer.pseudo_epochs: 2 would be ignored, since only firo"),
+        ({"buffer.policy": "fifo", "buffer.watermark": 5}, "buffer.watermark: 5 would be ignored, since fifo"),
         ({"buffer.policy": "firo", "training.draws_per_sample": 2}, "training.draws_per_sample: 2.0 would be ignored"),
         (
             {"buffer.policy": "firo", "buffer.routing": "simulations"},
@@ -135,11 +136,19 @@ def test_settings_that_are_used_are_accepted(folder: StudyFolder, changes: dict[
     folder.load(changes)
 
 
-def test_a_key_that_another_policy_has_is_told_with_the_policies_that_have_it(folder: StudyFolder) -> None:
-    assert folder.problem({"buffer.policy": "fifo", "buffer.watermark": 5}) == (
-        "buffer.watermark: 5 would be ignored by fifo. "
-        'Leave it out, or write "reservoir", "uniform" or "firo" in buffer.policy.'
-    )
+@pytest.mark.parametrize(
+    ("policy", "key", "value", "reason"),
+    [
+        ("fifo", "watermark", 5, "fifo hands out each sample as it comes"),
+        ("reservoir", "pseudo_epochs", 2, "only firo and policies of your own draw each sample so often"),
+        ("firo", "args", {"a": 1}, "a built-in policy takes none"),
+    ],
+)
+def test_a_key_that_the_policy_has_not_is_refused(
+    folder: StudyFolder, policy: str, key: str, value: Any, reason: str
+) -> None:
+    told = f"buffer.{key}: {json.dumps(value)} would be ignored, since {reason}. Leave it out."
+    assert folder.problem({"buffer.policy": policy, f"buffer.{key}": value}) == told
 
 
 @pytest.mark.parametrize(

@@ -77,5 +77,5 @@ def test_the_class_is_loaded_as_one_of_the_users(folder: StudyFolder) -> None:
 def test_a_name_that_is_misspelt_is_told_with_those_that_are_registered(folder: StudyFolder) -> None:
     with pytest.raises(ConfigError, match=r'"tickr" is not a writer\. Write "ticker", or FILE\.py:Class'):
         folder.load({"metrics.writers": ["tickr"]})
-    with pytest.raises(ConfigError, match=r'"lats" is not "reservoir", "uniform"'):
+    with pytest.raises(ConfigError, match=r'"lats" is not a policy\. Write "last"'):
         folder.load({"buffer.policy": "lats"})

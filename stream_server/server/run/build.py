@@ -6,7 +6,7 @@ import numpy as np
 
 from stream_server.buffers import Buffer, Policy, Slots, WindowBuffer, WindowShape, policy_class
 from stream_server.config import StudyConfig
-from stream_server.config.buffer_sections import WATERMARK_PART
+from stream_server.config.sections import WATERMARK_PART
 from stream_server.errors import ConfigError, UserCodeError
 from stream_server.launcher.schedule.retry_policy import most_failed
 from stream_server.messages.client import FieldSpec, Routing, TimeSteps
