@@ -5,12 +5,12 @@ from enum import Enum
 from pathlib import Path
 
 from stream_server.messages.client import Reason
-from stream_server.server.reception.dispatcher import ANSWERS, ANSWERS_WHEN_LEAVING, KINDS, OTHERS, Answer
+from stream_server.server.reception.dispatcher import ANSWERS, ANSWERS_WHEN_LEAVING, KINDS, OTHERS, Response
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "protocol.md"
 
 
-def cell(answer: Answer | Reason | None) -> str:
+def cell(answer: Response | Reason | None) -> str:
     if answer is None:
         return "as above"
     return answer.name if isinstance(answer, Reason) else answer.value

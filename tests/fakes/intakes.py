@@ -1,8 +1,10 @@
 """Intakes for the tests, without a real buffer, and clients that speak to them without sockets."""
 
+from collections import defaultdict
 from collections.abc import Sequence
 from itertools import count
 from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 
@@ -13,16 +15,21 @@ from stream_server.messages.client import (
     Block,
     Data,
     FieldSpec,
+    Message,
     Open,
+    Reason,
     Refusal,
     Routing,
     TimeSteps,
 )
+from stream_server.messages.curve import KeyPair
 from stream_server.messages.routing import Dealing
 from stream_server.server.intake.attempts import Connection, MessageSeries, StepRun
 from stream_server.server.intake.intake import Intake
 from stream_server.server.intake.state import MAX_UNSAID_RANKS, IntakeState
 from stream_server.server.intake.validation_store import ValidationStore
+from stream_server.server.reception.dispatcher import Dispatcher
+from stream_server.server.run.curve import CurveAccess
 
 INCARNATION = 0
 U = FieldSpec(name="u", shape=(4,), dtype="<f8")
@@ -73,7 +80,22 @@ class Waiting:
         raise NotImplementedError
 
 
-def make(*, num: int | None = 8, credit: int = 4, credit_slots: int = 8, **others: object) -> Intake:
+class ClientIntake(Intake):
+    """An intake, and the dispatcher by which clients speak to it; `answers` has what each was told."""
+
+    def __init__(self, state: IntakeState, **others: Any) -> None:
+        super().__init__(state, **others)
+        self.answers: defaultdict[bytes, list[Message]] = defaultdict(list)
+        self.dispatcher = Dispatcher(
+            intake=self,
+            access=CurveAccess(KeyPair(public="", secret="")),
+            reply=lambda peer, message: self.answers[peer].append(message),
+            tell_main=lambda event: None,
+        )
+        self.assembly = self.dispatcher.assembly
+
+
+def make(*, num: int | None = 8, credit: int = 4, credit_slots: int = 8, **others: object) -> ClientIntake:
     """An intake; `others` are arguments of `IntakeState` or `Intake`."""
     values: dict[str, object] = {
         "rank": 0,
@@ -92,7 +114,7 @@ def make(*, num: int | None = 8, credit: int = 4, credit_slots: int = 8, **other
     }
     for name, value in others.items():
         (values if name in values else of_intake)[name] = value
-    return Intake(IntakeState(**values), **of_intake)  # type: ignore[arg-type]
+    return ClientIntake(IntakeState(**values), **of_intake)  # type: ignore[arg-type]
 
 
 def block(field: str = "u", start: int = 0, num: int = 4) -> Block:
@@ -118,8 +140,18 @@ def opening(
     )
 
 
-def opened(intake: Intake, message: Open) -> Connection:
-    connection = intake.open(f"{message.simulation}.{message.attempt}.{message.rank}".encode(), message)
+def answer_to(intake: ClientIntake, peer: bytes, message: Open) -> Connection | Refusal | None:
+    """The connection that it opens, or why it does not; None: it has to wait."""
+    [header] = wire.encode(message)
+    intake.dispatcher.hear(peer, bytes(header), cast(Any, None), None)
+    answer = intake.answers[peer][-1]
+    if isinstance(answer, Refusal):
+        return None if answer.reason is Reason.BUSY else answer
+    return intake.dispatcher.connections[peer]
+
+
+def opened(intake: ClientIntake, message: Open) -> Connection:
+    connection = answer_to(intake, f"{message.simulation}.{message.attempt}.{message.rank}".encode(), message)
     assert isinstance(connection, Connection), connection
     return connection
 
@@ -138,7 +170,7 @@ def data(connection: Connection, index: int, **changes: object) -> Data:
     return Data(**{**values, **changes})  # type: ignore[arg-type]
 
 
-def complete(intake: Intake, connection: Connection, message: Data) -> list[StepRun] | Refusal:
+def complete(intake: ClientIntake, connection: Connection, message: Data) -> list[StepRun] | Refusal:
     """Send with a perfect payload; returns what it completed."""
     [header] = wire.encode(message)
     placed = intake.assembly.place(connection, message, bytes(header))
@@ -154,7 +186,7 @@ def complete(intake: Intake, connection: Connection, message: Data) -> list[Step
     return intake.assembly.complete(connection, message, placed, num_bytes)
 
 
-def send(intake: Intake, connection: Connection, message: Data) -> int | Refusal:
+def send(intake: ClientIntake, connection: Connection, message: Data) -> int | Refusal:
     """Send with a perfect payload; returns how many steps it completed, which are accepted."""
     runs = complete(intake, connection, message)
     if isinstance(runs, Refusal):

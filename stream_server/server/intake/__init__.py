@@ -1,5 +1,6 @@
 """From `Data` messages to samples in the buffer, and the account of all of them.
 
-Offers: account, attempts, credit, filling, intake, ledger, mailbox, parameters, source, state, validation_store.
+Offers: account, admission, assembly, attempts, credit, filling, intake, ledger, mailbox, parameters,
+    source, state, validation_store.
 May import: buffers, messages, server.progress.
 """

@@ -37,6 +37,8 @@ class Admission:
         refusal = self._misfit(message, attempt)
         if refusal is not None:
             return refusal
+        if message.rank == 0 and attempt.num_known is None:
+            attempt.num_known = len(attempt.entry.settled) - len(attempt.to_compare)
         self._learn_dtypes(message, attempt)
         # Without all dtypes there are no slots; the other ranks of this simulation will tell the missing ones.
         # A share that is complete already, maybe in an earlier incarnation, needs no credit.

@@ -1,13 +1,15 @@
-"""Assembly: checks `Data` messages, says where their steps belong, and when steps are all there.
+"""Assembly: takes what client ranks send, says where their steps belong, and when steps are all there.
 
-Pure, but for the rows of ragged fields that several client ranks send, which are put together here. Receiver thread.
+Receiver thread.
 
+Why: docs/decisions/0004-receiver-naps.md
 Why: docs/decisions/0019-ragged-rows-of-client-ranks.md
 """
 
 from collections.abc import Iterable, Sequence
+from functools import partial
 
-from stream_server.messages.client import ALL_FIELDS, Data, Reason, Refusal
+from stream_server.messages.client import ALL_FIELDS, Data, End, Reason, Refusal
 from stream_server.server.intake.attempts import (
     AttemptState,
     Connection,
@@ -15,9 +17,19 @@ from stream_server.server.intake.attempts import (
     PartialStep,
     StepRun,
 )
-from stream_server.server.intake.filling import put_rows_together
-from stream_server.server.intake.settlement import Settlement
-from stream_server.server.intake.state import IntakeState
+from stream_server.server.intake.filling import (
+    Array,
+    Payload,
+    Unfit,
+    fill_part,
+    fill_shared_part,
+    fill_steps,
+    keep_rows,
+    put_rows_together,
+)
+from stream_server.server.intake.intake import Intake
+from stream_server.server.intake.layout import Place
+from stream_server.server.intake.statics import StaticIntake
 
 Problem = tuple[Reason, str]
 
@@ -25,12 +37,138 @@ Problem = tuple[Reason, str]
 class Assembly:
     """Puts steps together out of what client ranks send.
 
-    A simulation may have as many steps under way as it has credit: in a slot, but not yet in the stream.
+    A simulation may have as many steps under way as it has credit: in a slot, but not yet in the stream. Steps of a
+    `MessageSeries` are neither decoded nor checked again, and settled together with those of other messages.
     """
 
-    def __init__(self, state: IntakeState, settlement: Settlement) -> None:
-        self.state = state
-        self.settlement = settlement
+    def __init__(self, intake: Intake) -> None:
+        self.intake = intake
+        self.state = intake.state
+        self.settlement = intake.settlement
+        self.statics = StaticIntake(intake.state, intake.settlement)
+        self._with_series: list[AttemptState] = []
+
+    def expected(self, connection: Connection, header: bytes) -> MessageSeries | None:
+        """The series that a message goes on with, for `take_next`; None: it has to be decoded, for `take`."""
+        series = connection.series
+        if series is None or not series.goes_on(header):
+            return None
+        if not series.slots:
+            # Two connections may send the same steps; the second one must meet what the first one has settled.
+            self.settle_series(connection.attempt)
+            series.credit = self.credit_from(connection, series.index)
+        return series if series.credit >= series.num_steps else None
+
+    def take_next(self, connection: Connection, series: MessageSeries, payload: Payload) -> Refusal | None:
+        """Receive the payload of the next message of a series; its steps are settled together with those of others."""
+        slots = self.settlement.claim(series.num_steps)
+        try:
+            finite = fill_steps(self.settlement.buffer.slots, series.places, slots, payload, series.checksum)
+        except Unfit as problem:
+            self.settle_series(connection.attempt)
+            self.settlement.touched[connection.peer] = connection
+            self.settlement.freed += slots
+            connection.series = None
+            connection.count_settled(series.num_steps)
+            return self.state.refuse(problem.reason, str(problem), series.sequence)
+        if not series.slots:
+            connection.attempt.sender = connection
+            self._with_series.append(connection.attempt)
+        series.add(slots, finite)
+        return None
+
+    def settle_series(self, attempt: AttemptState) -> None:
+        """Settle the steps of a series of this simulation that are received, if there are any.
+
+        Raises:
+            NonFiniteData: a sample has NaN or infinity, and the study is to stop then.
+        """
+        connection, attempt.sender = attempt.sender, None
+        if connection is None or connection.series is None:
+            return
+        series = connection.series
+        indices, slots, finite = series.take()
+        # Steps that are looked at one by one may be settled out of their order, but a message only as a whole.
+        size = len(slots) if finite else series.num_steps
+        for start in range(0, len(slots), size):
+            part = slice(start, start + size)
+            message = connection.count(size, size // series.num_steps)
+            origins = [(connection, message)]
+            run = StepRun(attempt, attempt.reservation, indices[part], slots[part], series.absent, origins)
+            self.settlement.settle(run, finite=finite)
+
+    def settle_all(self) -> None:
+        """Settle the received steps of all series."""
+        for attempt in self._with_series:
+            self.settle_series(attempt)
+        self._with_series.clear()
+
+    def take(self, connection: Connection, data: Data, header: bytes, payload: Payload) -> Refusal | None:
+        """Receive the payload of one message into the slots of its steps.
+
+        The steps are settled in this call, or by `settle_all`.
+
+        Raises:
+            NonFiniteData: a sample has NaN or infinity, and the study is to stop then.
+        """
+        self.settle_series(connection.attempt)
+        connection.series = None
+        self.settlement.touched[connection.peer] = connection
+        if data.static:
+            refusal = self.statics.take(connection, data, payload)
+            return refusal or self.settle_waiting(connection)
+        placed = self.place(connection, data, header)
+        if isinstance(placed, MessageSeries):
+            connection.series = placed
+            return self.take_next(connection, placed, payload)
+        if isinstance(placed, Refusal):
+            return placed
+        if not any(placed):
+            return None
+        num_bytes = 0
+        try:
+            if data.field == ALL_FIELDS:
+                slots = [step.slot for step in placed if step is not None]
+                kept = None if len(slots) == len(placed) else [step is not None for step in placed]
+                keep = partial(_keep_rows, placed[0], connection.rank)
+                fill_steps(
+                    self.settlement.buffer.slots, connection.present(data), slots, payload, data.checksum, kept, keep
+                )
+            else:
+                assert placed[0] is not None
+                num_bytes = self._take_part(connection, placed[0], data, payload)
+        except Unfit as problem:
+            self.abandon(connection, placed)
+            return self.state.refuse(problem.reason, str(problem), data.sequence)
+        return self._settle(self.complete(connection, data, placed, num_bytes))
+
+    def settle_waiting(self, connection: Connection) -> Refusal | None:
+        """Settle the steps that waited for what this client rank sends once, or whether it has a part of them."""
+        return self._settle(self.statics.put_together(connection.attempt) or self.complete_waiting(connection))
+
+    def finish(self, connection: Connection, end: End) -> Refusal | None:
+        """Note that a client rank has sent all."""
+        attempt = connection.attempt
+        self.settle_series(attempt)
+        problem = self._end_problem(attempt, connection, end)
+        if problem is not None:
+            return self.state.refuse(Reason.WRONG_STEP, problem)
+        connection.ended = True
+        if connection.rank == 0 and connection.rank not in attempt.ends:
+            self.state.ledger.duplicates += attempt.num_known or 0
+        attempt.ends[connection.rank] = end
+        if len(attempt.ends) == attempt.layout.num_ranks:
+            attempt.num_expected, attempt.total = end.share, end.total
+        self.settlement.check_share(attempt)
+        self.settlement.changed.add(attempt.simulation)
+        self.settlement.touched[connection.peer] = connection
+        return None
+
+    def lose(self, connection: Connection) -> None:
+        """Forget the parts of incomplete steps that came over a lost connection: they are sent again."""
+        self.settle_series(connection.attempt)
+        connection.ended = False
+        self.abandon(connection, list(connection.attempt.partial_steps.values()))
 
     def place(
         self, connection: Connection, data: Data, header: bytes
@@ -120,6 +258,23 @@ class Assembly:
             if not step.senders and not step.origins:
                 del step.attempt.partial_steps[step.index]
                 self.settlement.freed.append(step.slot)
+
+    def _settle(self, whole: list[StepRun] | Refusal) -> Refusal | None:
+        if isinstance(whole, Refusal):
+            return whole
+        for run in whole:
+            self.intake.settle(run)
+        return None
+
+    def _take_part(self, connection: Connection, step: PartialStep, data: Data, payload: Payload) -> int:
+        place = connection.places[data.field]
+        array = self.settlement.buffer.slots.arrays[place.field]
+        if place.shared:
+            return fill_shared_part(step.rows, array, place, connection.rank, data, payload)
+        num_bytes = fill_part(array, place, data, step.slot, payload)
+        if place.row_bytes:
+            self.settlement.buffer.slots.lengths[place.field][step.slot] = (data.offset + num_bytes) // place.row_bytes
+        return num_bytes
 
     def _problem(self, connection: Connection, data: Data) -> Problem | None:
         """Compare the next message of a connection with what that was opened for."""
@@ -212,7 +367,7 @@ class Assembly:
         if connection.rank == 0 and data.last:
             self.state.ledger.duplicates += num
             connection.attempt.repeated += num
-        self.settlement.changed[connection.attempt.simulation] = connection.attempt
+        self.settlement.changed.add(connection.attempt.simulation)
 
     def _count_message(self, connection: Connection, data: Data, steps: Sequence[PartialStep | None]) -> None:
         wanted = [step for step in steps if step is not None]
@@ -279,3 +434,23 @@ class Assembly:
         absent = tuple(name for name in self.state.fields if name not in step.present)
         indices = range(step.index, step.index + 1)
         return StepRun(step.attempt, step.reservation, indices, [step.slot], absent, step.origins)
+
+    def _end_problem(self, attempt: AttemptState, connection: Connection, end: End) -> str | None:
+        state = self.state
+        if (end.simulation, end.attempt, end.incarnation) != (attempt.simulation, attempt.attempt, state.incarnation):
+            return f"the connection was opened for simulation {attempt.simulation}, attempt {attempt.attempt}"
+        if end.total > state.numbering.limit:
+            return f"the simulation says that it sent {end.total} time steps, but it has only {state.numbering.limit}"
+        if attempt.num_expected is not None and end.share > attempt.num_expected:
+            text = f"client rank {connection.rank} says that it sent {end.share} steps to server rank {state.rank}"
+            return f"{text}, whose share is {attempt.num_expected}"
+        for rank, other in attempt.ends.items():
+            if (other.share, other.total) != (end.share, end.total):
+                return f"client rank {connection.rank} sent {end.total} steps, but rank {rank} sent {other.total}"
+        return None
+
+
+def _keep_rows(step: PartialStep | None, rank: int, place: Place, rows: Array) -> None:
+    # A message with a ragged field has a single step, which is not known yet.
+    assert step is not None
+    keep_rows(step.rows, place, rank, rows, len(rows))

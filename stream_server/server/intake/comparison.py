@@ -57,7 +57,7 @@ class AttemptComparison:
         attempt.to_compare.discard(run.indices.start)
         attempt.received += 1
         self.state.ledger.duplicates += 1
-        self.settlement.changed[attempt.simulation] = attempt
+        self.settlement.changed.add(attempt.simulation)
         self.settlement.drop(run)
 
     def _earlier(self, simulation: int) -> dict[int, Step]:

@@ -1,64 +1,34 @@
-"""The intake of one server rank: from the messages of clients to steps in the buffer, and to their acknowledgement.
+"""The intake of one server rank: from whole steps of simulations to samples in the buffer, and the account of them.
 
-It has no sockets and no clock; notices, messages and payloads go in, and answers come out. Receiver thread.
+It has no sockets and no clock, and knows nothing of messages: `Assembly` makes steps of those. Receiver thread.
 """
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
 
 from stream_server.buffers import Buffer
-from stream_server.messages.client import (
-    ALL_FIELDS,
-    Data,
-    End,
-    Open,
-    Opened,
-    Reason,
-    Refusal,
-)
 from stream_server.messages.notices import Share
 from stream_server.messages.routing import Dealing
 from stream_server.messages.simulation_phase import SimulationPhase
 from stream_server.server.intake.account import RankAccount, Received, WindowCounts
-from stream_server.server.intake.admission import Admission
-from stream_server.server.intake.assembly import Assembly
-from stream_server.server.intake.attempts import (
-    AttemptState,
-    Connection,
-    MessageSeries,
-    PartialStep,
-    StepRun,
-)
+from stream_server.server.intake.attempts import AttemptState, Connection, StepRun
 from stream_server.server.intake.comparison import AttemptComparison, EqualSimulations, MissingFields
 from stream_server.server.intake.credit import CreditPool
-from stream_server.server.intake.filling import (
-    Array,
-    Payload,
-    Unfit,
-    fill_part,
-    fill_shared_part,
-    fill_steps,
-    keep_rows,
-)
-from stream_server.server.intake.layout import Place
 from stream_server.server.intake.ledger import Ledger, LedgerEntry
-from stream_server.server.intake.series import SeriesIntake
 from stream_server.server.intake.settlement import Settlement
 from stream_server.server.intake.state import IntakeState
-from stream_server.server.intake.statics import StaticIntake
 from stream_server.server.intake.validation_store import ValidationStore
 
 NO_LIMIT = 2**62
 
 
 class Intake:
-    """Admits client ranks, takes their steps, and hands them to the buffer turn by turn.
+    """Settles the steps of simulations, and hands them to the buffer turn by turn.
 
-    A turn is some calls of `take`, then `flush`. `credit_slots` is how many steps of all simulations together have a
+    A turn is some calls of `settle`, then `flush`. `credit_slots` is how many steps of all simulations together have a
     slot beside a full buffer, so that a step within its credit always finds one, and half-assembled steps never keep
     out those parts that would complete them. `nonfinite` says what happens to samples with NaN or infinity: "reject",
     "keep" or "stop". A checkpoint is asked for when a simulation has sent `max_unsaved` steps since the last one.
@@ -76,13 +46,11 @@ class Intake:
     ) -> None:
         self.slots = buffer.slots
         self.state = state
-        credit = CreditPool(size=credit_slots, credit=state.credit)
-        self.admission = Admission(state, credit)
         self.settlement = Settlement(
             buffer,
             validation,
-            credit,
-            state.numbering,
+            CreditPool(size=credit_slots, credit=state.credit),
+            state,
             nonfinite=nonfinite,
             max_unsaved=max_unsaved,
         )
@@ -94,10 +62,7 @@ class Intake:
         optional = (it.name for it in state.fields.values() if it.optional and is_whole)
         missing = MissingFields(optional, num_ranks=state.dealing.num_ranks)
         self.observers = self.settlement.observers = (equal, missing)
-        self.assembly = Assembly(state, self.settlement)
-        self.series = SeriesIntake(state, self.assembly, self.settlement)
         self.comparison = AttemptComparison(state, self.settlement)
-        self.statics = StaticIntake(state, buffer, validation, nonfinite=nonfinite)
 
     def attempt(self, simulation: int) -> AttemptState | None:
         """The current attempt of a simulation; None before its first one."""
@@ -114,12 +79,13 @@ class Intake:
                 return
             self._end(old)
         begun = self.state.begin(simulation, attempt, goes_on=goes_on)
-        self.statics.begin(begun)
+        if self.state.static_fields:
+            begun.statics.layout.num_rows = self.slots.statics.num_rows(simulation)
         self.settlement.check_share(begun)
         if not goes_on:
             self.comparison.begin(begun)
         if begun.share_complete or begun.entry.settled:
-            self.settlement.changed[simulation] = begun
+            self.settlement.changed.add(simulation)
 
     def end_attempt(self, simulation: int, attempt: int) -> None:
         """Accept nothing more from an attempt, which has ended."""
@@ -139,31 +105,9 @@ class Intake:
         if end_state == SimulationPhase.FINISHED:
             self._finish(simulation)
         elif end_state == SimulationPhase.INVALID:
-            self.withdraw(simulation)
+            self.settlement.withdraw(simulation)
         elif end_state == SimulationPhase.STOPPED_EARLY:
             self.settlement.end(simulation)
-
-    def withdraw(self, simulation: int) -> None:
-        """Withdraw the samples of a simulation that were not trained on yet."""
-        self.series.settle_all()
-        self.settlement.withdraw(simulation)
-
-    def open(self, peer: bytes, message: Open) -> Connection | Refusal | None:
-        """Admit a client rank, or refuse it; None: it has to wait, and `admit_waiting` will look at it again.
-
-        Raises:
-            ConfigError: the types of all fields are known now, and the system refuses the memory for the slots.
-        """
-        attempt = self.attempt(message.simulation)
-        answer = self.admission.answer(peer, message)
-        if attempt is not None and not isinstance(answer, Refusal):
-            self.settlement.changed[attempt.simulation] = attempt
-            if message.rank == 0:
-                num_known = len(attempt.entry.settled) - len(attempt.to_compare)
-                attempt.num_known = num_known if attempt.num_known is None else attempt.num_known
-        if isinstance(answer, Connection):
-            self.allocate()
-        return answer
 
     def allocate(self) -> None:
         """Make the arrays of the slots once the types of all fields of a time step are known.
@@ -177,140 +121,56 @@ class Intake:
         if known:
             self.slots.statics.dtypes = known
 
-    def admit_waiting(self) -> list[tuple[bytes, Connection | Refusal]]:
-        """The answers to those `Open`s that need not wait any longer."""
-        answers = [(peer, self.open(peer, message)) for peer, message in list(self.admission.waiting.items())]
-        return [(peer, answer) for peer, answer in answers if answer is not None]
-
-    def has_finished(self, message: Open) -> bool:
-        """Whether the client had sent its `End`, and lost the connection before all was acknowledged as settled."""
-        attempt = self.attempt(message.simulation)
-        return (
-            attempt is not None
-            and attempt.finished
-            and (message.study, message.incarnation) == (self.state.study, self.state.incarnation)
-            and message.attempt == attempt.attempt
-        )
-
-    def opened(self, connection: Connection) -> Opened:
-        """The answer to an `Open` that was admitted."""
-        return Opened(
-            incarnation=self.state.incarnation, credit=self.state.credit, known=connection.attempt.packed_known().hex()
-        )
-
-    def settle_waiting(self, connection: Connection) -> Refusal | None:
-        """Settle the steps that waited for what this client rank sends once, or whether it has a part of them."""
-        return self._settle(self.statics.put_together(connection.attempt) or self.assembly.complete_waiting(connection))
-
-    def lose(self, connection: Connection) -> None:
-        """Forget the parts of incomplete steps that came over a lost connection: they are sent again."""
-        self.series.settle(connection.attempt)
-        connection.ended = False
-        self.assembly.abandon(connection, list(connection.attempt.partial_steps.values()))
-
-    def refuse(self, reason: Reason, text: str, sequence: int | None = None) -> Refusal:
-        """Make a refusal, and count it."""
-        return self.state.refuse(reason, text, sequence)
-
-    def take(self, connection: Connection, data: Data, header: bytes, payload: Payload) -> Refusal | None:
-        """Receive the payload of one message into the slots of its steps.
-
-        The steps are settled in this call or the next `flush`, which may raise.
+    def settle(self, run: StepRun) -> None:
+        """Accept or reject steps that are all there, or compare them with what came of them before.
 
         Raises:
             NonFiniteData: a sample has NaN or infinity, and the study is to stop then.
         """
-        self.series.settle(connection.attempt)
-        connection.series = None
-        if data.static:
-            self.settlement.touched[connection.peer] = connection
-            refusal = self.statics.take(connection, data, payload)
-            return refusal or self.settle_waiting(connection)
-        placed = self.assembly.place(connection, data, header)
-        if isinstance(placed, MessageSeries):
-            connection.series = placed
-            return self.series.take(connection, placed, payload)
-        self.settlement.touched[connection.peer] = connection
-        if isinstance(placed, Refusal):
-            return placed
-        if not any(placed):
-            return None
-        num_bytes = 0
-        try:
-            if data.field == ALL_FIELDS:
-                slots = [step.slot for step in placed if step is not None]
-                kept = None if len(slots) == len(placed) else [step is not None for step in placed]
-                keep = partial(_keep_rows, placed[0], connection.rank)
-                fill_steps(self.slots, connection.present(data), slots, payload, data.checksum, kept, keep)
-            else:
-                assert placed[0] is not None
-                num_bytes = self._take_part(connection, placed[0], data, payload)
-        except Unfit as problem:
-            self.assembly.abandon(connection, placed)
-            return self.refuse(problem.reason, str(problem), data.sequence)
-        return self._settle(self.assembly.complete(connection, data, placed, num_bytes))
+        if run.indices.start in run.attempt.entry.settled:
+            self.comparison.compare(run)
+        else:
+            self.settlement.settle(run)
 
-    def _settle(self, whole: list[StepRun] | Refusal) -> Refusal | None:
-        if isinstance(whole, Refusal):
-            return whole
-        for run in whole:
-            if run.indices.start in run.attempt.entry.settled:
-                self.comparison.compare(run)
-            else:
-                self.settlement.settle(run)
-        return None
+    def flush(self) -> dict[bytes, Connection]:
+        """End a turn: give the buffer what it has room for, and let go of fields of which no sample is here.
 
-    def _take_part(self, connection: Connection, step: PartialStep, data: Data, payload: Payload) -> int:
-        place = connection.places[data.field]
-        array = self.slots.arrays[place.field]
-        if place.shared:
-            return fill_shared_part(step.rows, array, place, connection.rank, data, payload)
-        num_bytes = fill_part(array, place, data, step.slot, payload)
-        if place.row_bytes:
-            self.slots.lengths[place.field][step.slot] = (data.offset + num_bytes) // place.row_bytes
-        return num_bytes
-
-    def finish(self, connection: Connection, end: End) -> Refusal | None:
-        """Note that a client rank has sent all."""
-        attempt = connection.attempt
-        self.series.settle(attempt)
-        problem = self._end_problem(attempt, connection, end)
-        if problem is not None:
-            return self.refuse(Reason.WRONG_STEP, problem)
-        connection.ended = True
-        if connection.rank == 0 and connection.rank not in attempt.ends:
-            self.state.ledger.duplicates += attempt.num_known or 0
-        attempt.ends[connection.rank] = end
-        if len(attempt.ends) == attempt.layout.num_ranks:
-            attempt.num_expected, attempt.total = end.share, end.total
-        self.settlement.check_share(attempt)
-        self.settlement.changed[attempt.simulation] = attempt
-        self.settlement.touched[connection.peer] = connection
-        return None
-
-    def flush(self) -> None:
-        """End a turn: settle what has come, and give the buffer what it has room for.
-
-        Raises:
-            NonFiniteData: as for `take`.
+        Returns:
+            The connections that may be owed an acknowledgement since the last call, by peer.
         """
-        self.series.settle_all()
         self.settlement.flush()
-        self.statics.free()
-
-    def pop_touched(self) -> list[Connection]:
-        """The connections that may be owed an acknowledgement since the last call."""
-        touched = list(self.settlement.touched.values())
-        self.settlement.touched.clear()
+        if self.state.static_fields:
+            self.settlement.buffer.free_statics(self._needs_statics)
+        touched, self.settlement.touched = self.settlement.touched, {}
         return touched
 
-    def changes(self) -> list[Share]:
-        """The progress of the simulations that have changed since the last call."""
-        return self.settlement.changes()
+    def changes(self, *, only_complete: bool = False) -> list[Share]:
+        """The progress of the simulations that have changed since the last call.
 
-    def complete_changes(self) -> list[Share]:
-        """The changes in which this rank's share is complete; the others stay for `changes`."""
-        return self.settlement.complete_changes()
+        With `only_complete`, of those in which others wait for the news: this rank's share is complete.
+        """
+        settlement, attempts = self.settlement, self.state.attempts
+        if only_complete and not settlement.has_complete_share:
+            return []
+        settlement.has_complete_share = False
+        told = {it for it in settlement.changed if not only_complete or attempts[it].share_complete}
+        settlement.changed -= told
+        return [
+            Share(
+                simulation=attempt.simulation,
+                attempt=attempt.attempt,
+                received=attempt.received,
+                blocked=attempt.blocked,
+                accepted=attempt.entry.num_accepted,
+                rejected=attempt.entry.num_rejected,
+                complete=attempt.share_complete,
+                total=attempt.total,
+                repeated=attempt.repeated,
+                differs=attempt.differs,
+            )
+            for attempt in map(attempts.__getitem__, told)
+            if not attempt.end_state or attempt.stopped_early
+        ]
 
     @property
     def has_none_waiting(self) -> bool:
@@ -414,35 +274,21 @@ class Intake:
             if simulation in self.settlement.validation:
                 self.settlement.validation.complete(simulation)
         for simulation in invalid:
-            self.withdraw(simulation)
+            self.settlement.withdraw(simulation)
         return news
+
+    def _needs_statics(self, simulation: int) -> bool:
+        attempt = self.attempt(simulation)
+        end_state = "" if attempt is None else attempt.end_state
+        if simulation in self.settlement.validation:
+            return end_state != SimulationPhase.INVALID
+        return attempt is not None and not end_state
 
     def _finish(self, simulation: int) -> None:
         self.state.ledger[simulation].finished = True
         self.settlement.finish(simulation)
 
     def _end(self, attempt: AttemptState) -> None:
-        self.series.settle(attempt)
         attempt.running = False
         attempt.statics.forget()
         self.settlement.release(attempt)
-
-    def _end_problem(self, attempt: AttemptState, connection: Connection, end: End) -> str | None:
-        state = self.state
-        if (end.simulation, end.attempt, end.incarnation) != (attempt.simulation, attempt.attempt, state.incarnation):
-            return f"the connection was opened for simulation {attempt.simulation}, attempt {attempt.attempt}"
-        if end.total > state.numbering.limit:
-            return f"the simulation says that it sent {end.total} time steps, but it has only {state.numbering.limit}"
-        if attempt.num_expected is not None and end.share > attempt.num_expected:
-            text = f"client rank {connection.rank} says that it sent {end.share} steps to server rank {state.rank}"
-            return f"{text}, whose share is {attempt.num_expected}"
-        for rank, other in attempt.ends.items():
-            if (other.share, other.total) != (end.share, end.total):
-                return f"client rank {connection.rank} sent {end.total} steps, but rank {rank} sent {other.total}"
-        return None
-
-
-def _keep_rows(step: PartialStep | None, rank: int, place: Place, rows: Array) -> None:
-    # A message with a ragged field has a single step, which is not known yet.
-    assert step is not None
-    keep_rows(step.rows, place, rank, rows, len(rows))

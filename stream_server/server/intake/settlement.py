@@ -9,12 +9,11 @@ import numpy as np
 from stream_server.buffers import Buffer
 from stream_server.buffers.batch_memory import no_memory
 from stream_server.errors import ConfigError, NonFiniteData
-from stream_server.messages.notices import Share
 from stream_server.server.intake.attempts import AttemptState, Connection, StepRun
 from stream_server.server.intake.credit import CreditPool
 from stream_server.server.intake.filling import all_finite, side_by_side
 from stream_server.server.intake.ledger import Ledger
-from stream_server.server.intake.state import StepNumbering
+from stream_server.server.intake.state import IntakeState
 from stream_server.server.intake.validation_store import ValidationStore
 
 REJECTED = "nonfinite"
@@ -59,13 +58,12 @@ class StepObserver(Protocol):
 class Settlement:
     """Settles whole steps: they are accepted into the stream, held out, or rejected.
 
-    Accepted steps are handed to the buffer once a turn, and wait in their order until it has room for them.
-    `nonfinite` says what happens to samples with NaN or infinity: "reject", "keep" or "stop". `recorder`, if
-    there is one, and `observers` are given what was accepted. Slots that are needed no more gather in `freed`,
-    connections that may be owed an acknowledgement in `touched`, by peer. `changed` are the attempts, by simulation,
-    about which there is news for `changes`; `has_complete_share`: the next of these have news that others wait for.
-    `has_pressure`: some client rank has sent more than `max_unsaved` steps since the last checkpoint, and might soon
-    forget what only it could send again.
+    Accepted steps are handed to the buffer once a turn, and wait in their order until it has room for them. `nonfinite`
+    says what happens to samples with NaN or infinity: "reject", "keep" or "stop". `recorder`, if there is one, and
+    `observers` are given what was accepted. Slots that are needed no more gather in `freed`, connections that may be
+    owed an acknowledgement in `touched`, by peer, and in `changed` the simulations of which there is news;
+    `has_complete_share`: others wait for some of it. `has_pressure`: some client rank has sent more than `max_unsaved`
+    steps since the last checkpoint, and might soon forget what only it could send again.
     """
 
     def __init__(
@@ -73,7 +71,7 @@ class Settlement:
         buffer: Buffer,
         validation: ValidationStore,
         credit: CreditPool,
-        numbering: StepNumbering,
+        state: IntakeState,
         *,
         nonfinite: str,
         max_unsaved: int,
@@ -81,7 +79,8 @@ class Settlement:
         self.buffer = buffer
         self.validation = validation
         self.credit = credit
-        self.numbering = numbering
+        self.state = state
+        self.numbering = state.numbering
         self.nonfinite = nonfinite
         self.max_unsaved = max_unsaved
         self.recorder: SampleRecorder | None = None
@@ -91,7 +90,7 @@ class Settlement:
         self.num_withdrawn = 0
         self.freed: list[int] = []
         self.touched: dict[bytes, Connection] = {}
-        self.changed: dict[int, AttemptState] = {}
+        self.changed: set[int] = set()
         self._finished: list[int] = []
         self._ready: list[int] = []
         self._waiting: deque[StepRun] = deque()
@@ -274,38 +273,6 @@ class Settlement:
         self.freed += [step.slot for step in attempt.partial_steps.values()]
         attempt.partial_steps.clear()
 
-    def changes(self) -> list[Share]:
-        """The progress of the simulations that have changed since the last call."""
-        changed, self.changed = self.changed, {}
-        self.has_complete_share = False
-        return self._shares(changed.values())
-
-    def complete_changes(self) -> list[Share]:
-        """The changes that others wait for, shares that are complete. The rest stays for `changes`."""
-        complete = [attempt for attempt in self.changed.values() if attempt.share_complete]
-        for attempt in complete:
-            del self.changed[attempt.simulation]
-        self.has_complete_share = False
-        return self._shares(complete)
-
-    def _shares(self, attempts: Iterable[AttemptState]) -> list[Share]:
-        return [
-            Share(
-                simulation=attempt.simulation,
-                attempt=attempt.attempt,
-                received=attempt.received,
-                blocked=attempt.blocked,
-                accepted=attempt.entry.num_accepted,
-                rejected=attempt.entry.num_rejected,
-                complete=attempt.share_complete,
-                total=attempt.total,
-                repeated=attempt.repeated,
-                differs=attempt.differs,
-            )
-            for attempt in attempts
-            if not attempt.end_state or attempt.stopped_early
-        ]
-
     def _is_finite(self, slot: int) -> bool:
         slots = self.buffer.slots
         return all(all_finite(slots.value(name, slot)) for name in self._checked)
@@ -325,13 +292,13 @@ class Settlement:
         attempt.received += len(run.indices)
         attempt.num_unsaved += len(run.indices)
         self.has_pressure |= attempt.num_unsaved > self.max_unsaved * attempt.layout.num_ranks
-        self.changed[attempt.simulation] = attempt
+        self.changed.add(attempt.simulation)
         self.check_share(attempt)
 
     def _leave(self, run: StepRun, num: int) -> None:
         self.credit.leave(run, num)
         if run.reservation == run.attempt.reservation:
-            self.changed[run.attempt.simulation] = run.attempt
+            self.changed.add(run.attempt.simulation)
         self._move_marks(run, num)
 
     def _move_marks(self, run: StepRun, num: int) -> None:

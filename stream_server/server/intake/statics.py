@@ -9,16 +9,14 @@ from collections import Counter
 
 import numpy as np
 
-from stream_server.buffers import Buffer
 from stream_server.buffers.statics import FieldArrays
 from stream_server.errors import NonFiniteData
 from stream_server.messages.client import Data, Reason, Refusal
-from stream_server.messages.simulation_phase import SimulationPhase
 from stream_server.server.intake.attempts import AttemptState, Connection
 from stream_server.server.intake.filling import Array, Payload, Unfit, all_finite, fill_part
 from stream_server.server.intake.layout import Place
+from stream_server.server.intake.settlement import Settlement
 from stream_server.server.intake.state import IntakeState
-from stream_server.server.intake.validation_store import ValidationStore
 
 NEVER = -1
 
@@ -34,16 +32,10 @@ class StaticIntake:
     are kept as they come until they can be put together, or compared.
     """
 
-    def __init__(self, state: IntakeState, buffer: Buffer, validation: ValidationStore, *, nonfinite: str) -> None:
+    def __init__(self, state: IntakeState, settlement: Settlement) -> None:
         self.state = state
-        self.buffer = buffer
-        self.validation = validation
-        self.nonfinite = nonfinite
-
-    def begin(self, attempt: AttemptState) -> None:
-        """Have a new attempt say as many rows of ragged fields as samples of its simulation share."""
-        if self.state.static_fields:
-            attempt.statics.layout.num_rows = self.buffer.slots.statics.num_rows(attempt.simulation)
+        self.buffer = settlement.buffer
+        self.nonfinite = settlement.nonfinite
 
     def take(self, connection: Connection, data: Data, payload: Payload) -> Refusal | None:
         """Receive a part of a block.
@@ -80,18 +72,6 @@ class StaticIntake:
         except Unfit as problem:
             return self.state.refuse(problem.reason, str(problem))
         return None
-
-    def free(self) -> None:
-        """Let go of the static fields of which no sample is here, or will come."""
-        if self.state.static_fields:
-            self.buffer.free_statics(self._may_be_needed)
-
-    def _may_be_needed(self, simulation: int) -> bool:
-        attempt = self.state.attempts.get(simulation)
-        end_state = "" if attempt is None else attempt.end_state
-        if simulation in self.validation:
-            return end_state != SimulationPhase.INVALID
-        return attempt is not None and not end_state
 
     def _take(self, connection: Connection, data: Data, payload: Payload) -> None:
         attempt, statics = connection.attempt, self.buffer.slots.statics

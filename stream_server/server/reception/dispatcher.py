@@ -17,6 +17,7 @@ from stream_server.messages.client import (
     Invalidate,
     Message,
     Open,
+    Opened,
     Ping,
     Reason,
     Refusal,
@@ -24,7 +25,9 @@ from stream_server.messages.client import (
 )
 from stream_server.messages.simulation_phase import SimulationPhase
 from stream_server.server.intake import mailbox
-from stream_server.server.intake.attempts import Connection
+from stream_server.server.intake.admission import Admission
+from stream_server.server.intake.assembly import Assembly
+from stream_server.server.intake.attempts import AttemptState, Connection
 from stream_server.server.intake.filling import Payload
 from stream_server.server.intake.intake import Intake
 from stream_server.server.intake.parameters import SimulationParameters
@@ -43,20 +46,20 @@ class ConversationState(Enum):
     STOPPED = "its simulation, or the study, was stopped"
 
 
-class Answer(Enum):
-    """The answer to a message that is no Refusal; what is `HEARD` is dealt with by its kind."""
+class Response(Enum):
+    """An answer to a message that is no Refusal; what is `HEARD` is dealt with by its kind."""
 
     HEARD = "heard"
     STOP = "Stop"
     NONE = "none"
 
 
-HEARD, STOP, NONE = Answer
+HEARD, STOP, NONE = Response
 BUSY, NOT_OPEN, STALE, MALFORMED = Reason.BUSY, Reason.NOT_OPEN, Reason.STALE_INCARNATION, Reason.MALFORMED
 # The kinds of messages as `ANSWERS` has them.
 KINDS = {Open: 0, Data: 1, End: 2, Ping: 3, Hello: 4, Invalidate: 4}
 OTHERS = 5
-ANSWERS: Mapping[ConversationState, tuple[Answer | Reason, ...]] = {
+ANSWERS: Mapping[ConversationState, tuple[Response | Reason, ...]] = {
     ConversationState.NEW: (HEARD, NOT_OPEN, NOT_OPEN, NOT_OPEN, STALE, MALFORMED),
     ConversationState.WAITING: (HEARD, BUSY, BUSY, BUSY, BUSY, BUSY),
     ConversationState.OPEN: (HEARD, HEARD, HEARD, HEARD, STALE, MALFORMED),
@@ -64,7 +67,7 @@ ANSWERS: Mapping[ConversationState, tuple[Answer | Reason, ...]] = {
     ConversationState.STOPPED: (STOP, STOP, STOP, STOP, STOP, STOP),
 }
 # In their place while a server that leaves takes nothing in: clients keep what they send for the next incarnation.
-ANSWERS_WHEN_LEAVING: Mapping[int, Answer | Reason] = {KINDS[Open]: BUSY, KINDS[Data]: NONE, KINDS[End]: NONE}
+ANSWERS_WHEN_LEAVING: Mapping[int, Response | Reason] = {KINDS[Open]: BUSY, KINDS[Data]: NONE, KINDS[End]: NONE}
 REFUSALS = {
     NOT_OPEN: "nothing was opened on this connection",
     STALE: "{} belongs on the control connection; the server was started again",
@@ -143,6 +146,8 @@ class Dispatcher:
         tell_main: Callable[[mailbox.Event], None],
     ) -> None:
         self.intake = intake
+        self.admission = Admission(intake.state, intake.settlement.credit)
+        self.assembly = Assembly(intake)
         self.access = access
         self.reply = reply
         self.tell_main = tell_main
@@ -158,9 +163,9 @@ class Dispatcher:
         """Deal with one message; `user` is the key of a newcomer over TCP, None where that is of no concern."""
         connection = self.connections.get(peer)
         if connection is not None and self.is_receiving and not self.stopped:
-            series = self.intake.series.expected(connection, header)
+            series = self.assembly.expected(connection, header)
             if series is not None:
-                self._answer(peer, self.intake.series.take(connection, series, payload))
+                self._answer(peer, self.assembly.take_next(connection, series, payload))
                 return
         try:
             message = wire.decode(header)
@@ -175,17 +180,17 @@ class Dispatcher:
         if not self.is_receiving and not self.stopped:
             answer = ANSWERS_WHEN_LEAVING.get(kind, answer)
         match answer, message:
-            case Answer.HEARD, Data() as data if connection is not None:
-                self._answer(peer, self.intake.take(connection, data, header, payload))
-            case Answer.HEARD, Open() as opening:
+            case Response.HEARD, Data() as data if connection is not None:
+                self._answer(peer, self.assembly.take(connection, data, header, payload))
+            case Response.HEARD, Open() as opening:
                 self._open(peer, opening, user)
-            case Answer.HEARD, End() as end if connection is not None:
-                refusal = self.intake.finish(connection, end)
+            case Response.HEARD, End() as end if connection is not None:
+                refusal = self.assembly.finish(connection, end)
                 failpoint("receiver.end_noted")
                 self._answer(peer, refusal)
-            case Answer.HEARD, Ping() if connection is not None:
+            case Response.HEARD, Ping() if connection is not None:
                 self.acknowledgements.send(connection)
-            case Answer.STOP, _:
+            case Response.STOP, _:
                 self.reply(peer, self.stopped or Stop(text="" if connection is None else connection.attempt.why_ended))
             case Reason.BUSY, _:
                 self._ask_for_patience(peer)
@@ -200,10 +205,11 @@ class Dispatcher:
             return ConversationState.STOPPED
         if connection is not None:
             return ConversationState.FINISHED if connection.attempt.finished else ConversationState.OPEN
-        return ConversationState.WAITING if peer in self.intake.admission.waiting else ConversationState.NEW
+        return ConversationState.WAITING if peer in self.admission.waiting else ConversationState.NEW
 
     def apply(self, notice: notices.Notice) -> None:
         """Do what a notice of rank 0 asks for; rank 0 itself is no exception."""
+        self.assembly.settle_all()
         match notice:
             case notices.AttemptNotice():
                 failpoint("receiver.before_attempt")
@@ -221,19 +227,24 @@ class Dispatcher:
                 self._stop(notice.reason)
 
     def end_turn(self) -> None:
-        """Hand over what has come, admit the clients for which there is credit now, and acknowledge."""
-        self.intake.flush()
-        if self.intake.admission.waiting and self.is_receiving and not self.stopped:
-            for peer, answer in self.intake.admit_waiting():
-                self._opened(peer, answer)
-            self.intake.flush()
-        self.acknowledgements.acknowledge_received(self.intake.pop_touched())
+        """Hand over what has come, admit the clients for which there is credit now, and acknowledge.
+
+        Raises:
+            NonFiniteData: a sample has NaN or infinity, and the study is to stop then.
+        """
+        self.assembly.settle_all()
+        touched = self.intake.flush()
+        if self.admission.waiting and self.is_receiving and not self.stopped:
+            for peer, message in list(self.admission.waiting.items()):
+                self._admit(peer, message)
+            touched |= self.intake.flush()
+        self.acknowledgements.acknowledge_received(touched.values())
 
     def _open(self, peer: bytes, message: Open, user: str | None) -> None:
         connection = self.connections.get(peer)
         if connection is not None:
             if connection.opening == message:
-                self.reply(peer, self.intake.opened(connection))
+                self._say_opened(connection)
             else:
                 self._refuse(peer, Reason.WRONG_BLOCKS, "the connection was opened before")
             return
@@ -241,36 +252,53 @@ class Dispatcher:
             self._refuse(peer, Reason.WRONG_KEY, problem)
             return
         attempt = self.intake.attempt(message.simulation)
-        if attempt is not None and (attempt.stopped_early or self.intake.has_finished(message)):
+        if attempt is not None and (attempt.stopped_early or self._has_finished(attempt, message)):
             self.reply(peer, Stop(text=attempt.why_ended))
             return
         self._replace_lost(message)
-        answer = self.intake.open(peer, message)
-        if answer is None:
+        self._admit(peer, message)
+        if peer in self.admission.waiting:
             self._ask_for_patience(peer)
-        else:
-            self._opened(peer, answer)
 
     def _replace_lost(self, message: Open) -> None:
         """Give up the connection of a client rank that opens again: it is lost, and what still comes over it is late.
 
         It would take up credit of the new connection, which knows nothing of it.
         """
-        self.intake.admission.forget(message)
+        self.admission.forget(message)
         attempt = self.intake.attempt(message.simulation)
         lost = None if attempt is None else attempt.connections.get(message.rank)
         if lost is not None and lost.opening == message and self.connections.pop(lost.peer, None) is not None:
-            self.intake.lose(lost)
+            self.assembly.lose(lost)
 
-    def _opened(self, peer: bytes, answer: Connection | Refusal) -> None:
+    def _has_finished(self, attempt: AttemptState, message: Open) -> bool:
+        """Whether the client had sent its `End`, and lost the connection before all was acknowledged as settled."""
+        state = self.intake.state
+        its = (message.study, message.incarnation, message.attempt)
+        return attempt.finished and its == (state.study, state.incarnation, attempt.attempt)
+
+    def _admit(self, peer: bytes, message: Open) -> None:
+        """Admit a client rank, refuse it, or let it wait.
+
+        Raises:
+            ConfigError: the types of all fields are known now, and the system refuses the memory for the slots.
+        """
+        answer = self.admission.answer(peer, message)
         if isinstance(answer, Refusal):
             self.reply(peer, answer)
             return
+        self.intake.settlement.changed.add(message.simulation)
+        if answer is None:
+            return
+        self.intake.allocate()
         failpoint("receiver.before_open")
         self.connections[peer] = answer
-        self.reply(peer, self.intake.opened(answer))
-        if refusal := self.intake.settle_waiting(answer):
-            self.reply(peer, refusal)
+        self._say_opened(answer)
+        self._answer(peer, self.assembly.settle_waiting(answer))
+
+    def _say_opened(self, connection: Connection) -> None:
+        state, known = self.intake.state, connection.attempt.packed_known()
+        self.reply(connection.peer, Opened(incarnation=state.incarnation, credit=state.credit, known=known.hex()))
 
     def _leave(self, simulation: int) -> None:
         """Let go of the connections of an attempt that is over: they may still ask how it went, but not for ever."""
@@ -302,7 +330,6 @@ class Dispatcher:
     def _stop(self, reason: str) -> None:
         """Tell all clients that nothing more is wanted, and why, also those who ask later."""
         self.stopped = Stop(text=reason)
-        self.intake.pop_touched()
         for connection in self.connections.values():
             self._tell_to_stop(connection, reason)
 
@@ -315,7 +342,7 @@ class Dispatcher:
             self.reply(peer, refusal)
 
     def _refuse(self, peer: bytes, reason: Reason, text: str, sequence: int | None = None) -> None:
-        self.reply(peer, self.intake.refuse(reason, text, sequence))
+        self.reply(peer, self.intake.state.refuse(reason, text, sequence))
 
     def _ask_for_patience(self, peer: bytes) -> None:
         self.reply(peer, Refusal(reason=Reason.BUSY, text="there is no room for another simulation yet"))

@@ -105,7 +105,7 @@ class Receiver:
             roster,
             self._channels,
             access=self.access,
-            refuse=self.intake.refuse,
+            refuse=self.intake.state.refuse,
             reply=lambda peer, message: self.sockets.send_control(peer, wire.encode(message)),
             answer=lambda peer, answer: self.sockets.send_control(peer, [operator.encode(answer)]),
             tell_launcher=lambda message: self.sockets.send_link(launcher_link.encode(message)),
@@ -302,16 +302,12 @@ class Receiver:
         now = time.monotonic()
         if now - self._here_at >= HERE_S:
             self._say_here()
-        if now - self._reported_at >= REPORT_S:
+        is_due = now - self._reported_at >= REPORT_S
+        if is_due:
             self._reported_at = now
             self.dispatcher.acknowledgements.acknowledge_owed()
-            shares = self.intake.changes()
-        elif self.intake.settlement.has_complete_share:
-            # Ends of shares are awaited, so they are told at once. Other progress is told every REPORT_S.
-            shares = self.intake.complete_changes()
-        else:
-            return
-        for share in shares:
+        # Ends of shares are awaited, so they are told at once. Other progress is told every REPORT_S.
+        for share in self.intake.changes(only_complete=not is_due):
             if self._coordinator is not None:
                 self._coordinator.share(0, share)
             else:
@@ -324,7 +320,7 @@ class Receiver:
 
     def _end_reception(self) -> None:
         if self.dispatcher.is_final and not self._has_ended and self.intake.has_none_waiting:
-            self.intake.flush()
+            self.dispatcher.end_turn()
             self._has_ended = True
             self.buffer.close()
             self.events.put(mailbox.ReceptionEnded())

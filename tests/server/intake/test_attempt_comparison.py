@@ -11,13 +11,12 @@ from stream_server.buffers import Buffer, Fifo, Reservoir, Slots, WindowBuffer, 
 from stream_server.messages import wire
 from stream_server.messages.client import Open
 from stream_server.server.intake.attempts import Connection
-from stream_server.server.intake.intake import Intake
 from stream_server.server.intake.validation_store import ValidationStore
 from stream_server.server.replay.record_format import EntryKind
 from stream_server.server.replay.record_reader import Recording
 from stream_server.server.replay.recorded_study import RecordedStudy
 from stream_server.server.replay.recorder import Recorder
-from tests.fakes.intakes import block, data, make, opened, opening
+from tests.fakes.intakes import ClientIntake, block, data, make, opened, opening
 from tests.support.intake_ranks import Frames
 from tests.support.studies import StudyFolder
 
@@ -29,23 +28,23 @@ def with_windows(capacity: int = 100, length: int = 2) -> WindowBuffer:
     return WindowBuffer(Fifo(capacity=capacity), slots, shape=WindowShape(length=length, num_steps=NUM), most_kept=90)
 
 
-def send(intake: Intake, client: Connection, steps: Sequence[int], values: npt.ArrayLike) -> None:
+def send(intake: ClientIntake, client: Connection, steps: Sequence[int], values: npt.ArrayLike) -> None:
     for step in steps:
         message = data(client, step)
         row = np.full(4, step) + np.asarray(values)
         [start] = client.opening.blocks[0].offset
         [header, *frames] = wire.encode(message, [row[start : start + client.opening.blocks[0].count[0]]])
-        assert intake.take(client, message, bytes(header), Frames(frames)) is None
-        intake.flush()
+        assert intake.assembly.take(client, message, bytes(header), Frames(frames)) is None
+        intake.dispatcher.end_turn()
 
 
-def begin(intake: Intake, attempt: int, *openings: Open) -> list[Connection]:
+def begin(intake: ClientIntake, attempt: int, *openings: Open) -> list[Connection]:
     intake.begin_attempt(0, attempt)
     return [opened(intake, it) for it in openings or (opening(block(), attempt=attempt),)]
 
 
-def known(intake: Intake, client: Connection) -> list[int]:
-    bits = np.unpackbits(np.frombuffer(bytes.fromhex(intake.opened(client).known), np.uint8), bitorder="little")
+def known(intake: ClientIntake, client: Connection) -> list[int]:
+    bits = np.unpackbits(np.frombuffer(client.attempt.packed_known(), np.uint8), bitorder="little")
     return np.flatnonzero(bits).tolist()
 
 
@@ -131,7 +130,7 @@ def test_steps_that_wait_for_room_make_no_window_with_those_of_another_trajector
         while (draw := buffer.draw(1, 0.0)) is not None:
             made.extend(buffer.gather(draw)["u"][:, :, 0].tolist())
             buffer.release(draw)
-            intake.flush()
+            intake.dispatcher.end_turn()
 
     message = opening(block(), attempt=1)
     client = opened(intake, message)

@@ -3,6 +3,7 @@
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from stream_server.messages.client import (
     MAX_PART_BYTES,
@@ -16,13 +17,12 @@ from stream_server.messages.client import (
 )
 from stream_server.messages.routing import Dealing
 from stream_server.server.intake.attempts import Connection
-from stream_server.server.intake.intake import Intake
 from stream_server.server.intake.layout import BlockLayout
-from tests.fakes.intakes import OPTIONAL, U, block, data, make, opened, opening, send
+from tests.fakes.intakes import OPTIONAL, ClientIntake, U, answer_to, block, data, make, opened, opening, send
 from tests.support.examples import examples
 
 
-def halves(intake: Intake, attempt: int = 0) -> list[Connection]:
+def halves(intake: ClientIntake, attempt: int = 0) -> list[Connection]:
     """The connections of a simulation of two ranks."""
     intake.begin_attempt(0, attempt)
     return [
@@ -79,7 +79,7 @@ def test_a_higher_attempt_discards_half_assembled_steps_and_fences_the_older_one
     late = send(intake, other, data(other, 1))
     assert isinstance(late, Refusal)
     assert late.reason is Reason.STALE_ATTEMPT
-    assert intake.opened(new_one).known == "01"
+    assert new_one.attempt.packed_known().hex() == "01"
     assert send(intake, new_one, data(new_one, 1)) == 0
     assert send(intake, new_other, data(new_other, 1)) == 1
 
@@ -92,7 +92,7 @@ def test_steps_that_a_new_attempt_need_not_repeat_count_as_duplicates_at_its_end
     intake.begin_attempt(0, 1)
     client = opened(intake, opening(block(), attempt=1))
     send(intake, client, data(client, 1))
-    assert intake.finish(client, End(simulation=0, attempt=1, incarnation=0, share=2, total=2)) is None
+    assert intake.assembly.finish(client, End(simulation=0, attempt=1, incarnation=0, share=2, total=2)) is None
     assert intake.state.ledger.duplicates == 1
     assert [share.repeated for share in intake.changes()] == [0]
     assert client.ack().ended
@@ -113,8 +113,8 @@ def test_a_complete_share_is_told_at_once_and_the_others_are_still_to_come() -> 
         intake.begin_attempt(simulation, 0)
         client = opened(intake, opening(block(), simulation=simulation))
         send(intake, client, data(client, 0, num_steps=num))
-    assert [(share.simulation, share.complete) for share in intake.complete_changes()] == [(1, True)]
-    assert intake.complete_changes() == []
+    assert [(share.simulation, share.complete) for share in intake.changes(only_complete=True)] == [(1, True)]
+    assert intake.changes(only_complete=True) == []
     assert [(share.simulation, share.complete) for share in intake.changes()] == [(0, False)]
 
 
@@ -124,12 +124,12 @@ def test_of_an_unknown_number_of_steps_every_client_rank_must_say_the_end() -> N
     for client in (one, other):
         send(intake, client, data(client, 0))
     end = End(simulation=0, attempt=0, incarnation=0, share=1, total=1)
-    intake.finish(one, end)
+    intake.assembly.finish(one, end)
     assert not intake.changes()[0].complete
-    intake.pop_touched()
-    intake.finish(other, end)
+    intake.flush()
+    intake.assembly.finish(other, end)
     assert intake.changes()[0].complete
-    assert set(intake.pop_touched()) == {one, other}
+    assert set(intake.flush().values()) == {one, other}
     assert (one.ack().ended, other.ack().ended) == (True, True)
 
 
@@ -146,7 +146,7 @@ def test_a_simulation_may_end_before_its_last_time_step() -> None:
     intake.begin_attempt(0, 0)
     client = opened(intake, opening(block()))
     send(intake, client, data(client, 0, num_steps=3))
-    assert intake.finish(client, End(simulation=0, attempt=0, incarnation=0, share=3, total=3)) is None
+    assert intake.assembly.finish(client, End(simulation=0, attempt=0, incarnation=0, share=3, total=3)) is None
     (share,) = intake.changes()
     assert (share.complete, share.accepted, share.total) == (True, 3, 3)
 
@@ -156,7 +156,7 @@ def test_a_simulation_cannot_have_sent_more_time_steps_than_there_are() -> None:
     intake.begin_attempt(0, 0)
     client = opened(intake, opening(block()))
     for share, total in ((4, 9), (5, 8)):
-        refusal = intake.finish(client, End(simulation=0, attempt=0, incarnation=0, share=share, total=total))
+        refusal = intake.assembly.finish(client, End(simulation=0, attempt=0, incarnation=0, share=share, total=total))
         assert refusal is not None
         assert refusal.reason is Reason.WRONG_STEP
 
@@ -181,25 +181,26 @@ def test_a_simulation_waits_outside_while_there_is_no_room_for_its_window() -> N
     for simulation in range(2):
         intake.begin_attempt(simulation, 0)
     client = opened(intake, opening(block()))
-    assert intake.open(b"x", opening(block(), simulation=1)) is None
+    assert answer_to(intake, b"x", opening(block(), simulation=1)) is None
     assert {share.simulation: share.blocked for share in intake.changes()}[1]
     send(intake, client, data(client, 0, num_steps=3))
     intake.end_attempt(0, 0)
-    assert intake.admit_waiting() == []
+    intake.dispatcher.end_turn()
+    assert b"x" not in intake.dispatcher.connections
     intake.settlement.in_stream(2)
-    ((peer, answer),) = intake.admit_waiting()
-    assert peer == b"x"
-    assert isinstance(answer, Connection)
+    intake.dispatcher.end_turn()
+    assert b"x" in intake.dispatcher.connections
 
 
 def test_a_client_rank_without_blocks_completes_what_waited_for_it() -> None:
-    intake = make(fields=[U, OPTIONAL])
+    intake, absent = make(fields=[U, OPTIONAL], nonfinite="keep"), list[str]()
+    intake.slots.leave_out = lambda name, slots: absent.append(name)
     intake.begin_attempt(0, 0)
     one = opened(intake, opening(block(), num_ranks=2))
     assert send(intake, one, data(one, 0)) == 0
-    idle = opened(intake, opening(rank=1, num_ranks=2))
-    (run,) = intake.assembly.complete_waiting(idle)
-    assert run.absent == ("v",)
+    opened(intake, opening(rank=1, num_ranks=2))
+    assert intake.num_received == 1
+    assert absent == ["v"]
 
 
 def test_an_optional_field_must_come_from_all_of_its_client_ranks_or_none() -> None:
@@ -230,7 +231,7 @@ def test_the_blocks_of_the_client_ranks_must_cover_a_field_exactly(blocks: list[
     intake = make()
     intake.begin_attempt(0, 0)
     opened(intake, opening(blocks[0], num_ranks=2))
-    refusal = intake.open(b"x", opening(blocks[1], rank=1, num_ranks=2))
+    refusal = answer_to(intake, b"x", opening(blocks[1], rank=1, num_ranks=2))
     assert isinstance(refusal, Refusal)
     assert refusal.reason is Reason.WRONG_BLOCKS
     assert words in refusal.text
@@ -250,7 +251,7 @@ def test_blocks_of_more_dimensions_may_touch_and_not_overlap() -> None:
 def test_a_simulation_has_no_more_client_ranks_than_the_study_starts(shape: dict[str, int], most: int) -> None:
     intake = make(**shape)
     intake.begin_attempt(0, 0)
-    refusal = intake.open(b"x", opening(block(num=1), num_ranks=most + 1))
+    refusal = answer_to(intake, b"x", opening(block(num=1), num_ranks=most + 1))
     assert isinstance(refusal, Refusal)
     assert (refusal.reason, refusal.text) == (
         Reason.WRONG_BLOCKS,
@@ -265,7 +266,7 @@ def test_a_step_waits_for_all_client_ranks_also_if_one_says_that_it_sends_all() 
     intake.begin_attempt(0, 0)
     first = opened(intake, opening(block(), num_ranks=2))
     assert send(intake, first, data(first, 0)) == 0
-    refusal = intake.open(b"x", opening(block(), rank=1, num_ranks=2))
+    refusal = answer_to(intake, b"x", opening(block(), rank=1, num_ranks=2))
     assert isinstance(refusal, Refusal)
     assert refusal.reason is Reason.WRONG_BLOCKS
     assert intake.account().intake[0].accepted == 0
@@ -286,7 +287,7 @@ def test_a_refused_message_leaves_no_slot_behind() -> None:
 def test_the_progress_clock_runs_while_the_types_of_fields_are_not_known() -> None:
     intake = make(fields=[FieldSpec(name="u", shape=(4,)), FieldSpec(name="v", shape=(4,))])
     intake.begin_attempt(0, 0)
-    assert intake.open(b"p", opening(block("u"), rank=0, num_ranks=2)) is None
+    assert answer_to(intake, b"p", opening(block("u"), rank=0, num_ranks=2)) is None
     assert not intake.changes()[-1].blocked
 
 
@@ -386,3 +387,17 @@ def test_a_series_does_not_go_on_into_a_step_that_is_known() -> None:
     client = opened(intake, opening(block()))
     send(intake, client, data(client, 2))
     assert [intake.assembly.credit_from(client, index) > 0 for index in range(5)] == [False, False, False, True, True]
+
+
+def test_the_news_of_a_simulation_are_those_of_its_current_attempt() -> None:
+    """A client of an older attempt may say its end in the very turn in which the newer one sends the last step."""
+    intake = make(num=None)
+    intake.begin_attempt(0, 0)
+    old = opened(intake, opening(block()))
+    intake.begin_attempt(0, 1)
+    client = opened(intake, opening(block(), attempt=1))
+    send(intake, client, data(client, 0))
+    end = End(simulation=0, attempt=1, incarnation=0, share=1, total=1)
+    assert intake.assembly.finish(client, end) is None
+    assert intake.assembly.finish(old, replace(end, attempt=0, share=9)) is None
+    assert [(share.attempt, share.complete) for share in intake.changes(only_complete=True)] == [(1, True)]

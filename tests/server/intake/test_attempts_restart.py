@@ -11,10 +11,9 @@ from hypothesis import strategies as st
 from stream_server.client_api.retention import Bits
 from stream_server.messages.client import Ack, End, FieldSpec, Reason, Refusal
 from stream_server.server.intake.attempts import Connection
-from stream_server.server.intake.intake import Intake
 from stream_server.server.intake.validation_store import ValidationStore
 from stream_server.storage.plain_state import from_bytes, to_bytes
-from tests.fakes.intakes import U, block, complete, data, make, opened, opening, send
+from tests.fakes.intakes import ClientIntake, U, answer_to, block, complete, data, make, opened, opening, send
 from tests.support.examples import examples
 
 Who = tuple[int, int]
@@ -40,7 +39,7 @@ class World:
         self.population = 0
         self.intake = self._begin()
 
-    def _begin(self) -> Intake:
+    def _begin(self) -> ClientIntake:
         intake = make(num=TOTAL, credit=self.credit, credit_slots=self.room, incarnation=self.incarnation)
         self.clients: dict[Who, Connection] = {}
         self.to_send: dict[Who, list[int]] = {}
@@ -79,7 +78,7 @@ class World:
     def make(self, move: tuple[Any, ...]) -> None:
         match move:
             case ("open", who):
-                self._let_in(who, self.intake.open(str(who).encode(), self._opening(who)))
+                self._let_in(who, answer_to(self.intake, str(who).encode(), self._opening(who)))
             case ("send", who):
                 self._send(who)
             case ("admit",):
@@ -88,8 +87,10 @@ class World:
                 self.population += 1
             case ("draw",):
                 self.population -= 1
-        for peer, answer in self.intake.admit_waiting():
-            self._let_in(next(who for who in self.who if str(who).encode() == peer), answer)
+        waiting = [who for who in self.who if self._waits(who)]
+        self.intake.dispatcher.end_turn()
+        for who in waiting:
+            self._let_in(who, self.intake.dispatcher.connections.get(str(who).encode()))
 
     def _opening(self, who: Who) -> Any:
         simulation, rank = who
@@ -103,12 +104,12 @@ class World:
         )
 
     def _waits(self, who: Who) -> bool:
-        return str(who).encode() in self.intake.admission.waiting
+        return str(who).encode() in self.intake.dispatcher.admission.waiting
 
     def _let_in(self, who: Who, answer: Connection | Refusal | None) -> None:
         assert not isinstance(answer, Refusal), answer
         if answer is not None:
-            known = Bits(bytes.fromhex(self.intake.opened(answer).known))
+            known = Bits(answer.attempt.packed_known())
             self.clients[who] = answer
             self.to_send[who] = [index for index in range(TOTAL) if index not in known]
             self.on_the_way[who] = []
@@ -175,7 +176,7 @@ def test_half_assembled_steps_are_not_in_the_state_and_come_again() -> None:
     other.load_state_dict(intake.state_dict())
     other.begin_attempt(0, 0, goes_on=True)
     ends = [opened(other, opening(block(start=2 * r, num=2), incarnation=1, rank=r, num_ranks=2)) for r in range(2)]
-    assert [other.opened(end).known for end in ends] == ["01", "01"]
+    assert [end.attempt.packed_known().hex() for end in ends] == ["01", "01"]
     assert send(other, ends[0], data(ends[0], 1)) == 0
     assert send(other, ends[1], data(ends[1], 1)) == 1
 
@@ -183,7 +184,7 @@ def test_half_assembled_steps_are_not_in_the_state_and_come_again() -> None:
 def test_a_client_of_an_earlier_incarnation_is_not_let_in() -> None:
     intake = make(incarnation=2)
     intake.begin_attempt(0, 0)
-    refusal = intake.open(b"p", opening(block(), incarnation=1))
+    refusal = answer_to(intake, b"p", opening(block(), incarnation=1))
     assert isinstance(refusal, Refusal)
     assert refusal.reason is Reason.STALE_INCARNATION
     assert intake.state.refused == {"stale_incarnation": 1}
@@ -201,7 +202,7 @@ def test_a_share_that_is_whole_stays_whole_and_needs_no_room() -> None:
     assert (share.complete, share.accepted, share.received) == (True, 2, 0)
     opened(other, opening(block(), incarnation=1))
     other.begin_attempt(1, 0)
-    assert isinstance(other.open(b"p", opening(block(), simulation=1, incarnation=1)), Connection)
+    assert isinstance(answer_to(other, b"p", opening(block(), simulation=1, incarnation=1)), Connection)
 
 
 def test_the_end_of_a_simulation_that_goes_on_may_come_to_the_next_server() -> None:
@@ -214,7 +215,7 @@ def test_the_end_of_a_simulation_that_goes_on_may_come_to_the_next_server() -> N
     other.begin_attempt(0, 0, goes_on=True)
     client = opened(other, opening(block(), incarnation=1))
     assert not other.state.ledger[0].complete
-    assert other.finish(client, End(simulation=0, attempt=0, incarnation=1, share=3, total=3)) is None
+    assert other.assembly.finish(client, End(simulation=0, attempt=0, incarnation=1, share=3, total=3)) is None
     assert client.ack() == Ack(received=0, durable=0, ended=True)
     assert (other.state.ledger[0].complete, other.state.ledger[0].total, other.state.ledger.duplicates) == (True, 3, 0)
 
@@ -247,7 +248,7 @@ class Told:
         raise NotImplementedError
 
 
-def restarted(intake: Intake, *, finished: list[int]) -> tuple[Intake, Told, list[int]]:
+def restarted(intake: ClientIntake, *, finished: list[int]) -> tuple[ClientIntake, Told, list[int]]:
     """The next incarnation, what its recorder hears, and of which simulations it has only now heard that they ended."""
     other, told = make(num=2, incarnation=intake.state.incarnation + 1, validation=ValidationStore(1)), Told()
     other.settlement.recorder = told
@@ -307,10 +308,10 @@ def test_the_types_of_fields_are_those_of_the_first_simulation_for_ever() -> Non
 
 def test_what_was_refused_is_counted_on() -> None:
     intake = make(fields=[U])
-    intake.refuse(Reason.CHECKSUM, "")
+    intake.state.refuse(Reason.CHECKSUM, "")
     other = make(fields=[U])
     other.load_state_dict(from_bytes(to_bytes(intake.state_dict())))
-    other.refuse(Reason.CHECKSUM, "")
+    other.state.refuse(Reason.CHECKSUM, "")
     assert other.state.refused == {"checksum": 2}
 
 

@@ -405,7 +405,7 @@ class IntakeMachine(RuleBasedStateMachine):
     def every_step_is_where_it_belongs(self) -> None:
         """Between two turns the ledgers have what the model has, each rank its share."""
         for number, rank in enumerate(self.ranks):
-            rank.intake.flush()
+            rank.dispatcher.end_turn()
             expected = {key for i in self.orders for key in self.settled & self.share_of(i, number)}
             assert rank.settled == expected
         assert self.came == {key for key in self.settled if is_fit(key)}

@@ -4,13 +4,13 @@ from itertools import count
 
 import pytest
 
-from stream_server.messages.client import TimeSteps
+from stream_server.messages.client import Routing, TimeSteps
+from stream_server.messages.routing import Dealing
 from stream_server.server.intake.attempts import AttemptState, StepRun
 from stream_server.server.intake.credit import CreditPool
 from stream_server.server.intake.layout import BlockLayout
-from stream_server.server.intake.ledger import Ledger
 from stream_server.server.intake.settlement import Settlement
-from stream_server.server.intake.state import StepNumbering
+from stream_server.server.intake.state import IntakeState
 from stream_server.server.intake.validation_store import ValidationStore
 from tests.fakes.intakes import Waiting
 
@@ -22,17 +22,25 @@ class Desk:
 
     def __init__(self, *, size: int = 8, max_unsaved: int = 100, num_held_out: int = 0) -> None:
         self.credit = CreditPool(size=size, credit=CREDIT)
-        numbering = StepNumbering(time_steps=TimeSteps(num=None), limit=100)
+        state = IntakeState(
+            rank=0,
+            dealing=Dealing(Routing.STEPS, 1),
+            time_steps=TimeSteps(num=None),
+            fields=(),
+            study="s",
+            incarnation=0,
+            credit=CREDIT,
+        )
         self.buffer = Waiting()
         self.settlement = Settlement(
             self.buffer,
             ValidationStore(num_held_out),
             self.credit,
-            numbering,
+            state,
             nonfinite="reject",
             max_unsaved=max_unsaved,
         )
-        self.ledger = Ledger()
+        self.ledger = state.ledger
         self._slots = count()
 
     def attempt(self, simulation: int, *, num_ranks: int = 1) -> AttemptState:
@@ -102,7 +110,7 @@ def test_what_waited_in_an_earlier_incarnation_is_neither_news_nor_progress() ->
     desk = Desk(max_unsaved=1)
     desk.settlement.restore_waiting(desk.ledger, [0] * 3)
     desk.settlement.in_stream(3)
-    assert desk.settlement.changes() == []
+    assert desk.settlement.changed == set()
     assert not desk.settlement.has_pressure
 
 

@@ -1,11 +1,10 @@
 """A share is whole once every step of it has come: neither their number nor the last one tells that."""
 
 from stream_server.messages.client import End
-from stream_server.server.intake.intake import Intake
-from tests.fakes.intakes import block, data, make, opened, opening, send
+from tests.fakes.intakes import ClientIntake, block, data, make, opened, opening, send
 
 
-def is_whole(intake: Intake) -> bool:
+def is_whole(intake: ClientIntake) -> bool:
     return any(share.complete for share in intake.changes())
 
 
@@ -37,5 +36,5 @@ def test_steps_of_an_unknown_number_are_counted_each_once() -> None:
     client = opened(intake, opening(block()))
     send(intake, client, data(client, 4))
     send(intake, client, data(client, 4))
-    assert intake.finish(client, End(simulation=0, attempt=0, incarnation=0, share=2, total=2)) is None
+    assert intake.assembly.finish(client, End(simulation=0, attempt=0, incarnation=0, share=2, total=2)) is None
     assert not is_whole(intake)

@@ -30,7 +30,7 @@ from stream_server.server.reception.dispatcher import (
     KINDS,
     OTHERS,
     Acknowledgements,
-    Answer,
+    Response,
     ConversationState,
 )
 from tests.fakes import intakes
@@ -151,17 +151,17 @@ def rank_in(state: ConversationState) -> intake_ranks.ServerRank:
     return rank
 
 
-def heard(rank: intake_ranks.ServerRank, message: Message) -> Answer | Reason:
+def heard(rank: intake_ranks.ServerRank, message: Message) -> Response | Reason:
     """The answer to a message, as the table names it."""
     rank.hear(PEER, message, [ARRAY] if isinstance(message, Data) else [])
     answers = rank.answers[PEER]
     if not answers:
-        return Answer.HEARD if isinstance(message, Data | End) and rank.dispatcher.is_receiving else Answer.NONE
+        return Response.HEARD if isinstance(message, Data | End) and rank.dispatcher.is_receiving else Response.NONE
     answer = answers.popleft()
     assert not answers
     if isinstance(answer, Refusal):
         return answer.reason
-    return Answer.STOP if isinstance(answer, Stop) else Answer.HEARD
+    return Response.STOP if isinstance(answer, Stop) else Response.HEARD
 
 
 MESSAGES: dict[type[Message], Message] = {

@@ -265,7 +265,7 @@ def test_what_a_finished_simulation_shares_may_come_once_more() -> None:
             static=True,
         )
         study.ranks[0].buffer.slots.statics._of.clear()
-        assert receiver.intake.statics.take(connection, part, payload=cast(Any, None)) is None
+        assert receiver.dispatcher.assembly.statics.take(connection, part, payload=cast(Any, None)) is None
 
 
 def give_mesh(run: Simulation) -> None:

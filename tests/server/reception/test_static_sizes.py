@@ -17,10 +17,9 @@ from stream_server.client_api import connect, session, watch
 from stream_server.messages.client import Block, FieldSpec, Open, Refusal, Routing, TimeSteps
 from stream_server.server.intake import mailbox
 from stream_server.server.intake.attempts import Connection
-from stream_server.server.intake.intake import Intake
 from stream_server.server.intake.layout import BlockLayout
+from tests.fakes.intakes import ClientIntake, answer_to, make
 from tests.fakes.intakes import data as data_of
-from tests.fakes.intakes import make
 from tests.server.reception.test_static_fields import flush, wait_for_steps
 from tests.support.examples import examples
 from tests.support.intake_ranks import Frames
@@ -157,7 +156,7 @@ def test_a_restored_study_has_the_mesh_of_each_simulation(before: int, after: in
 class Sender:
     """A client rank of an attempt, which says one message after the other, and anew after it lost its connection."""
 
-    def __init__(self, intake: Intake, attempt: int, rank: int, parts: Sequence[dict[str, NDArray[Any]]]) -> None:
+    def __init__(self, intake: ClientIntake, attempt: int, rank: int, parts: Sequence[dict[str, NDArray[Any]]]) -> None:
         self.intake, self.rank = intake, rank
         mine, num_ranks = parts[rank], len(parts)
         self.arrays = [mine[name] for name in ("nodes", "edges", "area") if name in mine and mine[name].size]
@@ -189,7 +188,7 @@ class Sender:
     def lose(self) -> None:
         """Have lost the connection, if there was one."""
         if self.num_lost and self.connection is not None:
-            self.intake.lose(self.connection)
+            self.intake.assembly.lose(self.connection)
         self.num_lost += 1
         self.connection: Connection | None = None
         self.left = [
@@ -204,19 +203,16 @@ class Sender:
                 return
 
             peer = f"{self.opening.attempt}.{self.rank}.{self.num_lost}".encode()
-            answer = self.intake.open(peer, self.opening)
-            if isinstance(answer, Refusal):
-                self.refusals.append(answer)
-            elif answer is not None:
-                self.connection = answer
-                self.note(self.intake.settle_waiting(answer))
+            answer = answer_to(self.intake, peer, self.opening)
+            self.connection = self.intake.dispatcher.connections.get(peer)
+            self.note(answer if isinstance(answer, Refusal) else None)
             return
         if not self.left:
             return
         place = self.left.pop(0)
         if isinstance(place, str):
             rows = step_of(0, 0, self.rank, 1)[: self.rank + 1].tobytes()
-            self.note(self.intake.take(self.connection, data_of(self.connection, 0), b"", Frames([rows])))
+            self.note(self.intake.assembly.take(self.connection, data_of(self.connection, 0), b"", Frames([rows])))
             return
         number, at = place
         message = data_of(
@@ -229,7 +225,7 @@ class Sender:
             static=True,
         )
         payload = Frames([self.arrays[number].tobytes()[at : at + PART_BYTES]])
-        self.note(self.intake.take(self.connection, message, b"", payload))
+        self.note(self.intake.assembly.take(self.connection, message, b"", payload))
 
     def note(self, refusal: Refusal | None) -> None:
         if refusal is not None:
@@ -239,7 +235,7 @@ class Sender:
 PART_BYTES = 16
 
 
-def make_intake() -> Intake:
+def make_intake() -> ClientIntake:
     slots = Slots({"u": U.shape}, 20, {spec.name: spec.shape for spec in FIELDS[1:]}, ragged={"u", "nodes", "edges"})
     return make(fields=FIELDS, num=1, buffer=Buffer(Fifo(capacity=4), slots))
 
@@ -267,7 +263,7 @@ def play(senders: Sequence[Sender], data: st.DataObject, *, num_losses: int) -> 
             senders[rank].go_on()
 
 
-def kept(intake: Intake) -> dict[str, NDArray[Any]]:
+def kept(intake: ClientIntake) -> dict[str, NDArray[Any]]:
     statics: StaticFields = intake.slots.statics
     return statics[0]
 
@@ -284,7 +280,7 @@ def test_rows_of_client_ranks_are_one_mesh_whenever_they_come(
         intake.begin_attempt(0, 0)
         senders = [Sender(intake, 0, rank, parts) for rank in range(len(nodes))]
         play(senders, data, num_losses=num_losses)
-        intake.flush()
+        intake.dispatcher.end_turn()
         assert not any(sender.refusals for sender in senders)
         for name, values in kept(intake).items():
             expected = np.concatenate([part[name] for part in parts if name in part])
@@ -329,7 +325,7 @@ def test_a_second_attempt_with_another_mesh_is_refused_and_none_of_its_steps_tak
         intake.begin_attempt(0, 1)
         again = [Sender(intake, 1, number, second) for number in range(len(nodes))]
         play(again, data, num_losses=0)
-        intake.flush()
+        intake.dispatcher.end_turn()
         made = {name: np.concatenate([it[name] for it in second if name in it]) for name in before}
         is_same = all(np.array_equal(made[name], before[name]) for name in before)
         refused = [refusal for sender in again for refusal in sender.refusals]
@@ -357,7 +353,7 @@ def test_a_step_waits_until_the_rows_of_its_attempt_are_compared(monkeypatch: py
     for sender in (second, first):
         while sender.connection is None or sender.left:
             sender.go_on()
-    intake.flush()
+    intake.dispatcher.end_turn()
     assert [len(sender.refusals) > 0 for sender in (first, second)] == [True, False]
     assert intake.num_received == 0
 
