@@ -30,8 +30,8 @@ from stream_server.server.reception.dispatcher import (
     KINDS,
     OTHERS,
     Acknowledgements,
-    Response,
     ConversationState,
+    Response,
 )
 from tests.fakes import intakes
 from tests.server.reception.test_receiver import data, opening, value, welcome
