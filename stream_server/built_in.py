@@ -58,7 +58,7 @@ def registered(plug_point: str) -> dict[str, str]:
     # It reads the metadata of every package that is installed.
     from importlib.metadata import entry_points
 
-    return {it.name: it.value for it in entry_points(group=f"stream_server.{plug_point}")}
+    return {point.name: point.value for point in entry_points(group=f"stream_server.{plug_point}")}
 
 
 def load_named(name: str, built_in: Mapping[str, str], folder: Path, *, kind: str) -> Any:

@@ -12,17 +12,14 @@ from stream_server.machine.interpreter import python_command, python_environment
 
 
 def server() -> int:
-    """Run `stream-server`; returns its exit status."""
     return _run("stream_server.server.commands.cli")
 
 
 def launcher() -> int:
-    """Run `stream-launcher`; returns its exit status."""
     return _run("stream_server.launcher.supervision.cli")
 
 
 def study() -> int:
-    """Run `stream-study`; returns its exit status."""
     return _run("stream_server.commands.cli")
 
 

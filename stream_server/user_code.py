@@ -44,15 +44,15 @@ def load_class(name: str, folder: Path, *, kind: str) -> Any:
     if not where or not attribute:
         raise ConfigError(f'{kind} must be "FILE.py:Class" or "package.module:Class", but is "{name}"')
     _study_dirs.add(str(folder))
-    sys.path[:] = [*(it for it in sys.path if it not in _study_dirs), str(folder)]
+    sys.path[:] = [*(path for path in sys.path if path not in _study_dirs), str(folder)]
     module = _load_file(folder / where, kind) if where.endswith(".py") else _import_module(where, kind)
-    found = getattr(module, attribute, None)
-    if found is None:
-        known = [it for it, value in vars(module).items() if callable(value) and it not in BASES]
+    loaded = getattr(module, attribute, None)
+    if loaded is None:
+        known = [key for key, value in vars(module).items() if callable(value) and key not in BASES]
         raise ConfigError(f"{kind} must name a class, but {where} has no {attribute}{_meant(attribute, known)}")
-    if not callable(found):
-        raise ConfigError(f"{kind} must name a class, but {name} is {found!r}")
-    return found
+    if not callable(loaded):
+        raise ConfigError(f"{kind} must name a class, but {name} is {loaded!r}")
+    return loaded
 
 
 def digest_of(name: str, folder: Path) -> str:
@@ -64,7 +64,7 @@ def digest_of(name: str, folder: Path) -> str:
         return ""
 
 
-def arguments_for(found: Any, args: Mapping[str, Any], offered: Mapping[str, Any], *, kind: str) -> dict[str, Any]:
+def arguments_for(called: Any, args: Mapping[str, Any], offered: Mapping[str, Any], *, kind: str) -> dict[str, Any]:
     """The keyword arguments for a user's class: all of `args`, and what its signature names of what is `offered`.
 
     Args:
@@ -76,20 +76,26 @@ def arguments_for(found: Any, args: Mapping[str, Any], offered: Mapping[str, Any
     Raises:
         ConfigError: it takes no such argument as one of `args`, or needs another one.
     """
-    parameters = [it for it in inspect.signature(found).parameters.values() if it.kind is not it.POSITIONAL_ONLY]
-    names = {it.name for it in parameters if it.kind not in (it.VAR_POSITIONAL, it.VAR_KEYWORD)}
-    takes_all = any(it.kind is it.VAR_KEYWORD for it in parameters)
+    parameters = [
+        each for each in inspect.signature(called).parameters.values() if each.kind is not each.POSITIONAL_ONLY
+    ]
+    names = {each.name for each in parameters if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)}
+    takes_all = any(each.kind is each.VAR_KEYWORD for each in parameters)
     own = sorted(names - set(offered))
     for name in args:
         if name in offered:
-            raise ConfigError(f'{kind} must not have "{name}", which is given to {found.__name__} anyway: leave it out')
+            raise ConfigError(
+                f'{kind} must not have "{name}", which is given to {called.__name__} anyway: leave it out'
+            )
         if name not in names and not takes_all:
-            taken = ", ".join(f'"{it}"' for it in own) or "none"
-            raise ConfigError(f'{kind} has "{name}", but the arguments of {found.__name__} are {taken}')
+            taken = ", ".join(f'"{name}"' for name in own) or "none"
+            raise ConfigError(f'{kind} has "{name}", but the arguments of {called.__name__} are {taken}')
     given = {**{name: value for name, value in offered.items() if name in names}, **args}
-    missing = [it.name for it in parameters if it.name in own and it.default is it.empty and it.name not in given]
+    missing = [
+        each.name for each in parameters if each.name in own and each.default is each.empty and each.name not in given
+    ]
     if missing:
-        raise ConfigError(f"{kind} must have {' and '.join(missing)}, which {found.__name__} needs")
+        raise ConfigError(f"{kind} must have {' and '.join(missing)}, which {called.__name__} needs")
     return given
 
 
@@ -133,7 +139,7 @@ def _load_file(file: Path, kind: str) -> ModuleType:
     if loaded is not None and getattr(loaded, "__file__", None) == os.path.abspath(file):
         return loaded
     if not file.is_file():
-        known = [it.name for it in file.parent.glob("*.py")]
+        known = [other.name for other in file.parent.glob("*.py")]
         raise ConfigError(f"{kind} must name a class, but there is no file {file}{_meant(file.name, known)}")
     if name in sys.stdlib_module_names:
         raise ConfigError(f"{kind} must name a class, but {file.name} has the name of a module of Python: rename it")
@@ -165,7 +171,7 @@ def _advice(error: BaseException) -> str:
             return ""
     taken, study = sys.modules.get(top), Path(sys.path[-1])
     file = getattr(taken, "__file__", None) or "a part of Python"
-    own = next((it for it in (study / f"{top}.py", study / top) if it.exists()), None)
+    own = next((path for path in (study / f"{top}.py", study / top) if path.exists()), None)
     if taken is not None and own is not None and not file.startswith(f"{study}/"):
         return f": {top} is {file}, which comes before {own}: rename yours"
     if isinstance(error, ModuleNotFoundError):
@@ -178,7 +184,7 @@ def _place(where: str, error: BaseException) -> str:
     if isinstance(error, SyntaxError):
         return ""
     outside = (__file__, "<frozen", sysconfig.get_path("stdlib"), sysconfig.get_path("purelib"))
-    places = [it for it in traceback.extract_tb(error.__traceback__) if not it.filename.startswith(outside)]
+    places = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(outside)]
     if not places:
         return ""
     file = "" if places[-1].filename == os.path.abspath(where) else f" of {places[-1].filename}"

@@ -40,9 +40,9 @@ def newest_failures(run: RunFolder) -> dict[int, str]:
     """The newest failed attempt of each simulation that had one, in words, however the simulation ended."""
     attempts = history_of(run).all_attempts.items()
     return {
-        simulation: f"attempt {number} {it.attempt.reason}"
-        for (simulation, number), it in attempts
-        if it.state == FAILED
+        simulation: f"attempt {number} {attempt.attempt.reason}"
+        for (simulation, number), attempt in attempts
+        if attempt.state == FAILED
     }
 
 
@@ -88,22 +88,22 @@ class AttemptTimeline:
         for record in self._file.items[self._num_read :]:
             self._history = self._history.after(record)
         self._num_read = len(self._file.items)
-        return [self._span(it, is_live=is_live) for it in self._history.all_attempts.values()]
+        return [self._span(attempt, is_live=is_live) for attempt in self._history.all_attempts.values()]
 
-    def _span(self, it: RecordedAttempt, *, is_live: bool) -> AttemptSpan:
-        key = simulation, number = it.key
+    def _span(self, recorded: RecordedAttempt, *, is_live: bool) -> AttemptSpan:
+        key = simulation, number = recorded.key
         folder = attempt_folder(self._run.path, simulation, number)
-        is_over = it.end is not None or it.interrupted or key in self._left
+        is_over = recorded.end is not None or recorded.interrupted or key in self._left
         if not is_over and ((folder / EXIT_FILE).exists() or (folder / WORKER_END_FILE).exists()):
             # Of a simulation that is finished already when its job ends, the journal does not say that it did.
             self._left.add(key)
             is_over = True
-        state = it.state
+        state = recorded.state
         if state == RUNNING:
             # They may go on under the next launcher, which takes over what runs.
             state = ENDED if is_over else RUNNING if is_live else INTERRUPTED
         known = self._over.get(key)
-        if known is not None and (known.state, known.reason) == (state, it.attempt.reason):
+        if known is not None and (known.state, known.reason) == (state, recorded.attempt.reason):
             return known
         started_s, ended_s, has_ended = self._started.get(key), None, is_over or not is_live
         if has_ended or started_s is None:
@@ -116,7 +116,7 @@ class AttemptTimeline:
             state=state,
             started_s=started_s,
             ended_s=ended_s,
-            reason=it.attempt.reason,
+            reason=recorded.attempt.reason,
         )
         if started_s is not None:
             self._started[key] = started_s
@@ -133,7 +133,7 @@ def span_of(folder: Path) -> tuple[float | None, float | None]:
     try:
         now = time.time()
         # Not those of what a link leads to: the output of a worker is in the folder of its first simulation.
-        times = {it.name: min(it.lstat().st_mtime, now) for it in folder.iterdir()}
+        times = {entry.name: min(entry.lstat().st_mtime, now) for entry in folder.iterdir()}
         has_worker_of_another = (folder / LOG_FILE).is_symlink()
     except OSError:
         return None, None

@@ -53,20 +53,20 @@ PALE = "#DDDDDD"
 def losses(records: Sequence[Line], axis: str = "batch") -> Curves:
     """The loss of the training and of each validation set, by name."""
     names = [name for name in names_in(records) if name == "train/loss" or is_validation_loss(name)]
-    return {name: _logged(records, axis, name) for name in names}
+    return {name: _columns_of(records, axis, name) for name in names}
 
 
 def rates(records: Sequence[Line]) -> Curves:
     """Samples per second over the time of the training: drawn for batches, of these new ones, and received."""
     curves = {
-        "trained, with repeats": _logged(records, "wall_s", "speed/samples_per_s"),
+        "trained, with repeats": _columns_of(records, "wall_s", "speed/samples_per_s"),
         "trained for the first time": _new_samples_per_s(records),
-        "received": _logged(records, "wall_s", "speed/received_per_s"),
+        "received": _columns_of(records, "wall_s", "speed/received_per_s"),
     }
     return {name: columns for name, columns in curves.items() if columns["x"]}
 
 
-def running(records: Sequence[Line]) -> Curves:
+def running_simulations(records: Sequence[Line]) -> Curves:
     """How many simulations run at once, over the time of the training."""
     return _over_time(records, {"running": "simulations/running"})
 
@@ -94,7 +94,7 @@ def rollouts(validation: RecordedValidation | None) -> Curves:
     return curves
 
 
-def thinned(curves: Curves) -> Curves:
+def thin(curves: Curves) -> Curves:
     """The same with MAX_POINTS at most in each curve; what is left of one stays mostly the same while it grows."""
     return {
         name: {key: values[:: _stride_for(len(values))] for key, values in columns.items()}
@@ -104,16 +104,16 @@ def thinned(curves: Curves) -> Curves:
 
 def timeline(attempts: Sequence[AttemptSpan], now_s: float) -> Columns:
     """One bar for each attempt of which the time is known, in seconds since the first one began."""
-    shown = [it for it in attempts if it.started_s is not None]
-    began_s = min((it.started_s for it in shown if it.started_s is not None), default=0.0)
+    shown = [attempt for attempt in attempts if attempt.started_s is not None]
+    began_s = min((bar.started_s for bar in shown if bar.started_s is not None), default=0.0)
     return {
-        "simulation": [it.simulation for it in shown],
-        "attempt": [it.attempt for it in shown],
-        "left": [round((it.started_s or 0.0) - began_s, 2) for it in shown],
-        "right": [round((now_s if it.ended_s is None else it.ended_s) - began_s, 2) for it in shown],
-        "state": [it.state for it in shown],
-        "colour": [ATTEMPT_COLOURS.get(it.state, OTHER_COLOUR) for it in shown],
-        "reason": [it.reason for it in shown],
+        "simulation": [bar.simulation for bar in shown],
+        "attempt": [bar.attempt for bar in shown],
+        "left": [round((bar.started_s or 0.0) - began_s, 2) for bar in shown],
+        "right": [round((now_s if bar.ended_s is None else bar.ended_s) - began_s, 2) for bar in shown],
+        "state": [bar.state for bar in shown],
+        "colour": [ATTEMPT_COLOURS.get(bar.state, OTHER_COLOUR) for bar in shown],
+        "reason": [bar.reason for bar in shown],
     }
 
 
@@ -147,8 +147,8 @@ def parameter_names(simulations: Sequence[SimulationSummary]) -> list[str]:
 
 def errors(validation: RecordedValidation | None) -> dict[int, float]:
     """The error of the model on each held-out simulation in a validation, as far as it is a number."""
-    found = {} if validation is None else validation.by_simulation()
-    return {simulation: error for simulation, error in found.items() if math.isfinite(error)}
+    errors = {} if validation is None else validation.by_simulation()
+    return {simulation: error for simulation, error in errors.items() if math.isfinite(error)}
 
 
 def parameter_points(
@@ -162,23 +162,23 @@ def parameter_points(
 
     Simulations that are trained on have no error and are pale.
     """
-    colours = [SIMULATION_COLOURS.get(it.state, OTHER_COLOUR) for it in simulations]
+    colours = [SIMULATION_COLOURS.get(each.state, OTHER_COLOUR) for each in simulations]
     if palette:
         by_error = dict(zip(errors, log_colours(list(errors.values()), palette), strict=True))
-        colours = [by_error.get(it.simulation, PALE) for it in simulations]
+        colours = [by_error.get(each.simulation, PALE) for each in simulations]
 
     def place(name: str) -> list[float]:
-        return [it.simulation if name == "id" else it.parameters.get(name, math.nan) for it in simulations]
+        return [each.simulation if name == "id" else each.parameters.get(name, math.nan) for each in simulations]
 
     return {
-        "simulation": [it.simulation for it in simulations],
+        "simulation": [each.simulation for each in simulations],
         "x": place(x),
         "y": place(y),
-        "state": [in_words(it.state) for it in simulations],
+        "state": [in_words(each.state) for each in simulations],
         "colour": colours,
-        "error": [errors.get(it.simulation, math.nan) for it in simulations],
-        "received": [it.received or 0 for it in simulations],
-        "attempts": [it.attempts for it in simulations],
+        "error": [errors.get(each.simulation, math.nan) for each in simulations],
+        "received": [each.received or 0 for each in simulations],
+        "attempts": [each.attempts for each in simulations],
     }
 
 
@@ -202,11 +202,11 @@ def _stride_for(num: int) -> int:
 
 
 def _over_time(records: Sequence[Line], names: Mapping[str, str]) -> Curves:
-    curves = {shown: _logged(records, "wall_s", name) for shown, name in names.items()}
+    curves = {shown: _columns_of(records, "wall_s", name) for shown, name in names.items()}
     return {name: columns for name, columns in curves.items() if columns["x"]}
 
 
-def _logged(records: Sequence[Line], axis: str, name: str) -> Columns:
+def _columns_of(records: Sequence[Line], axis: str, name: str) -> Columns:
     points = [line for line in records if name in line]
     return {"x": [line[axis] for line in points], "y": [line[name] for line in points]}
 

@@ -76,17 +76,17 @@ def show(
     while True:
         # Asked before the files are read: what was written before the end is shown.
         goes_on = follows and runs()
-        found = server_logs(run) if simulation is None else simulation_logs(run, simulation)
+        logs = server_logs(run) if simulation is None else simulation_logs(run, simulation)
         if is_first and simulation is not None:
-            tails |= {path: Tail(path, num_bytes=0) for path in found[:-1]}
+            tails |= {path: Tail(path, num_bytes=0) for path in logs[:-1]}
         new = (
-            map(shown, tails.setdefault(it, Tail(it, num_bytes=num_bytes)).lines(is_last=not goes_on)) for it in found
+            map(shown, tails.setdefault(log, Tail(log, num_bytes=num_bytes)).lines(is_last=not goes_on)) for log in logs
         )
         if simulation is None:
             # As long as lines are merged, all logs are open.
-            descriptors.require(len(found), "logs")
-            parts: Iterable[Iterable[Shown]] = new if most is None else (deque(it, most) for it in new)
-            lines: Iterable[Shown] = heapq.merge(*parts, key=lambda it: it[0])
+            descriptors.require(len(logs), "logs")
+            parts: Iterable[Iterable[Shown]] = new if most is None else (deque(part, most) for part in new)
+            lines: Iterable[Shown] = heapq.merge(*parts, key=lambda line: line[0])
         else:
             lines = chain.from_iterable(new)
         for _, text in lines if most is None else deque(lines, most):
@@ -96,13 +96,13 @@ def show(
         for tail in tails.values() if is_first and num_lines is None else ():
             if tail.num_left_out:
                 print_escaped(f"the first {size_shown(tail.num_left_out)} of {tail.path} were left out", sys.stderr)
-        if found:
+        if logs:
             is_first, most = False, None
         if not goes_on:
             break
         time.sleep(LOOK_S)
-    if found and not has_lines:
-        print(f"{found[-1]} is empty", file=sys.stderr)
+    if logs and not has_lines:
+        print(f"{logs[-1]} is empty", file=sys.stderr)
     if not tails:
         what = "logs" if simulation is None else f"output of simulation {simulation}"
         raise NotRunning(f"there is no {what} in {run.path}")

@@ -30,7 +30,7 @@ REPEAT_S = 1.0
 T = TypeVar("T", bound=operator.Answer)
 
 
-def asked_status(run: RunFolder, timeout_s: float) -> RunStatus:
+def query_status(run: RunFolder, timeout_s: float) -> RunStatus:
     """How a run is doing. A live one is asked; for any other its files are read."""
     status = status_of(run)
     if not status.is_live:
@@ -50,20 +50,22 @@ def ask_server(run: RunFolder, timeout_s: float) -> operator.StudyStatus:
     Raises:
         NotRunning: see `ask`.
     """
-    return _asked(run, operator.AskStatus(), operator.StudyStatus, timeout_s)
+    return _query(run, operator.AskStatus(), operator.StudyStatus, timeout_s)
 
 
-def asked_simulations(run: RunFolder, timeout_s: float) -> list[SimulationSummary]:
+def query_simulations(run: RunFolder, timeout_s: float) -> list[SimulationSummary]:
     """The simulations of a run. A live one is asked; for any other its newest checkpoint and files are read.
 
     Raises:
         NotRunning: a live one did not answer in time.
     """
-    found = ask_simulations(run, timeout_s) if status_of(run).is_live else simulations_of(run)
+    summaries = ask_simulations(run, timeout_s) if status_of(run).is_live else simulations_of(run)
     errors, failures = errors_of_simulations(run), newest_failures(run)
     return [
-        replace(it, error=errors.get(it.simulation), reason=it.reason or failures.get(it.simulation, ""))
-        for it in found
+        replace(
+            summary, error=errors.get(summary.simulation), reason=summary.reason or failures.get(summary.simulation, "")
+        )
+        for summary in summaries
     ]
 
 
@@ -76,7 +78,7 @@ def ask_simulations(run: RunFolder, timeout_s: float) -> list[SimulationSummary]
     rows: list[operator.SimulationRow] = []
     while True:
         question = operator.AskSimulations(first=len(rows), num=operator.MAX_ROWS)
-        page = _asked(run, question, operator.SimulationPage, timeout_s)
+        page = _query(run, question, operator.SimulationPage, timeout_s)
         rows += page.rows
         if len(rows) >= page.num_all or not page.rows:
             break
@@ -103,10 +105,10 @@ def stop(run: RunFolder, timeout_s: float, *, finish: bool) -> str:
     status = status_of(run)
     if not status.is_live:
         raise NotRunning(f"{run.path} is not running: its state is {status.state}")
-    return _asked(run, operator.AskStop(finish=finish), operator.StopAccepted, timeout_s).text
+    return _query(run, operator.AskStop(finish=finish), operator.StopAccepted, timeout_s).text
 
 
-def _asked(run: RunFolder, question: operator.Question, kind: type[T], timeout_s: float) -> T:
+def _query(run: RunFolder, question: operator.Question, kind: type[T], timeout_s: float) -> T:
     return ask(run.path, question, kind, timeout_s=timeout_s, runs=lambda: status_of(run).is_live)
 
 

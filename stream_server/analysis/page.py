@@ -49,8 +49,8 @@ def page(run: RunFolder) -> str:
     status = status_of(run)
     samples, versions = status.report.get("samples", {}), status.report.get("versions", {})
     pictures = "\n".join(
-        f'<figure><img alt="{escape(it.caption)}" src="data:image/png;base64,{_png(it.figure)}"></figure>'
-        for it in pictures_of(run)
+        f'<figure><img alt="{escape(picture.caption)}" src="data:image/png;base64,{_png(picture.figure)}"></figure>'
+        for picture in pictures_of(run)
     )
     sections = {
         "Pictures": pictures,

@@ -36,9 +36,9 @@ DOTS_PER_INCH = 200
 TIME = columns.AXES["wall_s"]
 
 OF_RECORDS: dict[str, Callable[[list[Line]], Figure | None]] = {
-    "loss": lambda it: figures.lines(columns.losses(it), "batch", "loss"),
-    "throughput": lambda it: figures.lines(columns.rates(it), TIME, "samples/s", from_zero=True),
-    "buffer": lambda it: figures.lines(columns.buffers(it), TIME, "samples, mean over ranks", from_zero=True),
+    "loss": lambda records: figures.lines(columns.losses(records), "batch", "loss"),
+    "throughput": lambda records: figures.lines(columns.rates(records), TIME, "samples/s", from_zero=True),
+    "buffer": lambda records: figures.lines(columns.buffers(records), TIME, "samples, mean over ranks", from_zero=True),
     "phases": figures.phases,
 }
 
@@ -104,11 +104,14 @@ def _rollout(name: str, recorded: RecordedRollouts, units: Mapping[str, str]) ->
 
 def coverage(simulations: Sequence[SimulationSummary], units: Mapping[str, str]) -> Figure | None:
     """Each simulation as a point in each pair of parameters, at most of the first five; coloured by its state."""
-    states = list(dict.fromkeys(it.state for it in simulations))
+    states = list(dict.fromkeys(each.state for each in simulations))
     if not simulations or not simulations[0].parameters:
         return None
     points = [
-        (f"{state.replace('_', ' ')} ({sum(it.state == state for it in simulations)})", _of_state(simulations, state))
+        (
+            f"{state.replace('_', ' ')} ({sum(each.state == state for each in simulations)})",
+            _of_state(simulations, state),
+        )
         for state in states
     ]
     figure, panels = _pairs(list(simulations[0].parameters)[:MAX_PARAMETERS], units)
@@ -123,12 +126,12 @@ def coverage(simulations: Sequence[SimulationSummary], units: Mapping[str, str])
 
 def coverage_errors(simulations: Sequence[SimulationSummary], units: Mapping[str, str], label: str) -> Figure | None:
     """As `coverage`, with the held-out simulations coloured by their error, called `label`, and all others grey."""
-    held_out = [it for it in simulations if it.error is not None]
+    held_out = [each for each in simulations if each.error is not None]
     if not held_out or not held_out[0].parameters:
         return None
-    others = [it for it in simulations if it.error is None]
+    others = [each for each in simulations if each.error is None]
     figure, panels = _pairs(list(held_out[0].parameters)[:MAX_PARAMETERS], units)
-    values = [it.error for it in held_out if it.error is not None]
+    values = [each.error for each in held_out if each.error is not None]
     for (x, y), axes in panels.items():
         axes.plot(*_places(others, x, y), "o", color="0.8", markersize=3)
         points = axes.scatter(*_places(held_out, x, y), c=values, cmap="viridis", s=24, vmin=0, edgecolors="k", lw=0.4)
@@ -137,11 +140,11 @@ def coverage_errors(simulations: Sequence[SimulationSummary], units: Mapping[str
 
 
 def _panels(name: str, validation: RecordedValidation) -> Figure:
-    samples = [it for it in validation.samples if name in it.shown]
+    samples = [sample for sample in validation.samples if name in sample.shown]
     unit = validation.units.get(name, "")
     quantity = f"{name} ({unit})" if unit else name
-    if all(truth.size == 1 for truth, _ in (it.shown[name] for it in samples)):
-        return _single_values([it.shown[name] for it in samples], quantity)
+    if all(truth.size == 1 for truth, _ in (sample.shown[name] for sample in samples)):
+        return _single_values([sample.shown[name] for sample in samples], quantity)
     are_images = _plane(samples[0].shown[name][0]).ndim == 2
     titles = ["truth", "prediction", DIFFERENCE] if are_images else ["truth and prediction", DIFFERENCE]
     # Images keep their shape, and would be far apart.
@@ -163,7 +166,7 @@ def _panels(name: str, validation: RecordedValidation) -> Figure:
 
 def _single_values(pairs: Sequence[tuple[Array, Array]], quantity: str) -> Figure:
     """A point for each sample of one value: the prediction over the truth, and the line on which both are the same."""
-    truths, predictions = (np.concatenate([_plane(it) for it in arrays]) for arrays in zip(*pairs, strict=True))
+    truths, predictions = (np.concatenate([_plane(array) for array in arrays]) for arrays in zip(*pairs, strict=True))
     figure, axes = empty(f"truth: {quantity}", "prediction")
     if np.isfinite(truths).any():
         axes.axline((float(truths[np.isfinite(truths)][0]),) * 2, slope=1, color="0.7", lw=0.8)
@@ -173,7 +176,7 @@ def _single_values(pairs: Sequence[tuple[Array, Array]], quantity: str) -> Figur
 
 def _images(figure: Figure, axes: Any, truth: Array, prediction: Array, quantity: str) -> None:
     finite = [array[np.isfinite(array)] for array in (truth, prediction)]
-    both = np.concatenate(finite) if any(it.size for it in finite) else np.zeros(1)
+    both = np.concatenate(finite) if any(part.size for part in finite) else np.zeros(1)
     difference = prediction.astype(np.float64) - truth
     largest = float(np.max(np.abs(difference[np.isfinite(difference)]), initial=0.0)) or 1.0
     for place, array in zip(axes, (truth, prediction), strict=False):
@@ -214,13 +217,13 @@ def _plane(array: Array) -> Array:
 
 
 def _of_state(simulations: Sequence[SimulationSummary], state: str) -> list[SimulationSummary]:
-    return [it for it in simulations if it.state == state]
+    return [each for each in simulations if each.state == state]
 
 
 def _places(simulations: Sequence[SimulationSummary], x: str, y: str) -> tuple[list[float], list[float]]:
     if x == y:
-        return [it.parameters[x] for it in simulations], [0.0] * len(simulations)
-    return [it.parameters[x] for it in simulations], [it.parameters[y] for it in simulations]
+        return [each.parameters[x] for each in simulations], [0.0] * len(simulations)
+    return [each.parameters[x] for each in simulations], [each.parameters[y] for each in simulations]
 
 
 def _pairs(names: Sequence[str], units: Mapping[str, str]) -> tuple[Figure, dict[tuple[str, str], Axes]]:
@@ -323,7 +326,7 @@ def _pictures(run: RunFolder, units: dict[str, str], is_normalized: bool) -> Ite
             if name == "loss" and is_normalized:
                 figure.axes[0].set_ylabel("normalised loss")
             yield Picture(name, figure, captions.get(name, name))
-    figure = figures.seen(read_histograms(run, "buffer/seen"))
+    figure = figures.draw_counts(read_histograms(run, "buffer/seen"))
     if figure is not None:
         yield Picture("seen", figure, "how often samples were drawn")
     yield from _of_samples(run, units)
@@ -332,7 +335,7 @@ def _pictures(run: RunFolder, units: dict[str, str], is_normalized: bool) -> Ite
 def _of_samples(run: RunFolder, units: dict[str, str]) -> Iterator[Picture]:
     validation = read_validation(run)
     by_simulation = {} if validation is None else validation.by_simulation()
-    simulations = [replace(it, error=by_simulation.get(it.simulation)) for it in simulations_of(run)]
+    simulations = [replace(each, error=by_simulation.get(each.simulation)) for each in simulations_of(run)]
     if validation is not None:
         after = f"validation after batch {validation.batch:,}"
         for name, figure in predictions(replace(validation, units=units)).items():

@@ -200,7 +200,7 @@ def parse_records(whole: bytes, path: Path, first: int = 1) -> list[Line]:
     Raises:
         ConfigError: a line is damaged.
     """
-    return [_with_nan(_parsed(it, path, number, _is_record)) for number, it in enumerate(whole.splitlines(), first)]
+    return [_with_nan(_parsed(line, path, number, _is_record)) for number, line in enumerate(whole.splitlines(), first)]
 
 
 def _with_nan(line: Line) -> Line:

@@ -135,8 +135,8 @@ class RunStatus:
         ended = replace(self, exit_code=exit_code, log="" if state == FINISHED else log)
         if state == self.state:
             return ended
-        said = [line for line in log.splitlines() if line.strip()]
-        detail = f"exit code {exit_code}: {said[-1] if said else 'it wrote nothing'}"
+        lines = [line for line in log.splitlines() if line.strip()]
+        detail = f"exit code {exit_code}: {lines[-1] if lines else 'it wrote nothing'}"
         return replace(ended, state=state, detail=detail, report={}, server=None)
 
     def to_json(self) -> dict[str, Any]:
@@ -157,12 +157,12 @@ class RunStatus:
         saved, text = self.checkpoint, "none yet"
         if saved:
             text = f"{saved.number}, after {counted(saved.batches, 'batch')}, {duration(saved.age_s)} ago"
-        told = _server_rows(self.server) if self.server else _report_rows(self.report) if self.report else []
+        rows = _server_rows(self.server) if self.server else _report_rows(self.report) if self.report else []
         rows = [
             ("run", str(self.run.path)),
             ("state", self.state),
             ("", self.detail),
-            *told,
+            *rows,
             ("checkpoint", text),
             ("no answer", self.silence),
             ("exit code", "" if self.exit_code is None else str(self.exit_code)),
@@ -253,7 +253,7 @@ def damages_of(run: RunFolder) -> list[str]:
 def newest_checkpoint(run: RunFolder) -> SavedCheckpoint | None:
     """The newest committed checkpoint, of the newest MAX_MANIFESTS, whose manifest can be read."""
     folder = checkpoints(run)
-    names = [it.name for it in folder.iterdir() if _CHECKPOINT.fullmatch(it.name)] if folder.is_dir() else []
+    names = [entry.name for entry in folder.iterdir() if _CHECKPOINT.fullmatch(entry.name)] if folder.is_dir() else []
     for name in sorted(names, key=int, reverse=True)[:MAX_MANIFESTS]:
         manifest = folder / name / "manifest.json"
         try:
@@ -367,8 +367,8 @@ def _end(report: dict[str, Any], failure: dict[str, Any]) -> tuple[str, str]:
         return STOPPED, message
     if code is not None or failure:
         number = failure.get("exit_code") if code is None else code
-        told = message or str(failure.get("message") or "")[:MAX_CHARACTERS]
-        return FAILED, f"exit code {number}: {told}".partition("\n")[0]
+        reason = message or str(failure.get("message") or "")[:MAX_CHARACTERS]
+        return FAILED, f"exit code {number}: {reason}".partition("\n")[0]
     return KILLED, "it left no report: it was killed, or stopped before training began"
 
 
@@ -383,7 +383,7 @@ def _report(path: Path) -> dict[str, Any]:
 
 
 def _facts_of(server: StudyStatus) -> dict[str, Any]:
-    return {name: it for name, it in to_builtins(server).items() if name != "message"}
+    return {name: value for name, value in to_builtins(server).items() if name != "message"}
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -45,7 +45,7 @@ def runs_below(folder: Path, tell: Callable[[str], None]) -> list[RunFolder]:
     Each folder is looked at once, however many links lead to it, and a link of somebody else's is not followed. No more
     than MAX_FOLDERS are, the nearest first and of these the user's own; if there are more, `tell` is called with words.
     """
-    found: list[Path] = []
+    runs: list[Path] = []
     seen = set[tuple[int, int]]()
     level: Iterable[Path] = [named(folder)]
     for _ in range(MAX_DEPTH + 1):
@@ -58,15 +58,15 @@ def runs_below(folder: Path, tell: Callable[[str], None]) -> list[RunFolder]:
                     f"{folder} has more than {MAX_FOLDERS:,} folders below it, and no run was looked for in those that "
                     "are furthest down: name a folder nearer to yours"
                 )
-                return [RunFolder(path) for path in sorted(found)]
+                return [RunFolder(path) for path in sorted(runs)]
             seen.add(place)
             with suppress(OSError):
                 if is_run(path):
-                    found.append(path)
+                    runs.append(path)
                 else:
                     below += islice(_folders_in(path), MAX_FOLDERS + 1 - len(below))
         level = below
-    return [RunFolder(path) for path in sorted(found)]
+    return [RunFolder(path) for path in sorted(runs)]
 
 
 def _own_first(folders: Iterable[Path]) -> list[tuple[Path, tuple[int, int]]]:

@@ -113,7 +113,7 @@ def _simulations(rows: bytes) -> dict[int, dict[str, Any]]:
 
 
 def _parameters(run: RunFolder) -> dict[int, dict[str, float]]:
-    found: dict[int, dict[str, float]] = {}
+    parameters: dict[int, dict[str, float]] = {}
     try:
         with open(run.path / "parameters.csv", newline="", encoding="utf-8", opener=by_own_links) as file:
             if os.fstat(file.fileno()).st_size > MAX_TABLE_BYTES:
@@ -123,9 +123,9 @@ def _parameters(run: RunFolder) -> dict[int, dict[str, float]]:
             shown = [place for place, name in enumerate(names) if name not in (ID_COLUMN, *ORIGIN_COLUMNS)]
             place_of_id = names.index(ID_COLUMN)
             for row in rows:
-                found[int(row[place_of_id])] = {names[place]: float(row[place]) for place in shown}
-                if len(found) > MAX_SIMULATIONS:
+                parameters[int(row[place_of_id])] = {names[place]: float(row[place]) for place in shown}
+                if len(parameters) > MAX_SIMULATIONS:
                     return {}
     except (OSError, ValueError, IndexError, csv.Error):
         return {}
-    return found
+    return parameters

@@ -25,14 +25,14 @@ def story(run: RunFolder, simulation: int, timeout_s: float) -> list[str]:
         journal = journal_of(run)
     except (OSError, StreamServerError) as error:
         raise NotRunning(f"{run.path}: its journal cannot be read: {error}") from error
-    found = ask_simulations(run, timeout_s) if status_of(run).is_live else simulations_of(run)
-    it = next((it for it in found if it.simulation == simulation), None)
-    if it is None:
+    summaries = ask_simulations(run, timeout_s) if status_of(run).is_live else simulations_of(run)
+    summary = next((each for each in summaries if each.simulation == simulation), None)
+    if summary is None:
         raise NotRunning(f"{run.path} has no simulation {simulation}")
-    reason = it.reason
-    if it.state == SimulationPhase.WAITING:
-        reason = ", ".join(f"{num} {state}" for state, num in Counter(other.state for other in found).items())
-    lines = [f"simulation {simulation} is {it.state}" + (f": {reason}" if reason else "")]
+    reason = summary.reason
+    if summary.state == SimulationPhase.WAITING:
+        reason = ", ".join(f"{num} {state}" for state, num in Counter(other.state for other in summaries).items())
+    lines = [f"simulation {simulation} is {summary.state}" + (f": {reason}" if reason else "")]
     history = History()
     for record in journal:
         if line := _event(record, simulation, history):
@@ -45,7 +45,7 @@ def _event(record: records.JournalRecord, simulation: int, history: History) -> 
     """A record in words, after those of `history`; "" if it tells nothing of this simulation."""
     if getattr(record, "simulation", simulation) != simulation:
         return ""
-    it = history.attempts.get(simulation)
+    attempt = history.attempts.get(simulation)
     match record:
         case records.AttemptStarting(attempt=number):
             mates = history.jobs.get(record.job or record.folder)
@@ -63,10 +63,10 @@ def _event(record: records.JournalRecord, simulation: int, history: History) -> 
             return f"attempt {number} failed: {record.explanation}"
         case GaveUp(attempts=attempts, reason=reason):
             return f"given up after {counted(attempts, 'attempt')}: {reason}"
-        case records.PlanTaken(incarnation=number) if it is not None and number != history.incarnation:
-            return f"attempt {it.key[1]} goes on with a new server (incarnation {number})"
-        case records.LauncherStarted(resumed=True) if it is not None:
-            return f"attempt {it.key[1]} is taken over by another launcher"
-        case records.LauncherStarted() | records.LauncherLeft() if it is not None and not history.ended_in_order:
-            return f"attempt {it.key[1]} is interrupted by the end of its launcher"
+        case records.PlanTaken(incarnation=number) if attempt is not None and number != history.incarnation:
+            return f"attempt {attempt.key[1]} goes on with a new server (incarnation {number})"
+        case records.LauncherStarted(resumed=True) if attempt is not None:
+            return f"attempt {attempt.key[1]} is taken over by another launcher"
+        case records.LauncherStarted() | records.LauncherLeft() if attempt is not None and not history.ended_in_order:
+            return f"attempt {attempt.key[1]} is interrupted by the end of its launcher"
     return ""

@@ -118,9 +118,9 @@ def read_validation(run: RunFolder, batch: int | None = None) -> RecordedValidat
     if batch is not None:
         return _read(run, batch)
     for newest in reversed(recorded_batches(run)):
-        found = _read(run, newest)
-        if found is not None and found.is_whole:
-            return found
+        validation = _read(run, newest)
+        if validation is not None and validation.is_whole:
+            return validation
     return None
 
 
@@ -145,7 +145,7 @@ def errors_of_simulations(run: RunFolder) -> dict[int, float]:
 def _files(run: RunFolder) -> dict[tuple[int, int], Path]:
     """The files by batch and rank."""
     folder = run.path / FOLDER
-    names = {it: _FILE.fullmatch(it.name) for it in folder.iterdir()} if folder.is_dir() else {}
+    names = {file: _FILE.fullmatch(file.name) for file in folder.iterdir()} if folder.is_dir() else {}
     return {(int(match[1]), int(match[2])): path for path, match in names.items() if match}
 
 
@@ -163,17 +163,19 @@ def _assembled(batch: int, parts: list[tuple[dict[str, Any], Mapping[str, Array]
     newest = next((facts for facts, _ in parts if facts["rank"] == 0), None)
     if newest is None:
         return None
-    parts = [it for it in parts if it[0]["ranks"] == newest["ranks"]]
+    parts = [part for part in parts if part[0]["ranks"] == newest["ranks"]]
     samples = [sample for facts, arrays in parts for sample in _samples(facts, arrays)]
     stacked = {name: np.concatenate([arrays[name] for _, arrays in parts]) for name in _COLUMNS}
-    if len({it.shape for it in stacked.values()}) != 1 or any(it.dtype.kind not in "iuf" for it in stacked.values()):
+    if len({array.shape for array in stacked.values()}) != 1 or any(
+        array.dtype.kind not in "iuf" for array in stacked.values()
+    ):
         raise ValueError("its columns differ in length, or hold no numbers")
     values = {name: np.nan if value is None else value for name, value in newest["values"].items()}
     return RecordedValidation(
         batch=batch,
         values=values,
         units=newest["units"],
-        samples=tuple(sorted(samples, key=lambda it: (it.simulation, it.time_step))),
+        samples=tuple(sorted(samples, key=lambda sample: (sample.simulation, sample.time_step))),
         is_whole=len(parts) == newest["ranks"],
         has_losses=newest.get("error") == "loss",
         rollouts=_rollouts([arrays for _, arrays in parts]),
@@ -182,14 +184,14 @@ def _assembled(batch: int, parts: list[tuple[dict[str, Any], Mapping[str, Array]
 
 
 def _rollouts(parts: list[Mapping[str, Array]]) -> RecordedRollouts | None:
-    parts = [it for it in parts if ROLLOUT_SIMULATIONS in it and len(it[ROLLOUT_SIMULATIONS])]
+    parts = [part for part in parts if ROLLOUT_SIMULATIONS in part and len(part[ROLLOUT_SIMULATIONS])]
     if not parts:
         return None
-    lead_times = max((it[ROLLOUT_LEAD_TIMES] for it in parts), key=len)
+    lead_times = max((part[ROLLOUT_LEAD_TIMES] for part in parts), key=len)
     names = [name.removeprefix(ROLLOUT_MSE) for name in parts[0] if name.startswith(ROLLOUT_MSE)]
-    simulations = np.concatenate([it[ROLLOUT_SIMULATIONS] for it in parts])
-    arrays = [simulations, lead_times, *(it[ROLLOUT_MSE + name] for it in parts for name in names)]
-    if lead_times.ndim != 1 or simulations.ndim != 1 or any(it.dtype.kind not in "iuf" for it in arrays):
+    simulations = np.concatenate([part[ROLLOUT_SIMULATIONS] for part in parts])
+    arrays = [simulations, lead_times, *(part[ROLLOUT_MSE + name] for part in parts for name in names)]
+    if lead_times.ndim != 1 or simulations.ndim != 1 or any(array.dtype.kind not in "iuf" for array in arrays):
         raise ValueError("the arrays of its rollouts hold no numbers, or have other axes")
     mse = {name: np.full((len(simulations), len(lead_times)), np.nan) for name in names}
     start = 0
@@ -239,12 +241,12 @@ def _refuse_more_than_is_there(content: io.BytesIO) -> None:
 def _samples(facts: Mapping[str, Any], arrays: Mapping[str, Array]) -> list[RenderedSample]:
     return [
         RenderedSample(
-            simulation=it["simulation"],
-            time_step=it["time_step"],
-            parameters=dict(zip(facts["parameters"], it["parameters"], strict=True)),
-            shown={name: (arrays[f"truth.{i}.{name}"], arrays[f"prediction.{i}.{name}"]) for name in it["names"]},
+            simulation=picture["simulation"],
+            time_step=picture["time_step"],
+            parameters=dict(zip(facts["parameters"], picture["parameters"], strict=True)),
+            shown={name: (arrays[f"truth.{i}.{name}"], arrays[f"prediction.{i}.{name}"]) for name in picture["names"]},
         )
-        for i, it in enumerate(facts["pictures"])
+        for i, picture in enumerate(facts["pictures"])
     ]
 
 

@@ -290,7 +290,7 @@ class Buffer:
         with self._lock:
             if self._retention is not None:
                 self.slots.free(self._retention.thaw_all())
-            policy, backlog, draws = self.policy.state_dict(), self._backlog.copy(), self._pins.held()
+            policy, backlog, draws = self.policy.state_dict(), self._backlog.copy(), self._pins.draws()
             frozen = np.zeros(self.slots.num_slots, bool)
             for samples in (policy["slots"], *(draw.slots for draw in draws)):
                 frozen[self.rows_of(samples)] = True

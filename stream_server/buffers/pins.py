@@ -30,7 +30,7 @@ class Pins:
         self._held_slots: set[int] | None = None
         self._retired: list[int] = []
 
-    def held(self) -> list[Draw]:
+    def draws(self) -> list[Draw]:
         """The draws that were not released, in their order."""
         return list(self._held.values())
 

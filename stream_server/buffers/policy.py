@@ -135,12 +135,12 @@ def policy_class(name: str, folder: Path) -> type[Policy]:
         ConfigError: there is no such class, or it is no `Policy`.
         UserCodeError: its file raised while it was imported.
     """
-    found = load_named(name, POLICIES, folder, kind="buffer.policy")
-    if not (isinstance(found, type) and issubclass(found, Policy)):
+    policy = load_named(name, POLICIES, folder, kind="buffer.policy")
+    if not (isinstance(policy, type) and issubclass(policy, Policy)):
         raise ConfigError(
-            f"buffer.policy must name a subclass of stream_server.buffers.Policy, but {name} is {found!r}"
+            f"buffer.policy must name a subclass of stream_server.buffers.Policy, but {name} is {policy!r}"
         )
-    return found
+    return policy
 
 
 def deal_evenly(
@@ -159,7 +159,7 @@ def deal_evenly(
     num = len(seeds)
     arrays = [name for name, value in states[0].items() if isinstance(value, np.ndarray)]
     sums = [name for name, value in states[0].items() if isinstance(value, int) and not isinstance(value, bool)]
-    deck: State = {name: interleaved([state[name] for state in states]) for name in arrays}
+    deck: State = {name: interleave([state[name] for state in states]) for name in arrays}
     if order is not None:
         sorted_by = np.argsort(order(deck), kind="stable")
         deck = {name: values[sorted_by] for name, values in deck.items()}
@@ -176,7 +176,7 @@ def deal_evenly(
     ]
 
 
-def interleaved(parts: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
+def interleave(parts: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
     """The first element of each part, then the second of each, and so on."""
     places = np.concatenate([np.arange(len(part)) for part in parts])
     joined: npt.NDArray[Any] = np.concatenate(parts)[np.argsort(places, kind="stable")]

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from stream_server.buffers.policy import Policy, Seed, State, interleaved
+from stream_server.buffers.policy import Policy, Seed, State, interleave
 from stream_server.buffers.windows import WINDOWS
 from stream_server.errors import UserCodeError
 
@@ -48,7 +48,7 @@ def redeal(states: Sequence[State], *, policy: type[Policy], seeds: Sequence[See
     policies = policy.deal(old, seeds)
     if _all_slots(policies) != _all_slots(old) or len(policies) != num:
         raise UserCodeError(f"{policy.__name__}.deal must give each slot to exactly one of {num} ranks")
-    backlog = interleaved([state["backlog"] + start for state, start in zip(states, starts, strict=False)])
+    backlog = interleave([state["backlog"] + start for state, start in zip(states, starts, strict=False)])
     backlog_starts = (np.arange(num) - sum(len(dealt["slots"]) for dealt in policies)) % num
     draws = [
         {**draw, "rows": draw["rows"] + start}
@@ -103,12 +103,12 @@ class _WindowDealer:
 
     def deal(self, rank: int, policy: State, draws: list[State]) -> Dealt:
         """The share of a rank: the windows that its policy and its draws have, and what is not a window yet."""
-        made, taken, waiting = (
+        complete, taken, waiting = (
             rows[self._keys["simulation_ids"][rows] % self._num == rank]
             for rows in (self._made, self._taken, self._waiting)
         )
         kept = self._of_rank(rank, self._kept)
-        first: Rows = np.unique(np.concatenate([policy["slots"], made, *(draw["rows"] for draw in draws)]))
+        first: Rows = np.unique(np.concatenate([policy["slots"], complete, *(draw["rows"] for draw in draws)]))
         windows = self._windows[np.searchsorted(self._windows[:, 0], first)]
         backlog = np.concatenate([taken, waiting])
         dealt = _dealt(policy, backlog, draws, self._keys, self._starts, [windows.reshape(-1), kept[:, -1]])
@@ -116,11 +116,13 @@ class _WindowDealer:
         tables = ("missing", "late", "impossible", "num_late")
         dealt.state[WINDOWS] = {
             "windows": np.searchsorted(rows, windows),
-            "made": np.searchsorted(rows, made),
+            "made": np.searchsorted(rows, complete),
             "kept": np.column_stack([kept[:, :-1], np.searchsorted(rows, kept[:, -1])]),
             "num_taken": len(taken),
-            **{name: self._of_rank(rank, np.concatenate([it[name] for it in self._saved])) for name in tables},
-            "ended": [it for saved in self._saved for it in saved["ended"] if it % self._num == rank],
+            **{name: self._of_rank(rank, np.concatenate([saved[name] for saved in self._saved])) for name in tables},
+            "ended": [
+                simulation for saved in self._saved for simulation in saved["ended"] if simulation % self._num == rank
+            ],
             "num_made": sum(saved["num_made"] for saved in self._saved) if rank == 0 else 0,
             "observed": self._observed[rows],
         }

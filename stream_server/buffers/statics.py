@@ -47,7 +47,6 @@ class FrozenStatics:
 
     @property
     def lengths(self) -> dict[str, npt.NDArray[np.int64]]:
-        """The lengths of each ragged field in all rows."""
         return {
             name: np.array([len(arrays[name]) for arrays in self.arrays], np.int64)
             for name in self.fields
@@ -128,7 +127,7 @@ class StaticFields:
         if len(self._of) <= self._limit:
             return
         needed = is_needed()
-        for simulation in [it for it in self._of if not needed(it)]:
+        for simulation in [each for each in self._of if not needed(each)]:
             del self._of[simulation]
         num_bytes = sum(dtype.itemsize * math.prod(self.shapes[name]) for name, dtype in self.dtypes.items())
         surplus = len(self._of) // SURPLUS_SHARE + SURPLUS
@@ -139,7 +138,7 @@ class StaticFields:
 
         Of a ragged field it is an array of as many arrays, of dtype object, and never in `out`.
         """
-        kept, num = [self[it] for it in simulations.tolist()], len(simulations)
+        kept, num = [self[each] for each in simulations.tolist()], len(simulations)
         return {
             name: array_of([arrays[name].copy() for arrays in kept])
             if name in self.ragged
@@ -160,7 +159,7 @@ class StaticFields:
 
         Of a ragged field the rows of all one after the other.
         """
-        new = [self._of[it][name] for it in dict.fromkeys(simulations) if it not in self.observed]
+        new = [self._of[each][name] for each in dict.fromkeys(simulations) if each not in self.observed]
         if name in self.ragged:
             return np.concatenate([np.empty((0, *self.shapes[name][1:]), self.dtypes[name]), *new])
         return np.stack(new) if new else np.empty((0, *self.shapes[name]))
@@ -175,7 +174,7 @@ class StaticFields:
         return FrozenStatics(
             simulations=simulations,
             arrays=tuple(self._of.values()),
-            observed=tuple(it in self.observed for it in simulations),
+            observed=tuple(each in self.observed for each in simulations),
             shapes=self.shapes,
             ragged=self.ragged,
         )

@@ -44,7 +44,7 @@ class WindowBuffer(Buffer):
         self.windows = Windows(shape, slots.num_slots, most_kept=most_kept)
         self._most_slots = policy.capacity * shape.length + most_kept + spare
         self._num_taken = 0
-        self._made: list[int] = []
+        self._complete: list[int] = []
         self._ended: set[int] = set()
         self._observed = np.zeros(slots.num_slots, bool)
 
@@ -52,7 +52,7 @@ class WindowBuffer(Buffer):
     def num_never_drawn(self) -> int:
         """Windows that were never drawn: in the population, waiting for room, or of steps that wait."""
         with self._lock:
-            return self.policy.num_unseen + len(self._made) + self.windows.num_made_by(self._not_taken())
+            return self.policy.num_unseen + len(self._complete) + self.windows.num_made_by(self._not_taken())
 
     @property
     def sample_shape(self) -> tuple[int, ...]:
@@ -66,7 +66,7 @@ class WindowBuffer(Buffer):
     @property
     def num_made(self) -> int:
         """Windows that wait for room in the policy."""
-        return len(self._made)
+        return len(self._complete)
 
     def _admit(self, most: int) -> list[int]:
         """Take steps of the backlog in as far as there is room for their windows, of which at most `most` are put.
@@ -78,14 +78,14 @@ class WindowBuffer(Buffer):
         num_put = 0
         while True:
             room = min(self.policy.room, most - num_put)
-            while self._may_take() and (not self._made or len(self._made) < room):
+            while self._may_take() and (not self._complete or len(self._complete) < room):
                 self._take()
-            put = self._made[:room]
-            del self._made[:room]
+            put = self._complete[:room]
+            del self._complete[:room]
             if put:
                 self._put_samples(put)
                 num_put += len(put)
-            if self._made:
+            if self._complete:
                 break
             admitted += self._leave_backlog()
             if not self._may_take():
@@ -100,14 +100,14 @@ class WindowBuffer(Buffer):
         num_old = 0 if self._retention is None else self._retention.num_waiting
         old = set(self._backlog[self._num_taken : self._num_taken + num_old])
         for slot in waiting:
-            made, freed = self.windows.take(simulation_id, int(self.slots.time_steps[slot]), slot)
-            self._made += made
+            complete, freed = self.windows.take(simulation_id, int(self.slots.time_steps[slot]), slot)
+            self._complete += complete
             self._free_slots(freed)
         if self._retention is not None:
             self._retention.num_waiting -= len(old.intersection(waiting))
         taken = [slot for slot in self._backlog[: self._num_taken] if ids[slot] == simulation_id]
-        gone = [window for window in self._made if ids[window] == simulation_id]
-        self._made = [window for window in self._made if ids[window] != simulation_id]
+        gone = [window for window in self._complete if ids[window] == simulation_id]
+        self._complete = [window for window in self._complete if ids[window] != simulation_id]
         self._backlog = [slot for slot in self._backlog if ids[slot] != simulation_id]
         self._num_taken -= len(taken)
         windows = self.policy.slots()
@@ -147,7 +147,7 @@ class WindowBuffer(Buffer):
         return new
 
     def _num_admissible(self) -> int:
-        return min(len(self._made), self.policy.room) if self._made else int(self._may_take())
+        return min(len(self._complete), self.policy.room) if self._complete else int(self._may_take())
 
     def _may_take(self) -> bool:
         if len(self._backlog) == self._num_taken:
@@ -162,8 +162,8 @@ class WindowBuffer(Buffer):
         if self._retention is not None:
             self._retention.admit(1)
         self._observed[slot] = False
-        made, freed = self.windows.take(simulation, int(self.slots.time_steps[slot]), slot)
-        self._made += made
+        complete, freed = self.windows.take(simulation, int(self.slots.time_steps[slot]), slot)
+        self._complete += complete
         self._free_slots(freed)
         if simulation in self._ended and all(simulation != other for other, _, _ in self._not_taken()):
             self._end(simulation)
@@ -197,9 +197,9 @@ class WindowBuffer(Buffer):
             super()._free(slots)
 
     def _freeze(self, frozen: npt.NDArray[np.bool_]) -> tuple[SlotRetention, FurtherState]:
-        made, num_taken, state = self._made.copy(), self._num_taken, self.windows.state_dict()
+        complete, num_taken, state = self._complete.copy(), self._num_taken, self.windows.state_dict()
         ended, observed = sorted(self._ended), self._observed.copy()
-        held = [self.policy.slots(), np.array(made, np.intp), *(draw.slots for draw in self._pins.held())]
+        held = [self.policy.slots(), np.array(complete, np.intp), *(draw.slots for draw in self._pins.draws())]
         first = np.unique(np.concatenate(held))
         windows = self.windows.slots[first]
         frozen[windows] = True
@@ -214,7 +214,7 @@ class WindowBuffer(Buffer):
                     **state,
                     "kept": kept,
                     "windows": row_of[windows],
-                    "made": row_of[np.array(made, np.intp)],
+                    "made": row_of[np.array(complete, np.intp)],
                     "num_taken": num_taken,
                     "ended": ended,
                     "observed": observed[rows],
@@ -227,11 +227,11 @@ class WindowBuffer(Buffer):
     def _load(self, state: State) -> None:
         saved = state[WINDOWS]
         self._num_taken = saved["num_taken"]
-        self._made = np.asarray(saved["made"]).tolist()
+        self._complete = np.asarray(saved["made"]).tolist()
         self._ended = set(saved["ended"])
         self._observed[: len(saved["observed"])] = saved["observed"]
         self.windows.load_state_dict(saved, np.asarray(saved["windows"], np.intp), self._backlog[: self._num_taken])
 
     def _retired(self, state: State) -> SlotArray:
         windows = np.asarray(state[WINDOWS]["windows"], np.intp)[:, 0]
-        return windows[~np.isin(windows, [*self.policy.slots(), *self._made])]
+        return windows[~np.isin(windows, [*self.policy.slots(), *self._complete])]

@@ -41,11 +41,9 @@ class WindowShape:
         return (self.length - 1) * self.spacing
 
     def step(self, label: int) -> int:
-        """The step of this label."""
         return (label - self.first) // self.every
 
     def steps(self, start: int) -> range:
-        """The steps of the window that begins at step `start`."""
         return range(start, start + self.span + 1, self.spacing)
 
     def starts(self, step: int) -> list[int]:
@@ -168,22 +166,22 @@ class Windows:
             self.num_late[simulation] += num_late
         self._num_kept += 1
         self._use([slot, slot])
-        made = []
+        complete = []
         for start in starts:
-            window = [trajectory.slots[it] for it in shape.steps(start)]
+            window = [trajectory.slots[step] for step in shape.steps(start)]
             self.slots[window[0]] = window
             self._use(window)
-            made.append(window[0])
-        self.num_made += len(made)
+            complete.append(window[0])
+        self.num_made += len(complete)
         released = [] if trajectory.num_open[step] else trajectory.release([step])
         for start in starts:
             released += trajectory.close(shape, start)
         freed = self._unkeep(released)
         while self._num_kept > self._most_kept:
-            largest = max(self._trajectories.values(), key=lambda it: len(it.slots))
+            largest = max(self._trajectories.values(), key=lambda trajectory: len(trajectory.slots))
             oldest = shape.starts(next(iter(largest.slots)))
-            freed += self._unkeep(largest.give_up(shape, [it for it in oldest if it in largest.missing]))
-        return made, freed
+            freed += self._unkeep(largest.give_up(shape, [start for start in oldest if start in largest.missing]))
+        return complete, freed
 
     def leave_out(self, simulation: int, label: int) -> list[int]:
         """Note that a step will never come; gives the slots that are out of use now."""
@@ -230,7 +228,9 @@ class Windows:
 
     def kept(self) -> SlotArray:
         """The slots of the steps that windows need which may still be made."""
-        return np.array([slot for it in self._trajectories.values() for slot in it.slots.values()], np.intp)
+        return np.array(
+            [slot for trajectory in self._trajectories.values() for slot in trajectory.slots.values()], np.intp
+        )
 
     def num_made_by(self, steps: Iterable[tuple[int, int, int]]) -> int:
         """How many windows these steps, each a simulation, a label and a slot, would make; nothing changes."""
@@ -250,10 +250,10 @@ class Windows:
             return np.array(list(rows), np.int64).reshape(-1, num_columns)
 
         return {
-            "kept": table(((of, *item) for of, it in trajectories for item in it.slots.items()), 3),
-            "missing": table(((of, *item) for of, it in trajectories for item in it.missing.items()), 3),
-            "late": table(((of, *item) for of, it in trajectories for item in it.late.items()), 3),
-            "impossible": table(((of, start) for of, it in trajectories for start in sorted(it.impossible)), 2),
+            "kept": table(((of, *item) for of, each in trajectories for item in each.slots.items()), 3),
+            "missing": table(((of, *item) for of, each in trajectories for item in each.missing.items()), 3),
+            "late": table(((of, *item) for of, each in trajectories for item in each.late.items()), 3),
+            "impossible": table(((of, start) for of, each in trajectories for start in sorted(each.impossible)), 2),
             "num_late": table(sorted(self.num_late.items()), 2),
             "num_made": self.num_made,
         }

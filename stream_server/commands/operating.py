@@ -112,18 +112,18 @@ def _list(arguments: argparse.Namespace) -> None:
     """Show the runs below a folder: starting, running, orphaned, finished, stopped, failed and the like."""
     if not arguments.folder.is_dir():
         raise NotRunning(f"there is no folder {arguments.folder}")
-    found = [status_of(run) for run in runs_below(arguments.folder, partial(print_escaped, stream=sys.stderr))]
+    statuses = [status_of(run) for run in runs_below(arguments.folder, partial(print_escaped, stream=sys.stderr))]
     if arguments.json:
-        _print_json([replace(it, report={}).to_json() for it in found])
+        _print_json([replace(status, report={}).to_json() for status in statuses])
         return
-    if not found:
+    if not statuses:
         print_escaped(f"there is no run in {arguments.folder.resolve()} or the folders below it")
         return
     table = _table("run", "state", "checkpoint", "batches in it", "")
-    for it in found:
-        saved = it.checkpoint
+    for status in statuses:
+        saved = status.checkpoint
         numbers = (f"{saved.number}", f"{saved.batches:,}") if saved else ("-", "-")
-        _add_row(table, str(it.run.path), it.state, *numbers, it.detail)
+        _add_row(table, str(status.run.path), status.state, *numbers, status.detail)
     print_table(table, Console())
 
 
@@ -131,7 +131,7 @@ def _status(arguments: argparse.Namespace) -> None:
     """Show how a run is doing. A running one is asked; for any other its files are read."""
     from stream_server.analysis import live
 
-    status = live.asked_status(the_run(arguments.run), arguments.timeout)
+    status = live.query_status(the_run(arguments.run), arguments.timeout)
     if arguments.json:
         _print_json(status.to_json())
         return
@@ -151,8 +151,8 @@ def _stop(arguments: argparse.Namespace) -> None:
     if arguments.wait:
         while (status := status_of(run)).is_live:
             time.sleep(WAIT_LOOK_S)
-        told = status.detail if status.detail.startswith(status.state) else f"{status.state}: {status.detail}"
-        print_escaped(f"{run.path}: {told.removesuffix(': ')}")
+        text = status.detail if status.detail.startswith(status.state) else f"{status.state}: {status.detail}"
+        print_escaped(f"{run.path}: {text.removesuffix(': ')}")
 
 
 def _logs(arguments: argparse.Namespace) -> None:
@@ -184,21 +184,29 @@ def _simulations(arguments: argparse.Namespace) -> None:
     """Show every simulation of a run. A running one is asked; for any other its checkpoint and files are read."""
     from stream_server.analysis import live
 
-    found = live.asked_simulations(the_run(arguments.run), arguments.timeout)
+    simulations = live.query_simulations(the_run(arguments.run), arguments.timeout)
     if arguments.json:
-        _print_json([asdict(it) for it in found])
+        _print_json([asdict(each) for each in simulations])
         return
     # Those of simulations that come later may be yet to be suggested.
-    all_names = list(next((it.parameters for it in found if it.parameters), {}))
+    all_names = list(next((each.parameters for each in simulations if each.parameters), {}))
     names = all_names[:MOST_PARAMETERS]
     table = _table("id", *names, "attempts", "state", "seconds", "steps", "val error", "")
-    for it in found:
-        parameters = [f"{it.parameters[name]:.6g}" if name in it.parameters else "-" for name in names]
-        seconds = "-" if it.seconds is None else f"{it.seconds:.1f}"
-        received = "-" if it.received is None else f"{it.received:,}"
-        error = "-" if it.error is None else f"{it.error:.4g}"
+    for each in simulations:
+        parameters = [f"{each.parameters[name]:.6g}" if name in each.parameters else "-" for name in names]
+        seconds = "-" if each.seconds is None else f"{each.seconds:.1f}"
+        received = "-" if each.received is None else f"{each.received:,}"
+        error = "-" if each.error is None else f"{each.error:.4g}"
         _add_row(
-            table, str(it.simulation), *parameters, str(it.attempts), it.state, seconds, received, error, it.reason
+            table,
+            str(each.simulation),
+            *parameters,
+            str(each.attempts),
+            each.state,
+            seconds,
+            received,
+            error,
+            each.reason,
         )
     print_table(table, Console())
     if len(all_names) > len(names):
@@ -224,7 +232,10 @@ def print_table(table: Table, console: Console) -> None:
 
 
 def _lines(table: Table) -> Iterator[str]:
-    columns = [[str(cell) for cell in (*([it.header] if table.show_header else []), *it.cells)] for it in table.columns]
+    columns = [
+        [str(cell) for cell in (*([column.header] if table.show_header else []), *column.cells)]
+        for column in table.columns
+    ]
     widths = [max(map(cell_len, cells), default=0) for cells in columns]
     for row in zip(*columns, strict=True):
         cells = (cell + " " * (width - cell_len(cell)) for cell, width in zip(row, widths, strict=True))

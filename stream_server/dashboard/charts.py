@@ -106,7 +106,7 @@ def bring_up_to_date(source: ColumnDataSource, columns: Columns) -> int:
 
 def chart(title: str, x: str, y: str, **options: Any) -> Figure:
     """An empty figure; its axes are dark, and name what they show and the unit of that."""
-    made: Figure = figure(
+    chart: Figure = figure(
         title=title,
         x_axis_label=x,
         y_axis_label=y,
@@ -117,22 +117,22 @@ def chart(title: str, x: str, y: str, **options: Any) -> Figure:
         toolbar_location="right",
         **options,
     )
-    made.toolbar.logo = None
-    made.toolbar.autohide = True
-    made.title.text_color = INK
-    made.title.text_font_size = "14px"
-    made.grid.grid_line_color = GRID
-    made.outline_line_color = None
-    for axis in made.axis:
+    chart.toolbar.logo = None
+    chart.toolbar.autohide = True
+    chart.title.text_color = INK
+    chart.title.text_font_size = "14px"
+    chart.grid.grid_line_color = GRID
+    chart.outline_line_color = None
+    for axis in chart.axis:
         axis.axis_line_color = axis.major_tick_line_color = axis.minor_tick_line_color = INK
         axis.axis_label_text_color = axis.major_label_text_color = INK
         axis.axis_label_text_font_style = "normal"
         axis.axis_label_text_font_size = axis.major_label_text_font_size = "12px"
-    made.min_border_right = 12
+    chart.min_border_right = 12
     if options.get("y_axis_type") == "log":
         # One decade may be all there is: with Bokeh's own it would have two labels.
-        made.yaxis.ticker.mantissas = [1, 2, 5]
-    return made
+        chart.yaxis.ticker.mantissas = [1, 2, 5]
+    return chart
 
 
 def _have_whole_ticks(axis: Any) -> None:
@@ -199,7 +199,7 @@ class LineChart:
         self._name()
         for place, each in enumerate(self.figures):
             removed = [renderer for of_curve in drawn for renderer in of_curve[place]]
-            each.renderers = [it for it in each.renderers if it not in removed]
+            each.renderers = [renderer for renderer in each.renderers if renderer not in removed]
 
     def _name(self) -> None:
         """Bring legends and tooltips up to date. A row of names must not be wider than the figure."""

@@ -33,7 +33,7 @@ from stream_server.dashboard.charts import (
 )
 from stream_server.dashboard.predictions import PredictionCharts, sample_name, single_values
 from stream_server.dashboard.texts import div, say
-from stream_server.dashboard.watch import RunSnapshot, Watch, noted
+from stream_server.dashboard.watch import RunSnapshot, Watch, note_problems
 from stream_server.machine.log_end import log_end
 from stream_server.machine.run_folder import STUDY_FILE
 from stream_server.machine.screen import in_one_line
@@ -95,15 +95,15 @@ class Page:
         compared = [self._names[name] for name in self._compared.value if name in self._names]
         chosen = [run, *(path for path in compared if path != run)] if run else []
         self._watch.choose(self, frozenset(chosen))
-        known = {path: it for path in chosen if (it := self._watch.snapshot(path)) is not None}
+        known = {path: snapshot for path in chosen if (snapshot := self._watch.snapshot(path)) is not None}
         self._damages.clear()
-        with noted(self._damages):
+        with note_problems(self._damages):
             self._show_curves(known, chosen)
         if run is not None and run in known:
-            with noted(self._damages):
+            with note_problems(self._damages):
                 self._show_run(known[run])
             problems = dict.fromkeys([*known[run].problems, *self._damages])
-            say(self._problems, texts.messages(problems, known[run].said))
+            say(self._problems, texts.messages(problems, known[run].answer))
 
     def _make_choices(self) -> None:
         self._title = div(name="title")
@@ -176,12 +176,10 @@ class Page:
         self._loss_panel = _wide(column(*self._losses.figures, row(self._axis, self._scale)))
         self._timeline_panel = _wide(column(self._timeline.figure, attempts))
         self._phase_panel = column(self._phases.figure, self._phase_legend, sizing_mode="stretch_width")
-        self._space_panel = _wide(
-            column(self._space.figure, _wrapped(self._x, self._y), self._colour, self._state_legend)
-        )
-        self._prediction_charts = _wrapped(*self._predictions.figures)
+        self._space_panel = _wide(column(self._space.figure, _wrap(self._x, self._y), self._colour, self._state_legend))
+        self._prediction_charts = _wrap(*self._predictions.figures)
         self._prediction_row = column(
-            _wrapped(self._predictions_title, self._sample, self._shown),
+            _wrap(self._predictions_title, self._sample, self._shown),
             self._prediction_charts,
             self._single_values,
             sizing_mode="stretch_width",
@@ -189,17 +187,17 @@ class Page:
         )
         orders = row(self._stop, self._finish, self._question, self._yes, self._no)
         self._charts = column(
-            _wrapped(
+            _wrap(
                 column(div(texts.heading("Status")), self._status, width=NARROW),
                 self._loss_panel,
                 self._no_curves,
             ),
-            _wrapped(*self._rates.figures, *self._buffers.figures),
-            _wrapped(*self._rollouts.figures),
-            _wrapped(self._timeline_panel, *self._running.figures),
+            _wrap(*self._rates.figures, *self._buffers.figures),
+            _wrap(*self._rollouts.figures),
+            _wrap(self._timeline_panel, *self._running.figures),
             self._phase_panel,
             self._prediction_row,
-            _wrapped(
+            _wrap(
                 self._space_panel,
                 _wide(column(div(texts.heading("Log")), row(self._log, self._simulation), self._log_text)),
                 column(div(texts.heading("Closing account")), self._account, width=260),
@@ -208,7 +206,7 @@ class Page:
         )
         return column(
             self._title,
-            _wrapped(self._run, self._compared, orders),
+            _wrap(self._run, self._compared, orders),
             self._problems,
             self._hint,
             self._charts,
@@ -217,7 +215,7 @@ class Page:
         )
 
     def _update_runs(self, runs: Mapping[Path, RunStatus] | None) -> None:
-        below = "; ".join(filter(None, (f"{_num_runs(runs)}, {datetime.now():%H:%M:%S}", self._watch.left_out())))
+        below = "; ".join(filter(None, (f"{_num_runs(runs)}, {datetime.now():%H:%M:%S}", self._watch.unread_folders())))
         say(self._title, texts.title(self._watch.folder.resolve(), below))
         runs = runs or {}
         self._names = {_name(path, self._watch.folder): path for path in runs}
@@ -239,18 +237,18 @@ class Page:
         axis = self._axis.value
         for each in self._losses.figures:
             _set(each.xaxis[0], axis_label=columns.AXES[axis])
-        losses = self._curves(lambda it: columns.losses(it.records, axis), known, chosen)
+        losses = self._curves(lambda run: columns.losses(run.records, axis), known, chosen)
         scale = SCALES[self._scale.active or 0]
         self._losses.show(losses, on_log=_needs_log_scale(losses) if scale == "auto" else scale == "log")
         _set(self._loss_panel, visible=bool(losses))
         _set(self._no_curves, visible=not losses)
-        self._rates.show(self._curves(lambda it: columns.rates(it.records), known, chosen))
+        self._rates.show(self._curves(lambda run: columns.rates(run.records), known, chosen))
         self._buffers.show(
-            self._curves(lambda it: columns.buffers(it.records) | columns.ages(it.records), known, chosen)
+            self._curves(lambda run: columns.buffers(run.records) | columns.ages(run.records), known, chosen)
         )
-        forecasts = self._curves(lambda it: columns.rollouts(it.validation), known, chosen)
+        forecasts = self._curves(lambda run: columns.rollouts(run.validation), known, chosen)
         self._rollouts.show(forecasts, on_log=_needs_log_scale(forecasts))
-        self._running.show(self._curves(lambda it: columns.running(it.records), known, chosen))
+        self._running.show(self._curves(lambda run: columns.running_simulations(run.records), known, chosen))
 
     def _curves(
         self, of: Callable[[RunSnapshot], columns.Curves], known: Mapping[Path, RunSnapshot], chosen: list[Path]
@@ -258,9 +256,9 @@ class Page:
         """The curves of all runs of which there can be some: what is in a file may have any form."""
         curves: dict[Path, columns.Curves] = {}
         for path, run in known.items():
-            with noted(self._damages):
-                curves[path] = columns.thinned(of(run))
-        return _styled(curves, chosen, self._watch)
+            with note_problems(self._damages):
+                curves[path] = columns.thin(of(run))
+        return _styles(curves, chosen, self._watch)
 
     def _show_run(self, run: RunSnapshot) -> None:
         say(self._status, texts.table(run.status.rows()))
@@ -272,7 +270,7 @@ class Page:
         _set(self._space_panel, visible=bool(run.simulations))
         say(
             self._phase_legend,
-            texts.legend({in_words(name): it for name, it in columns.phase_colours(run.ranks).items()}),
+            texts.legend({in_words(name): colour for name, colour in columns.phase_colours(run.ranks).items()}),
         )
         self._show_space(run)
         self._show_predictions(run)
@@ -304,7 +302,9 @@ class Page:
     def _show_predictions(self, run: RunSnapshot) -> None:
         """The truth of one held-out sample, the prediction of it in the newest validation, and their difference."""
         validation = run.validation
-        samples = {} if validation is None else {sample_name(it): it for it in validation.samples if it.shown}
+        samples = (
+            {} if validation is None else {sample_name(sample): sample for sample in validation.samples if sample.shown}
+        )
         _set(self._prediction_row, visible=bool(samples))
         if validation is None or not samples:
             return
@@ -317,7 +317,9 @@ class Page:
             self._shown.value = next(iter(sample.shown))
         name = self._shown.value
         unit = validation.units.get(name, "")
-        of_one_value = [it for it in samples.values() if name in it.shown and it.shown[name][0].size == 1]
+        of_one_value = [
+            sample for sample in samples.values() if name in sample.shown and sample.shown[name][0].size == 1
+        ]
         is_one_value = sample.shown[name][0].size == 1
         for part in (self._sample, self._prediction_charts):
             _set(part, visible=not is_one_value)
@@ -366,7 +368,7 @@ class Page:
         self._question.visible = self._yes.visible = self._no.visible = False
 
 
-def _styled(
+def _styles(
     curves: Mapping[Path, columns.Curves], chosen: list[Path], watch: Watch
 ) -> dict[object, tuple[CurveStyle, Columns]]:
     """Of one run a colour for each curve; of several a colour for each run, and a dash for each curve."""
@@ -406,7 +408,7 @@ def _wide(layout: Any) -> Any:
     return layout
 
 
-def _wrapped(*parts: Any) -> UIElement:
+def _wrap(*parts: Any) -> UIElement:
     """Beside each other, or below each other in a window that is too narrow."""
     return row(*parts, sizing_mode="stretch_width", styles={"flex-wrap": "wrap"})
 

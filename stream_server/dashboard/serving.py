@@ -140,9 +140,9 @@ class GuardedServer(HTTPServer):
         self._streams: dict[IOStream, bool] = {}
 
     def handle_stream(self, stream: IOStream, address: tuple[Any, ...]) -> None:
-        self._streams = {it: is_admitted for it, is_admitted in self._streams.items() if not it.closed()}
+        self._streams = {each: is_admitted for each, is_admitted in self._streams.items() if not each.closed()}
         if len(self._streams) >= MAX_CONNECTIONS:
-            oldest = next((it for it, is_admitted in self._streams.items() if not is_admitted), stream)
+            oldest = next((each for each, is_admitted in self._streams.items() if not is_admitted), stream)
             oldest.close()
         if not stream.closed():
             self._streams[stream] = False
@@ -174,9 +174,9 @@ class _Gate(HTTPMessageDelegate):
             self._is_open = True
             return self._inner.headers_received(start_line, headers)
         text = f"{answer.reason}\n".encode()
-        told = HTTPHeaders({"Content-Type": "text/plain", "Content-Length": str(len(text)), "Connection": "close"})
-        told.update(POLICIES | answer.headers)
-        self._connection.write_headers(ResponseStartLine("HTTP/1.1", answer.status, answer.reason), told, text)
+        headers = HTTPHeaders({"Content-Type": "text/plain", "Content-Length": str(len(text)), "Connection": "close"})
+        headers.update(POLICIES | answer.headers)
+        self._connection.write_headers(ResponseStartLine("HTTP/1.1", answer.status, answer.reason), headers, text)
         self._connection.finish()
         return None
 
@@ -292,8 +292,8 @@ def listening(port: int | None) -> list[socket.socket]:
         except (OSError, OverflowError) as error:
             if not (opened and isinstance(error, OSError) and error.errno in _WITHOUT_IPV6):
                 reason = error
-                for it in opened:
-                    it.close()
+                for server in opened:
+                    server.close()
                 continue
         return opened
     raise ConfigError(f"port {port} cannot be used: {reason}; without --port a free one is taken")

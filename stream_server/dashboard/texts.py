@@ -53,20 +53,20 @@ class Html(str):
 EMPTY = Html()
 
 
-def filled(template: str, **values: object) -> Html:
+def fill(template: str, **values: object) -> Html:
     """HTML with these values in their places, as text unless they are `Html` themselves."""
-    texts = {name: it if isinstance(it, Html) else escape(escaped(str(it))) for name, it in values.items()}
+    texts = {name: value if isinstance(value, Html) else escape(escaped(str(value))) for name, value in values.items()}
     return Html(template.format(**texts))
 
 
-def joined(parts: Iterable[Html]) -> Html:
+def join(parts: Iterable[Html]) -> Html:
     """Several parts after each other."""
     return Html("".join(parts))
 
 
 def label(text: str) -> str:
     """A text for a widget that takes it for HTML."""
-    return str(filled("{text}", text=text))
+    return str(fill("{text}", text=text))
 
 
 def div(text: Html = EMPTY, **options: Any) -> Div:
@@ -83,46 +83,45 @@ def say(div: Div, text: Html) -> None:
 
 def heading(text: str, below: str = "") -> Html:
     """The heading of a panel, and what is said below it."""
-    return filled("<h2>{text}</h2>{below}", text=text, below=below)
+    return fill("<h2>{text}</h2>{below}", text=text, below=below)
 
 
 def table(rows: Iterable[tuple[str, str]]) -> Html:
     """A table of names and values."""
-    cells = (filled("<tr><th>{name}</th><td>{value}</td></tr>", name=name, value=value) for name, value in rows)
-    return filled('<table class="facts">{cells}</table>', cells=joined(cells))
+    cells = (fill("<tr><th>{name}</th><td>{value}</td></tr>", name=name, value=value) for name, value in rows)
+    return fill('<table class="facts">{cells}</table>', cells=join(cells))
 
 
 def legend(colours: Mapping[str, str]) -> Html:
     """Names beside squares of their colours."""
     entry = '<span class="entry"><span class="square" style="background:{colour}"></span>{name}</span>'
-    entries = (filled(entry, colour=colour, name=name) for name, colour in colours.items())
-    return filled('<div class="legend">{entries}</div>', entries=joined(entries))
+    entries = (fill(entry, colour=colour, name=name) for name, colour in colours.items())
+    return fill('<div class="legend">{entries}</div>', entries=join(entries))
 
 
-def messages(problems: Iterable[str], said: str) -> Html:
+def messages(problems: Iterable[str], notice: str) -> Html:
     """The problem with a run, and the answer of its study."""
-    told = [("problem", it) for it in problems] + ([("said", said)] if said else [])
-    return joined(filled('<div class="{kind}">{text}</div>', kind=kind, text=text) for kind, text in told)
+    lines = [("problem", problem) for problem in problems] + ([("said", notice)] if notice else [])
+    return join(fill('<div class="{kind}">{text}</div>', kind=kind, text=text) for kind, text in lines)
 
 
 def log(text: str) -> Html:
     """The end of a log."""
-    return filled("<pre><code>{text}</code></pre>", text=text)
+    return fill("<pre><code>{text}</code></pre>", text=text)
 
 
 def title(folder: object, about: str) -> Html:
     """The first line of the page."""
-    return filled("<h1>Stream Study</h1>{folder}, {about}", folder=folder, about=about)
+    return fill("<h1>Stream Study</h1>{folder}, {about}", folder=folder, about=about)
 
 
 def question(what: str, run: str) -> Html:
-    """The question whether to give an order to a run."""
-    return filled("{what}: <b>{run}</b>?", what=what, run=run)
+    return fill("{what}: <b>{run}</b>?", what=what, run=run)
 
 
 def no_run(folder: object) -> Html:
     """What to do where there is no run yet."""
-    return filled(NO_RUN, folder=folder)
+    return fill(NO_RUN, folder=folder)
 
 
 NO_RUN = """<h2>There is no run in {folder} yet</h2>

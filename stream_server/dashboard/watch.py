@@ -37,7 +37,7 @@ class RunSnapshot:
     """The state of a run at `at_s` seconds since the epoch.
 
     `ranks` has the newest log point of each rank, and `validation` is the record of the newest one. `problems` tell
-    which files are damaged, and `said` what a study answered to the order to stop.
+    which files are damaged, and `answer` what a study answered to the order to stop.
     """
 
     at_s: float
@@ -48,7 +48,7 @@ class RunSnapshot:
     simulations: Sequence[SimulationSummary] = ()
     validation: RecordedValidation | None = None
     problems: Sequence[str] = ()
-    said: str = ""
+    answer: str = ""
 
 
 class Watch:
@@ -61,7 +61,7 @@ class Watch:
         self._is_over = False
         self._runs: Mapping[Path, RunStatus] = {}
         self._has_listed = False
-        self._left_out = ""
+        self._unread_folders = ""
         self._snapshots: dict[Path, RunSnapshot] = {}
         self._choices: dict[object, frozenset[Path]] = {}
         self._orders: list[tuple[Path, bool]] = []
@@ -85,10 +85,10 @@ class Watch:
         with self._changed:
             return self._runs if self._has_listed else None
 
-    def left_out(self) -> str:
+    def unread_folders(self) -> str:
         """Which folders no run was looked for in, in words; "" if there are none."""
         with self._changed:
-            return self._left_out
+            return self._unread_folders
 
     def snapshot(self, path: Path) -> RunSnapshot | None:
         """The newest snapshot of a run; None until it was read for the first time."""
@@ -104,7 +104,7 @@ class Watch:
             self._changed.notify()
 
     def stop(self, path: Path, *, finish: bool) -> None:
-        """Tell a run that somebody looks at to stop, or to finish; its answer will be in `RunSnapshot.said`."""
+        """Tell a run that somebody looks at to stop, or to finish; its answer will be in `RunSnapshot.answer`."""
         with self._changed:
             self._orders.append((path, finish))
             self._changed.notify()
@@ -114,11 +114,11 @@ class Watch:
         while True:
             began = time.monotonic()
             if began - listed_at >= LIST_S:
-                left_out: list[str] = []
-                runs = {run.path: status_of(run) for run in runs_below(self.folder, left_out.append)}
+                unread_folders: list[str] = []
+                runs = {run.path: status_of(run) for run in runs_below(self.folder, unread_folders.append)}
                 listed_at = began
                 with self._changed:
-                    self._runs, self._has_listed, self._left_out = runs, True, " ".join(left_out)
+                    self._runs, self._has_listed, self._unread_folders = runs, True, " ".join(unread_folders)
             with self._changed:
                 chosen = frozenset[Path]().union(*self._choices.values())
                 orders, self._orders = self._orders, []
@@ -156,24 +156,24 @@ class _WatchedRun:
         self._table_of: Any = None
         self._validation: RecordedValidation | None = None
         self._validation_of: object = None
-        self._said = ""
+        self._answer = ""
 
     def look(self) -> RunSnapshot:
         """The snapshot as of now; of a file that is damaged what was read before."""
         status = status_of(self.run)
         problems: list[str] = []
-        with noted(problems):
+        with note_problems(problems):
             problems += damages_of(self.run)
-        with noted(problems):
+        with note_problems(problems):
             self._records.update()
-        with noted(problems):
+        with note_problems(problems):
             self._update_ranks()
         attempts, simulations = self._latest.attempts, self._latest.simulations
-        with noted(problems):
+        with note_problems(problems):
             attempts = self._attempts.update(is_live=status.is_live)
-        with noted(problems):
+        with note_problems(problems):
             status, simulations = self._ask(status) if status.is_live else (status, self._of_files(status))
-        with noted(problems):
+        with note_problems(problems):
             self._update_validation()
         self._latest = RunSnapshot(
             at_s=time.time(),
@@ -184,16 +184,16 @@ class _WatchedRun:
             simulations=simulations,
             validation=self._validation,
             problems=problems,
-            said=self._said,
+            answer=self._answer,
         )
         return self._latest
 
     def stop(self, *, finish: bool) -> None:
-        """Give the order, and keep what is said to it."""
+        """Give the order, and keep what is answer to it."""
         try:
-            self._said = live.stop(self.run, STOP_S, finish=finish)
+            self._answer = live.stop(self.run, STOP_S, finish=finish)
         except NotRunning as error:
-            self._said = str(error)
+            self._answer = str(error)
 
     def _update_ranks(self) -> None:
         for rank, path in paths_of_ranks(self.run).items():
@@ -236,7 +236,7 @@ def _metrics(path: Path) -> GrowingFile[Line]:
 
 
 @contextmanager
-def noted(problems: list[str]) -> Iterator[None]:
+def note_problems(problems: list[str]) -> Iterator[None]:
     """Note what is wrong with a file, and go on: reading a damaged one can raise any exception."""
     try:
         yield

@@ -75,15 +75,15 @@ class CommandOutput:
     @property
     def answers(self) -> list[dict[str, Any]]:
         """The JSON objects among any other output; an mpirun may put those of two ranks into one line."""
-        found, position = [], self.output.find("{")
+        answers, position = [], self.output.find("{")
         while position >= 0:
             try:
                 answer, position = _DECODER.raw_decode(self.output, position)
-                found.append(answer)
+                answers.append(answer)
             except ValueError:
                 position += 1
             position = self.output.find("{", position)
-        return found
+        return answers
 
     @property
     def last_words(self) -> str:
@@ -147,7 +147,7 @@ class Finding:
     """A fact about a subject, its severity, and advice if anything is to be done."""
 
     subject: str
-    found: str
+    fact: str
     severity: Severity = GOOD
     advice: str = ""
 
@@ -155,15 +155,15 @@ class Finding:
 def check_python() -> Finding:
     """An environment that is not activated needs repair: mpirun would start another stream-server, or none."""
     package = f"{version(COMMAND)} in {Path(stream_server.__file__).parent}"
-    found = f"{'.'.join(map(str, sys.version_info[:3]))} in {sys.prefix}; stream-server {package}"
+    versions = f"{'.'.join(map(str, sys.version_info[:3]))} in {sys.prefix}; stream-server {package}"
     folders = {sysconfig.get_path("scripts"), sysconfig.get_path("scripts", "posix_user")}
     command = shutil.which(COMMAND)
     if command is None:
-        return Finding("Python", found, REPAIR, "stream-server is not on the PATH: activate this environment")
+        return Finding("Python", versions, REPAIR, "stream-server is not on the PATH: activate this environment")
     if Path(command).resolve() not in {Path(folder, COMMAND).resolve() for folder in folders}:
         advice = f"the stream-server on the PATH is another one, {command}: activate this environment"
-        return Finding("Python", found, REPAIR, advice)
-    return Finding("Python", found)
+        return Finding("Python", versions, REPAIR, advice)
+    return Finding("Python", versions)
 
 
 def check_torch() -> Finding:
@@ -172,19 +172,19 @@ def check_torch() -> Finding:
     if not done.answers:
         advice = f"{CPU_TORCH} (for CPUs), or pip install torch (with CUDA)"
         return Finding("torch", f"cannot be imported: {done.last_line}", REPAIR, advice)
-    told = done.answers[0]
-    gpus: list[str] = told["gpus"]
+    answer = done.answers[0]
+    gpus: list[str] = answer["gpus"]
     if gpus:
         kinds = ", ".join(f"{gpus.count(name)} × {name}" for name in dict.fromkeys(gpus))
-        return Finding("torch", f"{told['version']} on {kinds}")
+        return Finding("torch", f"{answer['version']} on {kinds}")
     num_cores = within_quota(len(os.sched_getaffinity(0)))
-    cpu = f"{told['version']} on the CPU, {counted(num_cores, 'core')}"
+    cpu = f"{answer['version']} on the CPU, {counted(num_cores, 'core')}"
     if not any(Path(device).exists() for device in GPUS):
         return Finding("torch", cpu)
-    if told["gpu_build"] is None:
+    if answer["gpu_build"] is None:
         advice = "this node has a GPU, but this torch is built for CPUs: pip install --force-reinstall torch"
     else:
-        built_for = told["gpu_build"]
+        built_for = answer["gpu_build"]
         advice = f"this torch, built for {built_for}, finds no GPU, but this node has one: see what nvidia-smi says"
     return Finding("torch", cpu, NOTE, advice)
 
@@ -198,17 +198,17 @@ def check_mpi(config: StudyConfig | None = None) -> Finding:
         ConfigError: the ranks of the study have no room in this allocation, or a program is missing.
     """
     alone = run([*RANK, "--name"], MPI_LIMIT_S)
-    told = alone.answers[0] if alone.answers else {"problem": alone.last_line}
-    if "mpi" not in told:
-        return Finding("MPI", "none", REPAIR, told["problem"])
-    found = None
+    answer = alone.answers[0] if alone.answers else {"problem": alone.last_line}
+    if "mpi" not in answer:
+        return Finding("MPI", "none", REPAIR, answer["problem"])
+    ranks_here = None
     with private_folder.temporary() as folder:
         for start in _starts(config, str(folder)):
-            ranks = _check_ranks(told["mpi"], *start)
+            ranks = _check_ranks(answer["mpi"], *start)
             if ranks.severity is not GOOD:
                 return ranks
-            found = found or ranks
-    return found or _without_mpirun(told["mpi"])
+            ranks_here = ranks_here or ranks
+    return ranks_here or _without_mpirun(answer["mpi"])
 
 
 def _starts(config: StudyConfig | None, folder: str) -> Iterator[tuple[str, int, list[str], Mapping[str, str]]]:
@@ -228,14 +228,14 @@ def _check_ranks(
     mpi: str, shown: str, num_ranks: int, command: Sequence[str], environment: Mapping[str, str]
 ) -> Finding:
     done = run([*command, *RANK], MPIRUN_LIMIT_S, environment)
-    found = f"{mpi}, {shown}{shlex.join(command)}"
-    sizes = [it["size"] for it in done.answers if "size" in it]
-    if problems := [it["problem"] for it in done.answers if it.get("problem")]:
-        return Finding("MPI", found, REPAIR, problems[0])
+    launch = f"{mpi}, {shown}{shlex.join(command)}"
+    sizes = [answer["size"] for answer in done.answers if "size" in answer]
+    if problems := [answer["problem"] for answer in done.answers if answer.get("problem")]:
+        return Finding("MPI", launch, REPAIR, problems[0])
     if sizes == [num_ranks] * num_ranks:
-        return Finding("MPI", f"{found}: {num_ranks} ranks found each other")
+        return Finding("MPI", f"{launch}: {num_ranks} ranks found each other")
     if sizes == [1] * num_ranks:
-        return Finding("MPI", found, REPAIR, f"its ranks do not find each other: use the mpirun of {mpi}")
+        return Finding("MPI", launch, REPAIR, f"its ranks do not find each other: use the mpirun of {mpi}")
     advice = f"it failed: {done.last_words}"
     slurm_job = os.environ.get("SLURM_JOB_ID")
     if slurm_job or "srun:" in advice:
@@ -251,7 +251,7 @@ def _check_ranks(
             f". {SHARED_MEMORY} has {size_shown(free)} free, and the memory that ranks share is there: "
             f"give it {size_shown(needed)} (--shm-size of a container)"
         )
-    return Finding("MPI", found, REPAIR, advice)
+    return Finding("MPI", launch, REPAIR, advice)
 
 
 def _without_mpirun(mpi: str) -> Finding:
@@ -269,11 +269,11 @@ def check_memory() -> Finding:
         return Finding("memory", "not known")
     # What is free on the machine may be more than the cgroups of this process allow.
     free = min(available.num_bytes, limit.num_bytes)
-    found = f"{size_shown(limit.num_bytes)} ({limit.source}), {size_shown(free)} free"
+    space = f"{size_shown(limit.num_bytes)} ({limit.source}), {size_shown(free)} free"
     if free >= LITTLE_MEMORY_BYTES:
-        return Finding("memory", found)
+        return Finding("memory", space)
     advice = "a rank with torch takes about 0.5 GiB, its buffer comes on top: stream-server --check says how much"
-    return Finding("memory", found, NOTE, advice)
+    return Finding("memory", space, NOTE, advice)
 
 
 def check_open_files() -> Finding:
@@ -282,17 +282,17 @@ def check_open_files() -> Finding:
     if hard == resource.RLIM_INFINITY:
         return Finding("open files", "unlimited")
     connections = max(0, hard - OWN - STRANGERS)
-    found = f"{hard:,} (ulimit -Hn): {connections:,} connections of a rank"
+    limit = f"{hard:,} (ulimit -Hn): {connections:,} connections of a rank"
     if connections >= FEW_CONNECTIONS + BURST:
-        return Finding("open files", found)
+        return Finding("open files", limit)
     if connections >= FEW_CONNECTIONS:
         advice = (
             f"with {BURST:,} more than a study needs (stream-server --check), a flood of connections is harmless even "
             "while user code holds the interpreter: have the limit raised if strangers reach this node"
         )
-        return Finding("open files", found, NOTE, advice)
+        return Finding("open files", limit, NOTE, advice)
     advice = "each process of a simulation that runs is one connection: have the limit raised, or run fewer at once"
-    return Finding("open files", found, NOTE if connections >= TOO_FEW_CONNECTIONS else REPAIR, advice)
+    return Finding("open files", limit, NOTE if connections >= TOO_FEW_CONNECTIONS else REPAIR, advice)
 
 
 def check_ports() -> Finding:
@@ -320,9 +320,9 @@ def check_ports() -> Finding:
         advice = "set TMPDIR to a folder of this node that can be written"
         return Finding("ports", f"no socket in {folder}: {error}", REPAIR, advice)
     if host_error:
-        found = f"TCP, and sockets in {folder}; but {host} does not lead here: {host_error}"
+        sockets = f"TCP, and sockets in {folder}; but {host} does not lead here: {host_error}"
         advice = "ranks and simulations on other nodes need that; see network.interface in docs/reference/study.md"
-        return Finding("ports", found, NOTE, advice)
+        return Finding("ports", sockets, NOTE, advice)
     return Finding("ports", f"TCP at {host}, and sockets in {folder}")
 
 
@@ -370,27 +370,27 @@ def report(config: StudyConfig | None = None) -> int:
         # A path in a file or a pipe is to be copied, and may be long.
         console.width = MAX_WIDTH
     with console.status("Looking at Python, torch and MPI"):
-        found = list(examine(config))
-    console.print(as_table(found), Text(conclusion(found)))
-    return int(any(it.severity is Severity.REPAIR for it in found))
+        findings = list(examine(config))
+    console.print(as_table(findings), Text(conclusion(findings)))
+    return int(any(finding.severity is Severity.REPAIR for finding in findings))
 
 
-def as_table(found: Sequence[Finding]) -> Table:
+def as_table(findings: Sequence[Finding]) -> Table:
     """The findings, one in a row, each with its advice below."""
     table = Table(show_header=False, box=None, pad_edge=False)
     table.add_column(no_wrap=True)
     table.add_column(no_wrap=True, style="bold")
     table.add_column(overflow="fold")
-    for it in found:
-        table.add_row(Text(it.severity.value, STYLES[it.severity]), it.subject, Text(it.found))
-        if it.advice:
-            table.add_row("", "", Text(it.advice, STYLES[it.severity]))
+    for finding in findings:
+        table.add_row(Text(finding.severity.value, STYLES[finding.severity]), finding.subject, Text(finding.fact))
+        if finding.advice:
+            table.add_row("", "", Text(finding.advice, STYLES[finding.severity]))
     return table
 
 
-def conclusion(found: Sequence[Finding]) -> str:
+def conclusion(findings: Sequence[Finding]) -> str:
     """The last line."""
-    subjects = [it.subject for it in found if it.severity is Severity.REPAIR]
+    subjects = [finding.subject for finding in findings if finding.severity is Severity.REPAIR]
     if subjects:
         return f"to repair: {', '.join(subjects)}"
     return "ready: stream-study new heat my-study"

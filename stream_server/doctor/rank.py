@@ -14,10 +14,10 @@ from stream_server.server.ranks.communicator import mpi_library, ranks_from_envi
 def main(argv: list[str]) -> int:
     """Print one line of JSON; returns the exit status."""
     try:
-        told = {"mpi": mpi_library()} if argv else {"size": ranks_from_environment().size}
+        answer = {"mpi": mpi_library()} if argv else {"size": ranks_from_environment().size}
     except StreamServerError as error:
-        told = {"problem": str(error)}
-    print(json.dumps(told), flush=True)
+        answer = {"problem": str(error)}
+    print(json.dumps(answer), flush=True)
     return 0
 
 

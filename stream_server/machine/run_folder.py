@@ -27,7 +27,6 @@ _ATTEMPT = re.compile(r"attempt-(\d+)")
 
 
 def attempt_folder(folder: Path, simulation: int, attempt: int) -> Path:
-    """The folder in which an attempt of a simulation runs."""
     return folder / SIMULATIONS / str(simulation) / f"attempt-{attempt}"
 
 

@@ -21,7 +21,6 @@ class Dealing:
         return self.num_ranks if self.routing is Routing.STEPS else 1
 
     def server_rank(self, simulation: int, index: int) -> int:
-        """The server rank that gets step `index` of `simulation`."""
         return (simulation + (index if self.routing is Routing.STEPS else 0)) % self.num_ranks
 
     def share(self, simulation: int, rank: int, num_steps: int) -> range:

@@ -97,11 +97,11 @@ class Breed(LearningGenerator):
     def weights(self) -> tuple[Array, Array]:
         """The places of all simulations with results in the unit cube, and their weights, whose sum is 1."""
         places, quality = self.scored
-        drawn = [it for it in self._proposals if it.num_drawn]
+        drawn = [proposal for proposal in self._proposals if proposal.num_drawn]
         # Those of another start of the study, or of the fallback, were drawn from the whole cube, as far as is known.
-        num_before = max(0, len(places) - sum(it.num_drawn for it in drawn))
-        counts = [num_before, *(it.num_drawn for it in drawn)]
-        densities = [np.zeros(len(places)), *(it.log_density(places) for it in drawn)]
+        num_before = max(0, len(places) - sum(each.num_drawn for each in drawn))
+        counts = [num_before, *(each.num_drawn for each in drawn)]
+        densities = [np.zeros(len(places)), *(each.log_density(places) for each in drawn)]
         log_mixture = logsumexp(densities, axis=0, b=np.array(counts, np.float64)[:, None])
         weights = np.zeros(len(places))
         chosen = quality > 0

@@ -101,5 +101,5 @@ class Generative(ModelGenerator):
     def _noise(self, places: Tensor, levels: Tensor, difficulty: Tensor, is_given: Tensor) -> Tensor:
         """The noise that the network sees in places of shape (n, d)."""
         phases = (levels / NUM_LEVELS)[:, None] * FREQUENCIES
-        told = torch.stack([torch.where(is_given, 2 * difficulty - 1, 0.0), is_given.float()], dim=1)
-        return self._network(torch.cat([places, phases.sin(), phases.cos(), told], dim=1)[None])[0]
+        condition = torch.stack([torch.where(is_given, 2 * difficulty - 1, 0.0), is_given.float()], dim=1)
+        return self._network(torch.cat([places, phases.sin(), phases.cos(), condition], dim=1)[None])[0]

@@ -56,16 +56,16 @@ class PointGenerator:
         self._name = name
         self._bounds = bounds
         self._ids: dict[Values, Any] = {}
-        made = load_named(name, GENERATORS, folder, kind=KIND)
+        generator = load_named(name, GENERATORS, folder, kind=KIND)
         limits = {parameter: (limit.low, limit.high) for parameter, limit in bounds.items()}
         offered: dict[str, Any] = {"bounds": limits, "seed": seed}
-        if "vocs" in inspect.signature(made).parameters:
+        if "vocs" in inspect.signature(generator).parameters:
             # It loads pydantic models, which takes 0.4 s.
             from stream_server.samplers.vocs import vocs_of
 
             offered["vocs"] = vocs_of(bounds)
-        given = arguments_for(made, args, offered, kind=f"{KIND}.args")
-        self._source = call_user(name, lambda: made(**given))
+        given = arguments_for(generator, args, offered, kind=f"{KIND}.args")
+        self._source = call_user(name, lambda: generator(**given))
         _require_suggest(self._source, name)
 
     @property
@@ -115,8 +115,8 @@ class PointGenerator:
         call_user(f"{self._name}: ingest", self._source.ingest, rows)
         if not self.stops:
             return []
-        found: list[int] = call_user(f"{self._name}: to_stop", lambda: [*map(index, self._source.to_stop())])
-        return found
+        ids: list[int] = call_user(f"{self._name}: to_stop", lambda: [*map(index, self._source.to_stop())])
+        return ids
 
     def finalize(self) -> None:
         """End it: nothing more is asked of it.
@@ -154,16 +154,16 @@ def check_class(name: str, args: Mapping[str, Any], folder: Path) -> bool | None
         ConfigError: there is no such class, or it takes other arguments, or has no `suggest`.
         UserCodeError: its file raised.
     """
-    found = load_named(name, GENERATORS, folder, kind=KIND)
-    arguments_for(found, args, dict.fromkeys(("bounds", "seed", "vocs")), kind=f"{KIND}.args")
-    if not isinstance(found, type):
+    loaded = load_named(name, GENERATORS, folder, kind=KIND)
+    arguments_for(loaded, args, dict.fromkeys(("bounds", "seed", "vocs")), kind=f"{KIND}.args")
+    if not isinstance(loaded, type):
         return None
-    _require_suggest(found, name)
-    return callable(getattr(found, "ingest", None))
+    _require_suggest(loaded, name)
+    return callable(getattr(loaded, "ingest", None))
 
 
-def _require_suggest(found: object, name: str) -> None:
-    if not callable(getattr(found, "suggest", None)):
+def _require_suggest(loaded: object, name: str) -> None:
+    if not callable(getattr(loaded, "suggest", None)):
         raise ConfigError(f"{KIND}: {name} must have a method suggest(num), but has none")
 
 

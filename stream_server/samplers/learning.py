@@ -115,7 +115,9 @@ class ModelGenerator(LearningGenerator):
         if len(scores) < LEAST_SCORES or np.ptp(scores) == 0 or not chosen.any():
             return [(place, None) for place in explored]
         self.learn(places, (scores - scores.min()) / np.ptp(scores), time.monotonic() + self._fit_s)
-        found, found_scores = self.choose(int(chosen.sum()))
-        explored[chosen] = np.clip(found, 0.0, 1.0)
+        new_places, found_scores = self.choose(int(chosen.sum()))
+        explored[chosen] = np.clip(new_places, 0.0, 1.0)
         of_chosen = iter(found_scores.tolist())
-        return [(place, next(of_chosen) if it else None) for place, it in zip(explored, chosen, strict=True)]
+        return [
+            (place, next(of_chosen) if is_chosen else None) for place, is_chosen in zip(explored, chosen, strict=True)
+        ]

@@ -131,8 +131,8 @@ def sobol(cube: UnitCube, seed: SeedSequence, num: int) -> Sampler:
 def make_sampler(name: str, bounds: Mapping[str, Bounds], seed: SeedSequence, num: int, *, folder: Path) -> Sampler:
     """The built-in sampler of this name."""
     make = load_named(name, SAMPLERS, folder, kind="parameters.sampler")
-    made: Sampler = make(UnitCube(tuple(bounds.values())), seed, num)
-    return made
+    sampler: Sampler = make(UnitCube(tuple(bounds.values())), seed, num)
+    return sampler
 
 
 def _generator(seed: SeedSequence, *key: int) -> Generator:

@@ -22,11 +22,11 @@ class UnitCube:
     """
 
     def __init__(self, bounds: Sequence[Bounds]) -> None:
-        self.low, self.high = np.array([[it.low, it.high] for it in bounds], np.float64).reshape(-1, 2).T
-        self._is_log = np.array([it.log for it in bounds], bool)
-        self._is_whole = np.array([it.integer for it in bounds], bool)
+        self.low, self.high = np.array([[bound.low, bound.high] for bound in bounds], np.float64).reshape(-1, 2).T
+        self._is_log = np.array([bound.log for bound in bounds], bool)
+        self._is_whole = np.array([bound.integer for bound in bounds], bool)
         margin = np.where(self._is_whole, 0.5, 0.0)
-        self._first, self._last = self._scaled(self.low - margin), self._scaled(self.high + margin)
+        self._first, self._last = self._scale(self.low - margin), self._scale(self.high + margin)
 
     def __len__(self) -> int:
         return len(self.low)
@@ -41,8 +41,8 @@ class UnitCube:
 
     def places(self, values: ArrayLike) -> Array:
         """The places of values of shape (…, d)."""
-        places: Array = (self._scaled(np.asarray(values, np.float64)) - self._first) / (self._last - self._first)
+        places: Array = (self._scale(np.asarray(values, np.float64)) - self._first) / (self._last - self._first)
         return places
 
-    def _scaled(self, values: Array) -> Array:
+    def _scale(self, values: Array) -> Array:
         return np.where(self._is_log, np.log(np.where(self._is_log, values, 1.0)), values)

@@ -42,7 +42,7 @@ def cube_of(vocs: VOCS) -> UnitCube:
     Raises:
         ValueError: the values of a discrete variable are not consecutive whole numbers.
     """
-    return UnitCube([_bounds(name, it) for name, it in vocs.variables.items()])
+    return UnitCube([_bounds(name, variable) for name, variable in vocs.variables.items()])
 
 
 def _bounds(name: str, variable: BaseVariable) -> Bounds:

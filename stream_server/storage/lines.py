@@ -72,7 +72,6 @@ class LineFile:
             raise OSError(errno.ESTALE, "Another process goes on with it", str(self.path))
 
     def close(self) -> None:
-        """Close the file: nothing more is appended."""
         disk.close(self.descriptor)
 
     def _make_whole(self) -> None:

@@ -24,7 +24,7 @@ DOTS_PER_INCH = 100
 
 
 @contextmanager
-def changing_output() -> Iterator[Callable[[object], None] | None]:
+def changeable_output() -> Iterator[Callable[[object], None] | None]:
     """A function that shows an object below the running cell, in place of the one before; None outside of notebooks.
 
     What was shown is gone when the context is left.
@@ -52,15 +52,17 @@ def frame(columns: Mapping[str, Sequence[Any]], *, index: str | None = None) -> 
     """
     with extra_packages("a table"):
         import pandas
-    made = pandas.DataFrame(dict(columns))
-    return made if index is None else made.set_index(index)
+    table = pandas.DataFrame(dict(columns))
+    return table if index is None else table.set_index(index)
 
 
 class Pictures(dict[str, "Figure"]):
     """Figures by name. A notebook shows them all; `pictures["loss"]` is a `matplotlib.figure.Figure`."""
 
     def _repr_html_(self) -> str:
-        return "".join(f'<img alt="{name}" src="data:image/png;base64,{_png(it)}">' for name, it in self.items())
+        return "".join(
+            f'<img alt="{name}" src="data:image/png;base64,{_png(figure)}">' for name, figure in self.items()
+        )
 
 
 def pictures_of(run: RunFolder, names: tuple[str, ...]) -> Pictures:
@@ -71,7 +73,7 @@ def pictures_of(run: RunFolder, names: tuple[str, ...]) -> Pictures:
     """
     with extra_packages("a picture"):
         from stream_server.analysis import plot
-    drawn = {it.name: it.figure for it in plot.pictures_of(run)}
+    drawn = {picture.name: picture.figure for picture in plot.pictures_of(run)}
     if missing := [name for name in names if name not in drawn]:
         raise ConfigError(f"there is no picture {missing[0]} of {run.path}; there are {', '.join(drawn)}")
     return Pictures({name: drawn[name] for name in names or drawn})

@@ -14,7 +14,7 @@ from stream_server.analysis.reading import RunFolder
 from stream_server.analysis.run_status import RunStatus, status_of
 from stream_server.analysis.runs import the_run
 from stream_server.errors import NotRunning
-from stream_server.studies.notebook import Pictures, changing_output, frame, pictures_of
+from stream_server.studies.notebook import Pictures, changeable_output, frame, pictures_of
 
 if TYPE_CHECKING:
     from pandas import DataFrame  # type: ignore[import-untyped]
@@ -74,7 +74,7 @@ class Run:
         """
         give_up_at = None if timeout_s is None else time.monotonic() + timeout_s
         show_at = time.monotonic()
-        with changing_output() as show:
+        with changeable_output() as show:
             while self._runs() and (left_s := _left_s(give_up_at)) > 0:
                 if show is not None and time.monotonic() >= show_at:
                     show(self._status(min(SHOWN_S, left_s)))
@@ -100,7 +100,7 @@ class Run:
             NotRunning: it is live, and did not answer in time.
             ConfigError: pandas is not installed.
         """
-        rows = [_row(asdict(it)) for it in live.asked_simulations(self.folder, ANSWER_S)]
+        rows = [_row(asdict(each)) for each in live.query_simulations(self.folder, ANSWER_S)]
         names = list(rows[0]) if rows else ["simulation", "state", "attempts", "seconds", "received", "reason"]
         return frame({name: [row.get(name) for row in rows] for name in names}, index="simulation")
 
@@ -180,7 +180,7 @@ class Run:
             # It has unlocked the folder, and is about to leave.
             self._wait_for(END_S)
             exit_code = self._process.poll()
-        return live.asked_status(self.folder, timeout_s).after(exit_code, self._log())
+        return live.query_status(self.folder, timeout_s).after(exit_code, self._log())
 
     def _log(self) -> str:
         try:
@@ -189,9 +189,9 @@ class Run:
             return ""
 
     def _newest_log(self) -> Path | None:
-        rank_0 = [it for it in server_logs(self.folder) if it.stem in ("server-0", "launcher")]
-        written = [it for it in (console_of(self.path), *rank_0) if it.exists() and it.stat().st_size]
-        return max(written, key=lambda it: it.stat().st_mtime, default=None)
+        rank_0 = [log for log in server_logs(self.folder) if log.stem in ("server-0", "launcher")]
+        written = [log for log in (console_of(self.path), *rank_0) if log.exists() and log.stat().st_size]
+        return max(written, key=lambda log: log.stat().st_mtime, default=None)
 
     def _runs(self) -> bool:
         return status_of(self.folder).is_live if self._process is None else self._process.poll() is None

@@ -89,7 +89,7 @@ class Study:
         from stream_server.server.commands.check import facts_of, require_start
         from stream_server.studies.trained import user_code_of
 
-        config = self.config if ranks is None else self._loaded([f"server.ranks={ranks}"])
+        config = self.config if ranks is None else self._load([f"server.ranks={ranks}"])
         require(config)
         with user_code_of(config):
             facts = facts_of(config)
@@ -136,7 +136,9 @@ class Study:
             OutputFolder(self.output_dir).check_start(self.config, resume=False)
             self._write()
         overrides = [*self._overrides, *([] if ranks is None else [f"server.ranks={ranks}"])]
-        options = [f"--set={it}" for it in overrides] + ([] if time_limit is None else [f"--time-limit={time_limit}"])
+        options = [f"--set={override}" for override in overrides] + (
+            [] if time_limit is None else [f"--time-limit={time_limit}"]
+        )
         options += [] if retry is None else ["--retry", *map(str, retry)]
         process = self._launch(options)
         run = Run(self.output_dir, process)
@@ -152,7 +154,7 @@ class Study:
 
     def _summary(self) -> Summary:
         config, study = self.config, self.config.study
-        fields = ", ".join(f"{name} ({' × '.join(map(str, it.shape))})" for name, it in study.fields.items())
+        fields = ", ".join(f"{name} ({' × '.join(map(str, field.shape))})" for name, field in study.fields.items())
         simulations = f"{study.simulations} for training, {config.validation.simulations} for validation"
         rows = [
             ("file", str(self.file)),
@@ -166,7 +168,7 @@ class Study:
         ]
         return Summary(study.name, rows)
 
-    def _loaded(self, overrides: list[str]) -> StudyConfig:
+    def _load(self, overrides: list[str]) -> StudyConfig:
         if self._plain is None:
             return load(self.file, [*self._overrides, *overrides])
         return load_plain(_as_json(self._plain), self.config.study_dir, overrides)
@@ -182,7 +184,7 @@ class Study:
             file.write(f"{MARK}\n{json.dumps(plain, indent=2)}\n".encode())
 
     def _launch(self, options: list[str]) -> "subprocess.Popen[bytes]":
-        _started[:] = [it for it in _started if it.poll() is None]
+        _started[:] = [process for process in _started if process.poll() is None]
         console, group = console_of(self.output_dir), self.config.study.share_with
         with private_files(group_reads=group is not None):
             if not self.output_dir.exists():
@@ -237,9 +239,9 @@ def _as_json(plain: Mapping[str, Any]) -> dict[str, Any]:
         text = json.dumps(dict(plain), default=_plain, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
         raise ConfigError(f"the study cannot be written as JSON: {error}") from error
-    made: dict[str, Any] = json.loads(text)
-    made.pop("$schema", None)
-    return made
+    content: dict[str, Any] = json.loads(text)
+    content.pop("$schema", None)
+    return content
 
 
 def _plain(value: Any) -> Any:

@@ -38,7 +38,7 @@ def trained_server(run: RunFolder, checkpoint: str | Path | None) -> StreamServe
         DamagedCheckpoint: it is not as it was saved.
     """
     config = load(run.path / "study.json")
-    saved = _saved(run, checkpoint, config)
+    saved = _load_saved(run, checkpoint, config)
     with user_code_of(config), torch.random.fork_rng(devices=[]), ExitStack() as stack:
         composition = set_up_saved(config, SoloRanks(), saved, stack)
         server = composition.server
@@ -81,7 +81,7 @@ def user_code_of(config: StudyConfig) -> Iterator[None]:
         sys.path[:] = path
 
 
-def _saved(run: RunFolder, checkpoint: str | Path | None, config: StudyConfig) -> SavedModel:
+def _load_saved(run: RunFolder, checkpoint: str | Path | None, config: StudyConfig) -> SavedModel:
     folder = checkpoints(run)
     if checkpoint == BEST:
         values = {kept: read_facts(kept)["value"] for kept in (folder / BEST).glob("batch-*") if not kept.suffix}

@@ -37,8 +37,8 @@ BUILDS = {"Makefile": "make", "CMakeLists.txt": "cmake -B build && cmake --build
 
 def examples() -> dict[str, str]:
     """The examples by name, each with the title of its README."""
-    found = sorted(folder for folder in EXAMPLES.iterdir() if (folder / STUDY).exists())
-    return {folder.name: _title(folder / "README.md") for folder in found}
+    examples = sorted(folder for folder in EXAMPLES.iterdir() if (folder / STUDY).exists())
+    return {folder.name: _title(folder / "README.md") for folder in examples}
 
 
 def copy_example(name: str, folder: Path) -> None:

@@ -30,9 +30,9 @@ def test_losses_are_those_of_training_and_of_each_validation_set_over_the_axis_o
 
 def test_a_long_curve_is_thinned_so_that_what_was_sent_stays_while_it_grows() -> None:
     records = [record(batch, train_of_loss=1.0) for batch in range(3 * columns.MAX_POINTS)]
-    before = columns.thinned(columns.losses(records))["train/loss"]["x"]
+    before = columns.thin(columns.losses(records))["train/loss"]["x"]
     longer = [*records, record(10**6, train_of_loss=1.0)]
-    after = columns.thinned(columns.losses(longer))["train/loss"]["x"]
+    after = columns.thin(columns.losses(longer))["train/loss"]["x"]
     assert len(before) <= columns.MAX_POINTS
     assert before == list(range(0, 3 * columns.MAX_POINTS, 4))
     assert after[: len(before)] == before
@@ -65,8 +65,8 @@ def test_rates_are_drawn_new_and_received_samples_and_what_is_not_known_is_left_
         record(3, speed_of_received_per_s=30.0, simulations_of_running=2),
         record(4, speed_of_samples_per_s=60.0),
     ]
-    assert columns.running(points) == {"running": {"x": [1.5], "y": [2]}}
-    assert columns.running([]) == {}
+    assert columns.running_simulations(points) == {"running": {"x": [1.5], "y": [2]}}
+    assert columns.running_simulations([]) == {}
     assert columns.rates(points) == {
         "trained, with repeats": {"x": [0, 2], "y": [40.0, 60.0]},
         "trained for the first time": {"x": [2], "y": [20.0]},

@@ -98,19 +98,19 @@ def bars(axes: Any) -> list[tuple[float, float, float]]:
 
 
 def test_the_seen_counts_are_bars_around_whole_numbers(run: RunFolder) -> None:
-    axes = drawn(figures.seen(read_histograms(run, "buffer/seen")))
+    axes = drawn(figures.draw_counts(read_histograms(run, "buffer/seen")))
     assert bars(axes) == [(-0.5, 1, 1), (0.5, 1, 2), (1.5, 1, 1), (14.5, 1, 1)]
 
 
 def test_the_seen_counts_are_not_those_of_buffers_that_run_empty() -> None:
     full, half, empty = ([[0.0, 0.0, num]] for num in (100, 60, 3))
     histograms = [{"batch": batch, "intervals": it} for batch, it in ((10, full), (20, half), (30, empty))]
-    assert drawn(figures.seen(histograms)).get_title() == "after batch 20"
+    assert drawn(figures.draw_counts(histograms)).get_title() == "after batch 20"
 
 
 def test_the_samples_of_an_interval_are_spread_over_its_whole_numbers() -> None:
     intervals = Histogram.of([11, 11, 11, 12, 13, 13]).intervals()
-    axes = drawn(figures.seen([{"batch": 1, "intervals": intervals}]))
+    axes = drawn(figures.draw_counts([{"batch": 1, "intervals": intervals}]))
     assert bars(axes) == [(10.5, 2, 2), (12.5, 1, 2)]
 
 

@@ -58,4 +58,4 @@ def test_the_draws_that_are_out_are_told_in_their_order() -> None:
     pins = Pins()
     draws: list[Draw] = [pins.pin(slots(number), number, NO_SLOTS) for number in range(4)]
     pins.release(draws[1])
-    assert pins.held() == [draws[0], draws[2], draws[3]]
+    assert pins.draws() == [draws[0], draws[2], draws[3]]

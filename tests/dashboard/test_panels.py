@@ -37,7 +37,7 @@ class Known:
     def runs(self) -> Mapping[Path, RunStatus]:
         return {self._known.status.run.path: self._known.status}
 
-    def left_out(self) -> str:
+    def unread_folders(self) -> str:
         return ""
 
     def snapshot(self, path: Path) -> RunSnapshot:

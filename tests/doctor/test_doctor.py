@@ -31,7 +31,7 @@ GIB = 2**30
 
 def check(finding: Finding, severity: Severity, found: str, advice: str = "") -> None:
     assert finding.severity is severity
-    assert found in finding.found
+    assert found in finding.fact
     assert advice in finding.advice
     assert bool(advice) == bool(finding.advice)
 
@@ -286,7 +286,7 @@ def test_an_mpirun_that_mixes_what_its_ranks_print_is_good(tmp_path: Path, monke
     mpirun.chmod(0o755)
     found = with_first_on_the_path(tmp_path, monkeypatch)
     assert found.severity is GOOD
-    assert "2 ranks found each other" in found.found
+    assert "2 ranks found each other" in found.fact
 
 
 HANGING = """#!/bin/sh
@@ -333,7 +333,7 @@ def test_as_many_ranks_are_tried_as_the_study_has_and_as_stream_launcher_starts_
     study = StudyFolder(tmp_path / "study")
     good = with_first_on_the_path(tmp_path, monkeypatch, study.load({"server.ranks": 3}))
     assert good.severity is GOOD
-    assert good.found.endswith("mpirun -n 3: 3 ranks found each other")
+    assert good.fact.endswith("mpirun -n 3: 3 ranks found each other")
     own = tmp_path / "start-ranks"
     own.write_text('#!/bin/sh\necho "$WORD: $TMPDIR: $*"; exit 1\n')
     own.chmod(0o755)
@@ -342,5 +342,5 @@ def test_as_many_ranks_are_tried_as_the_study_has_and_as_stream_launcher_starts_
     of_a_job = study.load({"server.ranks": 3, "server.backend": "pbs", "server.job": job})
     bad = with_first_on_the_path(tmp_path, monkeypatch, of_a_job)
     assert bad.severity is REPAIR
-    assert f"stream-launcher's {own} -n 3" in bad.found
+    assert f"stream-launcher's {own} -n 3" in bad.fact
     assert f"it failed: of the study: {private_folder.new_name().parent / private_folder.PREFIX}" in bad.advice

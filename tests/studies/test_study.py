@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from stream_server import Run, Study
-from stream_server.analysis.live import asked_status
+from stream_server.analysis.live import query_status
 from stream_server.analysis.reading import RunFolder
 from stream_server.errors import ConfigError, NotRunning
 from stream_server.machine.study_lock import RUN_LOCK, SERVER_LOCK, StudyLock
@@ -188,7 +188,7 @@ def test_there_is_no_run_where_none_was(tmp_path: Path) -> None:
 
 def test_a_run_whose_launcher_was_killed_is_orphaned_and_not_killed(tmp_path: Path) -> None:
     with StudyLock(tmp_path / SERVER_LOCK, "stream-server"):
-        status = asked_status(RunFolder(tmp_path), 0.1).after(-signal.SIGKILL, "")
+        status = query_status(RunFolder(tmp_path), 0.1).after(-signal.SIGKILL, "")
     assert (status.state, status.is_live, status.exit_code) == ("orphaned", True, None)
 
 

@@ -71,7 +71,7 @@ def recorder(config: StudyConfig, slots: Slots, **arguments: Any) -> Recorder:
     return Recorder(folder, facts, rows=slots, **{**defaults, **arguments})
 
 
-def interleaved(simulations: Iterable[int], num_steps: int = 12) -> list[Key]:
+def interleave(simulations: Iterable[int], num_steps: int = 12) -> list[Key]:
     """All steps of some simulations, as they come when all run at once, some faster than others."""
     keys = [(simulation, step) for simulation in simulations for step in range(num_steps)]
     return sorted(keys, key=lambda key: (key[1] * (3 + key[0] % 4), key[0]))

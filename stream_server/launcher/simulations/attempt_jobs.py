@@ -98,7 +98,6 @@ class AttemptJobs:
 
     @property
     def ranks(self) -> int:
-        """Number of ranks of an attempt."""
         return self.mpirun.ranks if self.mpirun else 1
 
     @property

@@ -52,7 +52,6 @@ class AttemptFolders:
     whole: frozenset[str] = frozenset()
 
     def folder(self, simulation: int, attempt: int) -> Path:
-        """The folder in which an attempt runs."""
         return attempt_folder(self.output_dir, simulation, attempt)
 
     def log(self, simulation: int, attempt: int) -> Path:

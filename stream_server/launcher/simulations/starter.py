@@ -119,7 +119,6 @@ class Starter:
             log.warning("simulation %d, attempt %d cannot be told where the server is: %s", simulation, attempt, error)
 
     def note_submitted(self) -> None:
-        """Note in the journal which jobs were submitted."""
         for attempts, handle in self.jobs.take_submitted():
             self.journal.defer(
                 *(

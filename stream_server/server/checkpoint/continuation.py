@@ -63,7 +63,6 @@ class Continuation:
 
     @property
     def folder(self) -> Path:
-        """The folder of the checkpoint that is continued."""
         return self.checkpoints.path(self.base_number)
 
     def seed(self, config: StudyConfig, stream: int, num_ranks: int) -> tuple[int, ...]:

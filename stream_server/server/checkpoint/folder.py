@@ -128,7 +128,6 @@ class CheckpointFolder:
         self._keep = keep
 
     def path(self, number: int) -> Path:
-        """The folder of a committed checkpoint."""
         return self.folder / f"{number:06d}"
 
     def temporary(self, number: int, incarnation: int) -> Path:

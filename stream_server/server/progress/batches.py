@@ -74,7 +74,6 @@ class UnionBatch:
 
     @property
     def lowest_rank(self) -> int:
-        """The lowest rank with a batch."""
         return next(rank for rank, size in enumerate(self.sizes) if size)
 
 

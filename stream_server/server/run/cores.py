@@ -104,7 +104,6 @@ class Cores:
 
     @property
     def warnings(self) -> list[str]:
-        """The warnings of all nodes, each once."""
         return list(dict.fromkeys(node.warning for node in self.nodes if node.warning))
 
     def change_since(self, threads: Iterable[int]) -> str:

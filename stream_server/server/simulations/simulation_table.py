@@ -93,7 +93,6 @@ class SimulationState:
 
     @property
     def is_ready_to_start(self) -> bool:
-        """Whether it has its parameters, and nobody has begun it."""
         return self.phase is SimulationPhase.WAITING and not self.begun and self.parameters is not None
 
     @property

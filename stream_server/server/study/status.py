@@ -129,7 +129,6 @@ class StatusBoard(Callback):
             self._show(now)
 
     def on_train_end(self, server: Any) -> None:
-        """Show what the training has come to."""
         self._show(self._clock())
 
     def _show(self, now: float) -> None:

@@ -11,7 +11,7 @@ from stream_server.server.replay.record_reader import RankRecord, Recording
 from stream_server.storage.checksums import checksummed_json, parse_checksummed_json
 from tests.support.recorded import (
     PARAMETERS,
-    interleaved,
+    interleave,
     record,
     recorder,
     samples_file,
@@ -22,7 +22,7 @@ from tests.support.studies import Changes, StudyFolder
 
 # The heads of a block and of its only entry, an event.
 BLOCK_BYTES = 40 + 48
-KEYS = interleaved(range(2, 6))
+KEYS = interleave(range(2, 6))
 
 
 @pytest.fixture

@@ -24,7 +24,7 @@ from stream_server.server.replay.share import ReplayShare
 from stream_server.server.replay.simulation_file import load_h5py
 from tests.fakes.thread_ranks import on_ranks
 from tests.server.replay.test_source import ALL_WINDOWS, WINDOWS, Batches, Player, Saved, played
-from tests.support.recorded import PARAMETERS, has_v, interleaved, parameters_of, record, small_study, u_of, v_of
+from tests.support.recorded import PARAMETERS, has_v, interleave, parameters_of, record, small_study, u_of, v_of
 from tests.support.studies import Changes, StudyFolder
 
 FIFO: Changes = {"buffer.policy": "fifo"}
@@ -33,7 +33,7 @@ ALL = set(range(10))
 
 def exported(config: StudyConfig, *, num_ranks: int = 1, num_steps: int = 12, **options: Any) -> Path:
     """The files of all simulations of a study, out of its record."""
-    record(config, interleaved(range(10), num_steps), num_ranks=num_ranks)
+    record(config, interleave(range(10), num_steps), num_ranks=num_ranks)
     files = config.output_dir / "samples"
     assert export_record(
         SoloRanks(), config.output_dir / "record", files, **{"finished": ALL, "invalid": (), **options}
@@ -99,7 +99,7 @@ def test_files_that_are_there_are_not_written_again_and_the_missing_ones_are(fol
 
 def test_ranks_share_the_files_and_leave_together_when_one_of_them_must(folder: StudyFolder) -> None:
     config = small_study(folder)
-    record(config, interleaved(range(10)), num_ranks=2)
+    record(config, interleave(range(10)), num_ranks=2)
     files = config.output_dir / "samples"
 
     def export(ranks: Ranks, *, leaving: int | None) -> bool:
@@ -121,7 +121,7 @@ def test_ranks_share_the_files_and_leave_together_when_one_of_them_must(folder: 
 def test_a_full_disk_is_told_and_leaves_no_half_of_a_file(folder: StudyFolder) -> None:
     """No file may be larger than 4 KiB, which stands in for a full disk."""
     config = small_study(folder)
-    record(config, interleaved(range(10)))
+    record(config, interleave(range(10)))
     script = (
         "import resource, signal; from pathlib import Path; "
         "from stream_server.server.replay.export import export_record; "
@@ -371,7 +371,7 @@ def test_a_byte_that_has_changed_is_noticed(folder: StudyFolder) -> None:
 def test_a_bit_that_has_changed_anywhere_is_noticed_or_changes_nothing(folder: StudyFolder) -> None:
     """The bytes of a file that mean nothing are many."""
     config = small_study(folder, {**FIFO, "study.simulations": 1, "validation.simulations": 0, "study.time_steps": 4})
-    record(config, interleaved([0], 4))
+    record(config, interleave([0], 4))
     export_record(
         SoloRanks(), config.output_dir / "record", files := config.output_dir / "samples", finished=[0], invalid=()
     )

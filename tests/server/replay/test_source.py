@@ -31,7 +31,7 @@ from tests.support.recorded import (
     PARAMETERS,
     Key,
     has_v,
-    interleaved,
+    interleave,
     parameters_of,
     record,
     recorder,
@@ -43,7 +43,7 @@ from tests.support.recorded import (
 from tests.support.settings import length_of
 from tests.support.studies import Changes, StudyFolder
 
-KEYS = interleaved(range(10))
+KEYS = interleave(range(10))
 TRAINED = [key for key in KEYS if key[0] >= 2]
 
 POLICIES: dict[str, Changes] = {
@@ -153,7 +153,7 @@ def test_every_sample_is_trained_as_often_as_the_policy_says(config: StudyConfig
 
 def test_a_bound_of_the_reuse_spreads_it_over_the_whole_study(folder: StudyFolder) -> None:
     config = small_study(folder, {**POLICIES["reservoir-bounded"], "buffer.capacity": 20})
-    keys = interleaved(range(2, 10), 40)
+    keys = interleave(range(2, 10), 40)
     counts = Counter(flat(played(config, record(config, keys))))
     early, late = keys[: len(keys) // 2], keys[len(keys) // 2 :]
     num_early, num_late = (sum(counts[key] for key in half) for half in (early, late))
@@ -606,7 +606,7 @@ def recorded_by_ranks_apart(config: StudyConfig, num_ranks: int, trajectory_ends
 
     Each rank says where trajectories ended, as far as it has these steps.
     """
-    keys = interleaved(range(10), num_steps=30)
+    keys = interleave(range(10), num_steps=30)
     for rank in range(num_ranks):
         mine = [key for key in keys if (0 if key[0] < 2 else sum(key) % num_ranks) == rank]
         mine.sort(key=lambda key: key[0] >= 2)

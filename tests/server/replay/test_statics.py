@@ -34,7 +34,7 @@ from stream_server.server.user.normalization import Normalization
 from stream_server.server.user.simulation_data import SimulationBatch
 from stream_server.server.user.stream_server import StreamServer
 from tests.fakes.thread_ranks import ThreadRanks, on_ranks
-from tests.support.recorded import PARAMETERS, Key, interleaved, parameters_of, recorder, samples_file, small_study
+from tests.support.recorded import PARAMETERS, Key, interleave, parameters_of, recorder, samples_file, small_study
 from tests.support.studies import Changes, StudyFolder
 
 FIELDS: dict[str, Any] = {
@@ -51,7 +51,7 @@ KINDS: dict[str, Changes] = {
     "reservoir": {"buffer.policy": "reservoir", "training.draws_per_sample": 2},
 }
 NUM_STEPS = 12
-KEYS = interleaved(range(10), NUM_STEPS)
+KEYS = interleave(range(10), NUM_STEPS)
 Rows = list[tuple[Any, ...]]
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from stream_server.analysis.live import asked_status
+from stream_server.analysis.live import query_status
 from stream_server.analysis.reading import RunFolder
 from stream_server.machine.study_lock import RUN_LOCK, holder_of
 from tests.support.failpoints import failpoints
@@ -108,7 +108,7 @@ def test_a_server_whose_launcher_was_killed_is_not_joined_by_one_started_by_hand
         first.process.kill()
         first.process.wait()
         (server,) = first.ranks
-        status = asked_status(RunFolder(first.output_dir), ANSWER_S)
+        status = query_status(RunFolder(first.output_dir), ANSWER_S)
         assert (status.state, status.server and status.server.ranks) == ("orphaned", 1)
         second = run_here(NUMPY_STUDY, first.output_dir, settings=settings)
         assert second.exit_code == 2, second.output

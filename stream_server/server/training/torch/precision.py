@@ -71,14 +71,12 @@ class Precision:
         return nullcontext() if self._dtype is None else _default_dtype(self._dtype)
 
     def backward(self, loss: Tensor, **options: Any) -> None:
-        """Backpropagate a loss."""
         loss.backward(**options)  # type: ignore[no-untyped-call]
 
     def unscale_gradients(self, optimizer: Any) -> None:
         """Take the scale of the loss out of the gradients of an optimizer, which its step would do."""
 
     def step(self, optimizer: Any, **options: Any) -> Any:
-        """Take a step of an optimizer."""
         return optimizer.step(**options)
 
     def state_dict(self) -> dict[str, Any]:
@@ -160,7 +158,6 @@ class StuckWeights:
         self._noted: dict[int, _Noted] = {}
 
     def watch(self, optimizer: Any) -> None:
-        """Compare the weights of an optimizer from now on."""
         before_each_step(optimizer, self._before_step)
 
     def _before_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:

@@ -159,7 +159,6 @@ class UnionGradients:
 
 
 def clear(parameters: Iterable[Tensor]) -> None:
-    """Forget the gradients of these parameters."""
     for parameter in parameters:
         parameter.grad = None
 

@@ -325,7 +325,6 @@ def as_kept(forecast: Array, truth: Array) -> Array:
 
 
 def lead_times(spacing: int, num: int) -> list[int]:
-    """The lead times of so many steps."""
     return [spacing * number for number in range(1, num + 1)]
 
 
