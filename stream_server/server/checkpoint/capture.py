@@ -161,7 +161,7 @@ class StudyCapture:
         state = {name: part.state_dict() for name, part in self.parts.items()} | taken.state
 
         def write(file: ChecksumFile) -> None:
-            of_rows = {name: {**it.state(), "layout": _layout(it).to_plain()} for name, it in rows.items()}
+            of_rows = {name: {**part.state(), "layout": _layout(part).to_plain()} for name, part in rows.items()}
             write_state(file, {**state, **of_rows, "record": taken.sync_record()})
 
         return PendingFile(path=f"{self._folder}/{RANK}", write=write)
@@ -192,10 +192,10 @@ def _layout(frozen: FrozenRows) -> SampleLayout:
 def versions(mpi: str = "") -> Mapping[str, str]:
     """Versions of Python and of the packages that matter, without importing them; `mpi` names the MPI."""
     # Once, since it reads files of each package (2 ms in all), and rank 0 asks at every checkpoint.
-    found = {"python": platform.python_version()}
+    versions = {"python": platform.python_version()}
     for package in PACKAGES:
         try:
-            found[package] = version(package)
+            versions[package] = version(package)
         except PackageNotFoundError:
             continue
-    return {**found, "mpi": mpi} if mpi else found
+    return {**versions, "mpi": mpi} if mpi else versions

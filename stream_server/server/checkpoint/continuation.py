@@ -176,15 +176,15 @@ def by_rank_0(ranks: Ranks, decide: Callable[[], Any]) -> Any:
     Raises:
         ConfigError: a file could not be read or written.
     """
-    said: dict[str, Any] = {}
+    answer: dict[str, Any] = {}
     if ranks.rank == 0:
         try:
-            said = {"value": decide()}
+            answer = {"value": decide()}
         except StreamServerError as error:
-            said = {"error": type(error).__name__, "text": str(error)}
+            answer = {"error": type(error).__name__, "text": str(error)}
         except OSError as error:
-            said = {"error": "ConfigError", "text": refusal(error) or str(error)}
-    said = ranks.broadcast(said)
-    if "error" in said:
-        raise getattr(errors, said["error"])(said["text"])
-    return said["value"]
+            answer = {"error": "ConfigError", "text": refusal(error) or str(error)}
+    answer = ranks.broadcast(answer)
+    if "error" in answer:
+        raise getattr(errors, answer["error"])(answer["text"])
+    return answer["value"]

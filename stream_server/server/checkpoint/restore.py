@@ -217,7 +217,7 @@ def restore_rank(
     """
     num_ranks, dealt = dealing.num_ranks, None
     saved = [SavedRank(folder, each) for each in ([rank] if num_saved == num_ranks else range(num_saved))]
-    states = [it.state["buffer"] for it in saved]
+    states = [rank.state["buffer"] for rank in saved]
     if num_saved != num_ranks:
         dealt = redeal(states, policy=policy, seeds=[(*seed, each) for each in range(num_ranks)])[rank]
     return RankRestore(

@@ -56,7 +56,7 @@ def facts_of(config: StudyConfig, replay: Path | None = None) -> list[tuple[str,
     if config.offline.write_files:
         load_h5py()
     framework_of(load_server_class(config)).check_precision(config.training.precision)
-    lines = [*_lines(config, make_plan(config)), *(("", f"WARNING: {it}") for it in warnings)]
+    lines = [*_lines(config, make_plan(config)), *(("", f"WARNING: {warning}") for warning in warnings)]
     return lines if replay is None else [*lines, *_lines_of_replay(config, replay)]
 
 
@@ -72,7 +72,7 @@ def _warnings_of_design(config: StudyConfig) -> list[str]:
     with ExitStack() as stack:
         folder = Path(stack.enter_context(TemporaryDirectory()))
         suggester = stack.enter_context(Suggester(config, folder, parameters_csv=folder / "parameters.csv"))
-        warnings.note((it.simulation, it.values) for it in suggester.suggestions)
+        warnings.note((suggestion.simulation, suggestion.values) for suggestion in suggester.suggestions)
         return [*warnings.texts, *suggester.warnings]
 
 
@@ -81,10 +81,10 @@ def _lines_of_replay(config: StudyConfig, folder: Path) -> list[tuple[str, str]]
         share = ReplayShare.open(config, SoloRanks(), folder, ParameterDesign(config).names, stack)
         simulations, [num_samples] = share.counts.simulations, share.samples_of_ranks
     epochs = f" in {config.offline.epochs} epochs" if config.offline.epochs > 1 else ""
-    found = (
+    source = (
         f"{counted(len(simulations), 'simulation')} in {folder}, {counted(num_samples, 'sample')} to train on{epochs}"
     )
-    return [("replay", found), *(("", warning) for warning in share.warnings)]
+    return [("replay", source), *(("", warning) for warning in share.warnings)]
 
 
 def require_start(config: StudyConfig, replay: Path | None = None, *, fresh: bool = False) -> None:

@@ -19,7 +19,7 @@ from stream_server.machine import caches, exit_watch, processes, program
 from stream_server.machine.garbage import collect_seldom
 from stream_server.machine.refusals import refusal, require_threads
 from stream_server.machine.screen import ignore_broken_pipe, print_escaped, tolerate_full_disk
-from stream_server.server.run.start import RANK_0_REPORTS_S, Start
+from stream_server.server.run.start import RANK_0_REPORTS_S, StartOptions
 from stream_server.wording import counted
 
 # Of a rank: those of ZeroMQ, of the watchdog and the like. Those of libraries that compute are not among them.
@@ -137,12 +137,12 @@ def main(argv: list[str] | None = None) -> int:
     if argv is None:
         program.begin()
         caches.keep_private()
-    made = parser()
-    arguments, unknown = made.parse_known_args(argv)
+    command = parser()
+    arguments, unknown = command.parse_known_args(argv)
     if unknown:
-        files = [it for it in unknown if it.endswith(".json")] if arguments.config is None else []
+        files = [word for word in unknown if word.endswith(".json")] if arguments.config is None else []
         advice = f": write --config {files[0]}" if files else ""
-        made.error(f"unrecognized arguments: {' '.join(unknown)}{advice}")
+        command.error(f"unrecognized arguments: {' '.join(unknown)}{advice}")
     if arguments.schema:
         with ignore_broken_pipe():
             print(json.dumps(study_config.json_schema(), indent=2))
@@ -193,9 +193,9 @@ def _ended(arguments: argparse.Namespace, *, is_watched: bool) -> int:
         from stream_server.server.study.failure import classified
 
         traceback.print_exc()
-        found = classified(error)
-        print_escaped(f"stream-server: {found}", sys.stderr)
-        return found.exit_code
+        failure = classified(error)
+        print_escaped(f"stream-server: {failure}", sys.stderr)
+        return failure.exit_code
 
 
 def _is_launched(arguments: argparse.Namespace) -> bool:
@@ -248,7 +248,7 @@ def _run(arguments: argparse.Namespace, config: study_config.StudyConfig) -> int
         from stream_server.storage.ownership import private_files
 
     age_s = processes.age_s()
-    start = Start(
+    start = StartOptions(
         fresh=arguments.fresh,
         resume=arguments.resume,
         retry=arguments.retry,

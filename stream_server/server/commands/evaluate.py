@@ -56,9 +56,9 @@ def leave_because_of(error: Exception, ranks: Ranks, *, phase: str) -> int:
     if agreed is None:
         print_escaped(text, sys.stderr)
         ranks.abort(failure.exit_code)
-    told = ranks.gather("" if isinstance(error, PeerFailed) else text)
-    if told is not None:
-        print_escaped(next(filter(None, told)), sys.stderr)
+    texts = ranks.gather("" if isinstance(error, PeerFailed) else text)
+    if texts is not None:
+        print_escaped(next(filter(None, texts)), sys.stderr)
     ranks.barrier()
     if ranks.is_cut_short:
         ranks.abort(agreed)

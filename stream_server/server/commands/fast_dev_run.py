@@ -104,8 +104,8 @@ class SyntheticSource(SampleSource):
 
     def events(self) -> list[mailbox.Event]:
         # All of them come in the first round.
-        found, self._events = self._events, []
-        return found
+        events, self._events = self._events, []
+        return events
 
 
 class SyntheticSamples:
@@ -301,7 +301,7 @@ class Trial:
     def _composed(self, source: SyntheticSource, stack: ExitStack, metrics: Metrics | None = None) -> Composition:
         """The user's class with its model and callbacks, as at a start of the study."""
         config, ranks = self._config, SoloRanks()
-        made = Composition(
+        composition = Composition(
             config,
             ranks,
             output_dir=config.output_dir,
@@ -310,10 +310,10 @@ class Trial:
             buffer=source.buffer,
             num_threads=share_cores(ranks).threads[0],
         )
-        made.make_server(self._server_class, stack, metrics)
-        self._listen(made.server)
-        made.make_step(stack, make_callbacks(made.server))
-        return made
+        composition.make_server(self._server_class, stack, metrics)
+        self._listen(composition.server)
+        composition.make_step(stack, make_callbacks(composition.server))
+        return composition
 
     def _save(self, trial: Composition) -> None:
         """Save what a checkpoint holds of the user's code, and tell it so."""
@@ -389,5 +389,5 @@ def _print_result(trial: Trial, logged: dict[str, float]) -> int:
 
 
 def _is_users(server: Any, method: str) -> bool:
-    found = getattr(type(server), method, None)
-    return found is not None and not found.__module__.startswith("stream_server.")
+    own = getattr(type(server), method, None)
+    return own is not None and not own.__module__.startswith("stream_server.")

@@ -85,7 +85,7 @@ class RankAccount:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Learned:
+class TrainedCounts:
     """The use that training made of the drawn samples of all ranks: samples, not draws.
 
     `untrained_reason` says why the others were not trained, if the study ended before time.
@@ -179,7 +179,7 @@ class Account:
 def close_account(
     ranks: Sequence[RankAccount],
     simulations: Mapping[int, SimulationEnd],
-    learned: Learned,
+    learned: TrainedCounts,
     *,
     complete: bool,
     num_samples_of: Callable[[int], int] = int,
@@ -325,7 +325,7 @@ def _problems_of_ranks(ranks: Sequence[RankAccount], simulations: Mapping[int, S
 
 
 def _problems_of_training(
-    ranks: Sequence[RankAccount], learned: Learned, untrained: int, complete: bool
+    ranks: Sequence[RankAccount], learned: TrainedCounts, untrained: int, complete: bool
 ) -> Iterator[str]:
     drawn = sum(account.drawn for account in ranks)
     settled = learned.trained + learned.skipped + sum(account.dropped for account in ranks)

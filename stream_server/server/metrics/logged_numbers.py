@@ -34,15 +34,15 @@ def note(numbers: dict[str, LoggedNumbers], name: str, value: Any, reduce: Reduc
         ValueError: there is no such reduction, or the others of this name have another one.
     """
     if reduce not in get_args(Reduce):
-        known = ", ".join(f'"{it}"' for it in get_args(Reduce))
+        known = ", ".join(f'"{kind}"' for kind in get_args(Reduce))
         raise ValueError(f"log({name!r}, …): reduce must be one of {known}, but is {reduce!r}")
-    found = numbers.setdefault(name, LoggedNumbers(reduce))
-    if found.reduce != reduce:
+    logged = numbers.setdefault(name, LoggedNumbers(reduce))
+    if logged.reduce != reduce:
         raise ValueError(
-            f'log({name!r}, …) takes the same reduce each time, but got "{reduce}" after "{found.reduce}": give one of '
-            "them another name"
+            f'log({name!r}, …) takes the same reduce each time, but got "{reduce}" after "{logged.reduce}": give one '
+            "of them another name"
         )
-    found.values.append(value)
+    logged.values.append(value)
 
 
 def united(per_rank: Iterable[Mapping[str, Partial]]) -> dict[str, float]:

@@ -79,7 +79,7 @@ class MetricObjects:
             if _num_updates(metric) is None or _num_updates(metric) != self._before[own]
         }
         gathered = self._ranks.gather(mine)
-        merged = None if gathered is None else [it for of_rank in gathered for it in of_rank.items()]
+        merged = None if gathered is None else [item for of_rank in gathered for item in of_rank.items()]
         named: dict[str, str] = {}
         for own, (name, is_shared) in self._ranks.broadcast(merged):
             if is_shared:
@@ -118,13 +118,13 @@ def find_metrics(server: Any) -> Iterator[tuple[str, Any]]:
     Raises:
         UserCodeError: two have the same name.
     """
-    found: dict[str, Any] = {}
+    metrics: dict[str, Any] = {}
     for attribute, value in vars(server).items():
         for path, metric in _metrics_in(attribute, value):
-            if path in found and found[path] is not metric:
+            if path in metrics and metrics[path] is not metric:
                 raise UserCodeError(f"{type(server).__name__} and its model have two metrics {path!r}: rename one")
-            if not any(metric is known for known in found.values()):
-                found[path] = metric
+            if not any(metric is known for known in metrics.values()):
+                metrics[path] = metric
                 yield path, metric
 
 

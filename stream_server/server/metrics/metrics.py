@@ -40,14 +40,14 @@ class OfBatch:
 
     def to_json(self) -> dict[str, Any]:
         """Plain values for rank 0."""
-        parts = {name: it.partial() for name, it in self.numbers.items()}
+        parts = {name: number.partial() for name, number in self.numbers.items()}
         return {"update": self.update, "sample": self.sample, "wall_s": self.wall_s, "values": parts}
 
 
 def _record_of(step: int, parts: Sequence[Mapping[str, Any]]) -> Record:
     """The record of what some ranks have logged for a batch."""
     axes = {name: parts[0][name] for name in ("update", "sample", "wall_s")}
-    return Record(batch=step, **axes, is_log_point=False, values=united([it["values"] for it in parts]))
+    return Record(batch=step, **axes, is_log_point=False, values=united([part["values"] for part in parts]))
 
 
 class Metrics:
@@ -141,10 +141,10 @@ class Metrics:
 
         Others, histograms and figures are written under the names of validations.
         """
-        found: dict[str, list[Any]] = {}
-        self._apart = found
+        united_values: dict[str, list[Any]] = {}
+        self._apart = united_values
         try:
-            yield found
+            yield united_values
         finally:
             self._apart = None
 
@@ -185,7 +185,7 @@ class Metrics:
                 gauge(self)
             self._gauged_at = batch
         numbers, seen = self._take()
-        mine = {"values": numbers, "histograms": {name: it.to_json() for name, it in seen.items()}}
+        mine = {"values": numbers, "histograms": {name: histogram.to_json() for name, histogram in seen.items()}}
         failpoint("metrics.before_write")
         per_rank = self._gather(mine)
         self._own = self._give(self._own, self._record(batch, wall_s, united([numbers])))
@@ -258,15 +258,15 @@ class Metrics:
         with self._lock:
             of_batches, self._of_batches = self._of_batches, {}
         plain = [(step, of_batches[step].to_json()) for step in sorted(of_batches)]
-        for step, it in plain:
-            self._own = self._give(self._own, _record_of(step, [it]))
+        for step, values in plain:
+            self._own = self._give(self._own, _record_of(step, [values]))
         per_rank = self._ranks.gather({**mine, "of_batches": plain})
         if per_rank is None:
             return None
         parts: dict[int, list[Any]] = {}
         for rank in per_rank:
-            for step, it in rank["of_batches"]:
-                parts.setdefault(step, []).append(it)
+            for step, values in rank["of_batches"]:
+                parts.setdefault(step, []).append(values)
         for step in sorted(parts):
             self._write_reduced(_record_of(step, parts[step]))
         return per_rank
@@ -275,7 +275,7 @@ class Metrics:
         """This rank's part of the numbers that were logged since the last time, and the histograms."""
         with self._lock:
             values, logged, self._values, self._histograms = self._values, self._histograms, {}, {}
-        numbers = {name: it.partial() for name, it in values.items()}
+        numbers = {name: value.partial() for name, value in values.items()}
         return numbers, {name: histogram for name, histogram in logged.items() if histogram.num}
 
     def _record(
@@ -306,7 +306,11 @@ class Metrics:
         """Give each of the writers a record that it may change; returns those that did not fail."""
         if not (record.values or record.histograms or record.figures):
             return writers
-        return [it for it in writers if self._did(it, partial(it.write, replace(record, values=dict(record.values))))]
+        return [
+            writer
+            for writer in writers
+            if self._did(writer, partial(writer.write, replace(record, values=dict(record.values))))
+        ]
 
     def _did(self, writer: Writer, action: Callable[[], None]) -> bool:
         # A full disk, or a server of metrics that is away, must not end a training that has gone on for days.
@@ -353,5 +357,5 @@ def _one_number(name: str, value: Any) -> Any:
             return float(value)
         except (TypeError, ValueError):
             pass
-    found = f"an array of shape {tuple(value.shape)}" if hasattr(value, "shape") else f"a {type(value).__name__}"
-    raise TypeError(f"log({name!r}, …) takes one number, but got {found}; use log_histogram for many")
+    kind = f"an array of shape {tuple(value.shape)}" if hasattr(value, "shape") else f"a {type(value).__name__}"
+    raise TypeError(f"log({name!r}, …) takes one number, but got {kind}; use log_histogram for many")

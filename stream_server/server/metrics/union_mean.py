@@ -174,8 +174,8 @@ def _like(mean: NDArray[Any], leaf: Any) -> Any:
     if hasattr(leaf, "new_tensor"):
         return leaf.new_tensor(mean)
     floating = isinstance(leaf, np.ndarray | np.generic) and np.issubdtype(leaf.dtype, np.floating)
-    found = mean.astype(leaf.dtype, copy=False) if floating else mean
-    return found if found.ndim else found[()]
+    value = mean.astype(leaf.dtype, copy=False) if floating else mean
+    return value if value.ndim else value[()]
 
 
 def _described(call: Signature | None) -> str:

@@ -76,18 +76,22 @@ def writer_makers(wanted: WantedWriters, study_dir: Path) -> list[WriterMaker]:
     """
     makers: list[WriterMaker] = []
     for name, args in wanted:
-        found = load_named(name, WRITERS, study_dir, kind="metrics.writers")
-        lacks = [] if name in WRITERS else [it for it in ("write", "flush", "close") if not hasattr(found, it)]
+        factory = load_named(name, WRITERS, study_dir, kind="metrics.writers")
+        lacks = (
+            []
+            if name in WRITERS
+            else [method for method in ("write", "flush", "close") if not hasattr(factory, method)]
+        )
         if lacks:
             raise ConfigError(f"metrics.writers: {name} must define {' and '.join(lacks)}")
         # The run itself is known only where the writer is opened.
-        given = arguments_for(found, args, {"run": None}, kind=f"the arguments of {name} in metrics.writers")
-        makers.append((name, partial(_made, found, given)))
+        given = arguments_for(factory, args, {"run": None}, kind=f"the arguments of {name} in metrics.writers")
+        makers.append((name, partial(_made, factory, given)))
     return makers
 
 
-def _made(found: Callable[..., Writer], given: Mapping[str, Any], run: LoggedRun) -> Writer:
-    return found(**{**given, "run": run} if "run" in given else given)
+def _made(factory: Callable[..., Writer], given: Mapping[str, Any], run: LoggedRun) -> Writer:
+    return factory(**{**given, "run": run} if "run" in given else given)
 
 
 def _opened(makers: Sequence[WriterMaker], run: LoggedRun) -> list[Writer]:

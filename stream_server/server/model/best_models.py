@@ -71,12 +71,13 @@ class BestModels(Callback):
     def best(self) -> list[dict[str, Any]]:
         """The kept models, the best first: batch, value, and the name of the folder. Rank 0."""
         return [
-            {**it, "monitor": self._monitor.name, "folder": self._folder.path(it["batch"]).name} for it in self._kept
+            {**entry, "monitor": self._monitor.name, "folder": self._folder.path(entry["batch"]).name}
+            for entry in self._kept
         ]
 
     def on_train_start(self, server: Any) -> None:
         if server.rank == 0:
-            there = [it for it in self._kept if exists(self._folder.path(it["batch"]))]
+            there = [entry for entry in self._kept if exists(self._folder.path(entry["batch"]))]
             self._kept = there[: self._num]
             self._prune()
 
@@ -91,16 +92,22 @@ class BestModels(Callback):
                 self._consider(server.progress.batches, value, metrics)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"monitor": self._monitor.name, "mode": self._monitor.mode, "kept": [dict(it) for it in self._kept]}
+        return {
+            "monitor": self._monitor.name,
+            "mode": self._monitor.mode,
+            "kept": [dict(entry) for entry in self._kept],
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Values of another monitor cannot be compared: those models go."""
         same = (state["monitor"], state["mode"]) == (self._monitor.name, self._monitor.mode)
-        self._kept = [dict(it) for it in state["kept"]] if same else []
+        self._kept = [dict(entry) for entry in state["kept"]] if same else []
 
     def _consider(self, batch: int, value: float, metrics: Mapping[str, float]) -> None:
-        others = [it for it in self._kept if it["batch"] != batch]
-        place = next((i for i, it in enumerate(others) if self._monitor.is_better(value, it["value"])), len(others))
+        others = [entry for entry in self._kept if entry["batch"] != batch]
+        place = next(
+            (i for i, other in enumerate(others) if self._monitor.is_better(value, other["value"])), len(others)
+        )
         if place >= self._num:
             return
         try:
@@ -123,7 +130,7 @@ class BestModels(Callback):
         self._folder.write(batch, self._capture(), facts)
 
     def _prune(self) -> None:
-        self._folder.keep_only([it["batch"] for it in self._kept])
+        self._folder.keep_only([entry["batch"] for entry in self._kept])
 
 
 class BestFolder:

@@ -114,5 +114,5 @@ def _manifest(folder: Path) -> Manifest:
 def _newest(folder: Path) -> SavedModel | None:
     """The model of the newest valid checkpoint in a folder of checkpoints, if there is one."""
     checkpoints = CheckpointFolder(folder)
-    found = newest_readable(checkpoints, read_incarnations(folder), {})
-    return None if found is None else find_saved_model(checkpoints.path(found.checkpoint))
+    newest = newest_readable(checkpoints, read_incarnations(folder), {})
+    return None if newest is None else find_saved_model(checkpoints.path(newest.checkpoint))

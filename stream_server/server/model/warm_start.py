@@ -227,7 +227,9 @@ def _load_optimizers(server: Any, framework: Framework, state: Mapping[str, Any]
     try:
         check_kinds(state["kinds"]["optimizers"], own, "optimizer")
         for optimizer, its_state in zip(own, framework.restored(state["optimizers"]), strict=True):
-            settings = [{key: it for key, it in group.items() if key != "params"} for group in optimizer.param_groups]
+            settings = [
+                {key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups
+            ]
             optimizer.load_state_dict(its_state)
             for group, its_settings in zip(optimizer.param_groups, settings, strict=True):
                 group.update(its_settings)

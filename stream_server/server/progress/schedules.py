@@ -39,7 +39,7 @@ class Schedule:
         self._fraction = min(self._fraction, progress.fraction or 0.0)
         return (
             (self._every is not None and self._num_reached(self._every, progress) > self._num_done(self._every))
-            or any(self._num_reached(it, progress) > 0 and not self._num_done(it) for it in self._at)
+            or any(self._num_reached(moment, progress) > 0 and not self._num_done(moment) for moment in self._at)
             or (self._every_s is not None and progress.agreed_s - self._time_s >= self._every_s)
         )
 

@@ -57,11 +57,11 @@ def mismatch(environment: Mapping[str, str], library: str) -> str:
 
 def alone(environment: Mapping[str, str], size: int, library: str) -> str:
     """Say what to do when a world of `size` ranks is not the one that was started, "" if it is."""
-    told = told_sizes(environment)
-    if size != 1 or not told or size in told:
+    sizes = told_sizes(environment)
+    if size != 1 or not sizes or size in sizes:
         return ""
     return (
-        f"this rank is one of {max(told)}, but finds no other: the program that started them does not belong to the "
+        f"this rank is one of {max(sizes)}, but finds no other: the program that started them does not belong to the "
         f"MPI here, {library}. S{_advice(library)[1:]}"
     )
 

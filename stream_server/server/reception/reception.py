@@ -47,7 +47,7 @@ from stream_server.server.run.build import ragged_fields
 from stream_server.server.run.identity import Identity
 from stream_server.server.run.output import OutputFolder
 from stream_server.server.run.plan import RankPlan
-from stream_server.server.run.start import Start
+from stream_server.server.run.start import StartOptions
 from stream_server.server.simulations.design import DesignWarnings, ParameterDesign, write_csv
 from stream_server.server.simulations.launcher_process import LauncherProcess
 from stream_server.server.simulations.roster import Roster
@@ -73,7 +73,7 @@ class Reception(Source):
         plan: RankPlan,
         design: ParameterDesign,
         buffer: Buffer,
-        start: Start,
+        start: StartOptions,
         restored: RankRestore | None = None,
         roster_state: Mapping[str, Any] | None = None,
         retried: Container[int] = (),

@@ -25,7 +25,7 @@ def make_policy(config: StudyConfig, rank: int) -> Policy:
         UserCodeError: the user's policy raised.
     """
     settings, training = config.buffer, config.training
-    found = policy_class(settings.policy, config.study_dir)
+    factory = policy_class(settings.policy, config.study_dir)
     offered = {
         "capacity": settings.capacity,
         "watermark": settings.watermark,
@@ -33,7 +33,7 @@ def make_policy(config: StudyConfig, rank: int) -> Policy:
         "draws_per_sample": training.draws_per_sample,
         "seed": (config.study.seed, BUFFER_STREAM, rank),
     }
-    given = arguments_for(found, settings.args, offered, kind="buffer.args")
+    given = arguments_for(factory, settings.args, offered, kind="buffer.args")
     is_default = {
         "buffer.watermark": settings.watermark in (1, max(1, settings.capacity // WATERMARK_PART)),
         "buffer.pseudo_epochs": settings.pseudo_epochs == 1,
@@ -43,11 +43,11 @@ def make_policy(config: StudyConfig, rank: int) -> Policy:
         name = key.rpartition(".")[2]
         if not unset and name not in given:
             raise ConfigError(
-                f"{key}: {offered[name]} would be ignored, for {found.__name__} takes no {name}: leave it out"
+                f"{key}: {offered[name]} would be ignored, for {factory.__name__} takes no {name}: leave it out"
             )
-    policy: Policy = call_user(settings.policy, partial(found, **given))
+    policy: Policy = call_user(settings.policy, partial(factory, **given))
     if training.draws_per_sample is not None and policy.draws_per_sample is None:
-        raise UserCodeError(f"{found.__name__}.draws_per_sample must not be None where study.json gives it")
+        raise UserCodeError(f"{factory.__name__}.draws_per_sample must not be None where study.json gives it")
     return policy
 
 

@@ -14,7 +14,7 @@ from stream_server.config import StudyConfig
 from stream_server.launcher.backends.allocation import SHARE_WITH_STEPS, ServerSize
 from stream_server.launcher.backends.environment import PASSIVE, num_threads_of, simulation_environment
 from stream_server.machine.cgroups import within_quota
-from stream_server.server.run.start import Start
+from stream_server.server.run.start import StartOptions
 from stream_server.wording import counted
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ class SimulationCores:
 NO_SIMULATIONS = SimulationCores()
 
 
-def simulation_cores(config: StudyConfig, start: Start) -> SimulationCores:
+def simulation_cores(config: StudyConfig, start: StartOptions) -> SimulationCores:
     """The cores that the simulations of this start take; none in a replay."""
     if start.replay is not None:
         return NO_SIMULATIONS
@@ -145,17 +145,17 @@ def share_cores(ranks: "Ranks", simulations: SimulationCores = NO_SIMULATIONS) -
     threads = num_threads_of(os.environ) or threads_of_rank(
         here, num_cores=ranks.num_cores, num_bound=num_bound, num_ranks=ranks.local_size
     )
-    told = ranks.broadcast(ranks.gather([ranks.node, ranks.num_cores, threads]))
+    per_rank = ranks.broadcast(ranks.gather([ranks.node, ranks.num_cores, threads]))
     nodes = {}
-    for number, num_cores, _ in told:
+    for number, num_cores, _ in per_rank:
         there = simulations if number == 0 else NO_SIMULATIONS
         nodes[number] = NodeCores(
             cores=num_cores,
             simulations=there.num,
             cores_per_simulation=there.cores_each,
-            threads=tuple(num for node, _, num in told if node == number),
+            threads=tuple(num for node, _, num in per_rank if node == number),
         )
-    return Cores(nodes=tuple(nodes.values()), threads=tuple(num for _, _, num in told))
+    return Cores(nodes=tuple(nodes.values()), threads=tuple(num for _, _, num in per_rank))
 
 
 def wait_passively(node: NodeCores) -> None:

@@ -41,7 +41,7 @@ def require_given_up(wanted: Sequence[int], given_up: Collection[int]) -> None:
     Raises:
         ConfigError: one of the `wanted` ones was not.
     """
-    if wrong := [str(it) for it in wanted if it not in given_up]:
+    if wrong := [str(simulation) for simulation in wanted if simulation not in given_up]:
         known = ", ".join(map(str, sorted(given_up))) or "none"
         raise ConfigError(f"--retry {' '.join(wrong)}: expected simulations that were given up, which are: {known}")
 
@@ -157,7 +157,7 @@ class OutputFolder:
             if report["exit_code"] != 0 or resolved["study"]["simulations"] > before["study"]["simulations"]:
                 return False
             limits, limits_before = resolved["training"], before["training"]
-            return report["exit_reason"] == "finished" or all(limits[it] == limits_before[it] for it in LIMITS)
+            return report["exit_reason"] == "finished" or all(limits[limit] == limits_before[limit] for limit in LIMITS)
         except (OSError, ValueError, KeyError, TypeError, RecursionError):
             return False
 
@@ -172,7 +172,7 @@ class OutputFolder:
                 f"--retry: the samples are in {shown(self.samples)} already, and files that are there are not written "
                 "again. Raise study.simulations for others, or start over with --fresh"
             )
-        given_up = [it["id"] for it in json.loads(read_text(self.report))["failures"]]
+        given_up = [failure["id"] for failure in json.loads(read_text(self.report))["failures"]]
         require_given_up(wanted, given_up)
         return bool(given_up)
 
@@ -227,8 +227,8 @@ class OutputFolder:
         with contextlib.suppress(OSError, TypeError, KeyError):
             checkpoints = Path(before["checkpoint"]["dir"] or self.checkpoints)
             saved = list(checkpoints.iterdir()) if checkpoints.is_dir() else []
-            others = {it.name for it in self.path.iterdir()} - {self.checkpoints.name, *BEFORE_ANYTHING}
-            return bool(others) or any(INCARNATIONS not in it.name for it in saved) or self._has_metrics
+            others = {entry.name for entry in self.path.iterdir()} - {self.checkpoints.name, *BEFORE_ANYTHING}
+            return bool(others) or any(INCARNATIONS not in name.name for name in saved) or self._has_metrics
         return True
 
     def _earlier_study(self) -> Any:

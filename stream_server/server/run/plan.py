@@ -157,7 +157,7 @@ def memory_warning(config: StudyConfig, num_ranks: int, num_local: int) -> str:
 def limit_of_node(proc: Path = PROC, cgroup: Path = CGROUPS) -> MemoryLimit | None:
     """The smallest of the memory of this machine and the limits of the cgroups of this process; None if unknown."""
     limits = [*_of_machine(proc, "MemTotal"), *_of_cgroups(proc, cgroup)]
-    return min(limits, key=lambda it: it.num_bytes, default=None)
+    return min(limits, key=lambda limit: limit.num_bytes, default=None)
 
 
 def free_on_node(proc: Path = PROC) -> MemoryLimit | None:

@@ -18,7 +18,7 @@ LARGEST_MARGIN_S = 120.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Start:
+class StartOptions:
     """The options of the command line beside the study itself.
 
     `fresh` starts over, `resume` insists on an earlier run. `retry` tries these simulations again that were given up,

@@ -191,8 +191,8 @@ def _rows(
     for simulation, values in parameters.items():
         row = [simulation, *map(repr, values.values())]
         if origins is not None:
-            it = origins.get(simulation, Origin(by="", at=""))
-            row += [it.by, it.at, "" if it.score is None else repr(it.score)]
+            origin = origins.get(simulation, Origin(by="", at=""))
+            row += [origin.by, origin.at, "" if origin.score is None else repr(origin.score)]
         yield row
 
 

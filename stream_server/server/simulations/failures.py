@@ -40,8 +40,8 @@ class FailedAttempts:
 
     def take_back(self, simulation: int) -> None:
         """A simulation that was given up gets another attempt after all."""
-        self.retried |= {it["id"]: it for it in self.given_up if it["id"] == simulation}
-        self.given_up = [it for it in self.given_up if it["id"] != simulation]
+        self.retried |= {failed["id"]: failed for failed in self.given_up if failed["id"] == simulation}
+        self.given_up = [failed for failed in self.given_up if failed["id"] != simulation]
 
     def try_again(self, simulation: int) -> None:
         """Another attempt begins."""

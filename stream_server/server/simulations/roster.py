@@ -182,7 +182,9 @@ class Roster:
     def ends(self) -> dict[int, SimulationEnd]:
         """How every simulation ended, for the closing account."""
         steps = self.facts.time_steps.num
-        failing = {it["id"]: f"attempt {it['attempts'] - 1} failed: {it['reason']}" for it in self.failing}
+        failing = {
+            attempt["id"]: f"attempt {attempt['attempts'] - 1} failed: {attempt['reason']}" for attempt in self.failing
+        }
         return {
             simulation: SimulationEnd(
                 state=entry.phase.value,
@@ -292,7 +294,7 @@ class Roster:
             # Its client has come back: it was not started again.
             entry.goes_on = False
             self.num_survived += not entry.had_to_wait
-        was_repeated, was_different = entry.num_repeated, any(it.differs for it in entry.shares.values())
+        was_repeated, was_different = entry.num_repeated, any(share.differs for share in entry.shares.values())
         entry.shares[rank] = share
         self.table.count_settled(share.simulation)
         actions: list[Action] = [self._progress(share.simulation)]
@@ -320,8 +322,8 @@ class Roster:
         if message.attempt == ATTACHING:
             return [refuse(peer, Reason.STALE_ATTEMPT, conflict)]
         kept = self.entries[simulation].phase in KEPT
-        told = self._warn_kept(simulation, conflict)[1] if kept else self._withdraw(simulation, conflict)
-        return [refuse(peer, Reason.STALE_ATTEMPT, conflict), *told]
+        actions = self._warn_kept(simulation, conflict)[1] if kept else self._withdraw(simulation, conflict)
+        return [refuse(peer, Reason.STALE_ATTEMPT, conflict), *actions]
 
     def invalidate(self, peer: bytes, message: Invalidate) -> list[Action]:
         """A client withdraws its own simulation: not to be trained on, not to be tried again.
@@ -423,12 +425,12 @@ class Roster:
         return [invalid, *self._end(simulation, SimulationPhase.INVALID, reason)]
 
     def _keep(self, peer: bytes, message: Invalidate, entry: SimulationState) -> list[Action]:
-        why, told = self._warn_kept(message.simulation, in_one_line(message.reason))
+        why, warnings = self._warn_kept(message.simulation, in_one_line(message.reason))
         if entry.phase is SimulationPhase.STOPPED_EARLY:
             # Its client may not have heard of that yet, and is to take it for no error.
-            return [Reply(peer=peer, message=Stop(text=entry.reason)), *told]
+            return [Reply(peer=peer, message=Stop(text=entry.reason)), *warnings]
         advice = f"{why}, and what it sent is trained on; withdraw a simulation before it sends its last time step"
-        return [refuse(peer, Reason.STALE_ATTEMPT, advice), *told]
+        return [refuse(peer, Reason.STALE_ATTEMPT, advice), *warnings]
 
     def _warn_kept(self, simulation: int, reason: str) -> tuple[str, list[SimulationWarning]]:
         attempt, phase = self.entries[simulation].attempt, self.entries[simulation].phase
@@ -438,7 +440,7 @@ class Roster:
     def _drop(self, simulations: Sequence[int], reason: str) -> list[Action]:
         dropped = (*simulations, *self.table.unsuggested)
         left = [i for i in dropped if i in self.entries and not self.entries[i].phase.terminal]
-        actions = [it for i in left for it in self._close(i, SimulationPhase.STOPPED, reason)]
+        actions = [action for i in left for action in self._close(i, SimulationPhase.STOPPED, reason)]
         return actions + self._conclude()
 
     def _begin(

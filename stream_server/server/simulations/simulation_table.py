@@ -193,7 +193,7 @@ class SimulationTable:
     def with_parameters(self, results: Mapping[int, Mapping[str, float]]) -> dict[int, dict[str, float]]:
         """The results of simulations, each with the parameters that it runs with; a client may have brought its own."""
         entries = {i: self.entries[i] for i in results if i in self.entries}
-        return {i: {**results[i], **it.parameters} for i, it in entries.items() if it.parameters is not None}
+        return {i: {**results[i], **entry.parameters} for i, entry in entries.items() if entry.parameters is not None}
 
     @property
     def unsuggested(self) -> tuple[int, ...]:
@@ -216,7 +216,9 @@ class SimulationTable:
 
     def of_phase(self, *phases: SimulationPhase) -> list[int]:
         """The ids in these phases, phase by phase."""
-        return [i for phase in phases if self._num_in[phase] for i, it in self.entries.items() if it.phase is phase]
+        return [
+            i for phase in phases if self._num_in[phase] for i, entry in self.entries.items() if entry.phase is phase
+        ]
 
     def counts(self) -> dict[str, int]:
         """How many simulations are in each state; of those that were started, the `queued` ones do not run yet."""
@@ -232,9 +234,9 @@ class SimulationTable:
     def rows(self) -> bytes:
         """All simulations, for a checkpoint: as one value, of which only what may have changed is encoded anew."""
         for i in sorted(self._unsaved):
-            it = self.entries[i]
-            counts = it.num_steps, it.num_settled
-            row = SavedSimulation(i, it.parameters, it.phase, it.attempt, it.begun, it.reason, *counts)
+            entry = self.entries[i]
+            counts = entry.num_steps, entry.num_settled
+            row = SavedSimulation(i, entry.parameters, entry.phase, entry.attempt, entry.begun, entry.reason, *counts)
             self._rows[i] = msgspec.Raw(msgspec.msgpack.encode(row))
         # A client that attached tells its parameters while it runs.
         self._unsaved = set(self.running)

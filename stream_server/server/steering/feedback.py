@@ -78,7 +78,7 @@ class SampleScores:
 
     def state_dict(self) -> list[list[Any]]:
         """Simulation, score, sum and count of each sum that `take` would give."""
-        return [[simulation, name, *it] for simulation, sums in self._sums.items() for name, it in sums.items()]
+        return [[simulation, name, *total] for simulation, sums in self._sums.items() for name, total in sums.items()]
 
     def load_state_dict(self, state: Iterable[Sequence[Any]]) -> None:
         for simulation, name, total, num in state:
@@ -147,7 +147,9 @@ class Feedback(Callback):
             "simulations": np.array(list(self._results), np.int64),
             "names": names,
             "values": np.array(rows, np.float64).reshape(len(rows), len(names)),
-            "firsts": np.array([self._firsts.get(it, (0.0, 0.0)) for it in self._results], np.float64).reshape(-1, 2),
+            "firsts": np.array(
+                [self._firsts.get(simulation, (0.0, 0.0)) for simulation in self._results], np.float64
+            ).reshape(-1, 2),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -156,7 +158,7 @@ class Feedback(Callback):
             simulations, state["values"].tolist(), state["firsts"].tolist(), strict=True
         ):
             known = zip(state["names"], row, strict=True)
-            self._results[simulation] = {name: it for name, it in known if name == LOSS or not np.isnan(it)}
+            self._results[simulation] = {name: value for name, value in known if name == LOSS or not np.isnan(value)}
             self._firsts[simulation] = firsts
         if self._ranks.rank == 0:
             self._ingest(self._results)

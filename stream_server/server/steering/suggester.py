@@ -136,8 +136,10 @@ class Suggester:
         """
         with ExitStack() as stack:
             stack.enter_context(self._log)
-            for it in self._log.suggestions:
-                self._known["validation" if it.simulation < self._num_held_out else "training"].add(it.values)
+            for suggestion in self._log.suggestions:
+                self._known["validation" if suggestion.simulation < self._num_held_out else "training"].add(
+                    suggestion.values
+                )
             stack.callback(self._process.close)
             self._begin()
             self._stack = stack.pop_all()
@@ -161,7 +163,7 @@ class Suggester:
     @property
     def parameters(self) -> list[dict[str, float]]:
         """The parameters of simulations 0, 1, 2, …, as far as they were suggested."""
-        return [self._by_name(it) for it in self.suggestions]
+        return [self._by_name(suggestion) for suggestion in self.suggestions]
 
     @property
     def origins(self) -> dict[int, Origin]:
@@ -171,7 +173,7 @@ class Suggester:
     @property
     def warnings(self) -> list[str]:
         """Warnings about suggestions that were not those of the class."""
-        num = sum(it.by == self._settings.fallback for it in self.suggestions)
+        num = sum(suggestion.by == self._settings.fallback for suggestion in self.suggestions)
         if not num:
             return []
         why = f": {self._problem}" if self._problem else ""
@@ -184,7 +186,7 @@ class Suggester:
 
     def counts(self) -> dict[str, int]:
         """How many suggestions came from whom."""
-        return dict(Counter(it.by for it in self.suggestions))
+        return dict(Counter(suggestion.by for suggestion in self.suggestions))
 
     def start(
         self,
@@ -267,7 +269,7 @@ class Suggester:
             if not self._write(suggested):
                 return
             failpoint("suggester.after_log")
-            parameters = {it.simulation: self._by_name(it) for it in suggested}
+            parameters = {suggestion.simulation: self._by_name(suggestion) for suggestion in suggested}
             try:
                 append_csv(self._parameters_csv, parameters, _origins(suggested))
             except OSError as error:
@@ -312,26 +314,26 @@ class Suggester:
     def _suggest_for(self, stream: str, simulations: range) -> list[Suggestion]:
         points = self._ask_for(stream, len(simulations)) if simulations else []
         at = datetime.now(UTC).isoformat(timespec="milliseconds")
-        found = [
+        suggestions = [
             Suggestion(simulation=simulation, values=values, by=str(self._settings), at=at, score=score)
             for simulation, (values, score) in zip(simulations, points, strict=False)
         ]
         first = 0 if stream == "validation" else self._num_held_out
-        for simulation in simulations[len(found) :]:
+        for simulation in simulations[len(suggestions) :]:
             values = self._fallbacks[stream].values(simulation - first)
-            found.append(Suggestion(simulation=simulation, values=values, by=self._settings.fallback, at=at))
-        self._known[stream].update(it.values for it in found)
-        return found
+            suggestions.append(Suggestion(simulation=simulation, values=values, by=self._settings.fallback, at=at))
+        self._known[stream].update(suggestion.values for suggestion in suggestions)
+        return suggestions
 
     def _ask_for(self, stream: str, num: int) -> list[tuple[Values, float | None]]:
         """At most `num` points of the class that were never suggested before."""
         until = time.monotonic() + self._settings.timeout_s
-        found: list[tuple[Values, float | None]] = []
+        pairs: list[tuple[Values, float | None]] = []
         known = set(self._known[stream])
         most_asked = num + len(known)
         # A class that begins anew after a restart may suggest again what it has suggested before.
-        while len(found) < num and most_asked > 0:
-            missing = num - len(found)
+        while len(pairs) < num and most_asked > 0:
+            missing = num - len(pairs)
             most_asked -= missing
             try:
                 answer = self._ask({"do": "suggest", "stream": stream, "num": missing}, until)
@@ -343,14 +345,14 @@ class Suggester:
                 if values not in known or self._may_repeat:
                     self._num_lost = 0
                     known.add(values)
-                    found.append((values, score))
+                    pairs.append((values, score))
             if answer["problem"]:
                 self._note(answer["problem"])
                 break
         else:
-            if len(found) < num:
+            if len(pairs) < num:
                 self._tell(f"{self._settings}: suggest({num}) gave points again that it had given before")
-        return found
+        return pairs
 
     def _ask(self, request: Mapping[str, Any], until: float) -> dict[str, Any]:
         self._hear(until)
@@ -422,4 +424,7 @@ class Suggester:
 
 
 def _origins(suggestions: Sequence[Suggestion]) -> dict[int, Origin]:
-    return {it.simulation: Origin(by=it.by, at=it.at, score=it.score) for it in suggestions}
+    return {
+        suggestion.simulation: Origin(by=suggestion.by, at=suggestion.at, score=suggestion.score)
+        for suggestion in suggestions
+    }

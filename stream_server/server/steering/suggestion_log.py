@@ -70,22 +70,25 @@ class SuggestionLog:
         Raises:
             OSError: they are not there.
         """
-        rows = [[it.simulation, list(it.values), it.by, it.at, it.score] for it in suggestions]
+        rows = [
+            [suggestion.simulation, list(suggestion.values), suggestion.by, suggestion.at, suggestion.score]
+            for suggestion in suggestions
+        ]
         self._lines.append(checksummed_json({"suggestions": rows}, indent=None))
         self.suggestions += suggestions
 
     def _decoded(self, number: int, line: bytes) -> list[Suggestion]:
         try:
             rows: list[Any] = parse_checksummed_json(line)["suggestions"]
-            found = [
+            suggestions = [
                 Suggestion(simulation=int(row[0]), values=tuple(map(float, row[1])), by=row[2], at=row[3], score=row[4])
                 for row in rows
             ]
         except (ValueError, TypeError, KeyError, IndexError) as error:
             raise ValueError(f"line {number}: {error}") from error
         known = len(self.suggestions)
-        if [it.simulation for it in found] != list(range(known, known + len(found))):
+        if [suggestion.simulation for suggestion in suggestions] != list(range(known, known + len(suggestions))):
             raise ValueError(f"line {number} is not about simulation {known}, which is next")
-        if any(len(it.values) != self._num_parameters for it in found):
+        if any(len(suggestion.values) != self._num_parameters for suggestion in suggestions):
             raise ValueError(f"line {number} has not {self._num_parameters} parameters")
-        return found
+        return suggestions

@@ -258,12 +258,12 @@ def _summary_rows(report: Mapping[str, Any], *, is_online: bool) -> list[tuple[s
     if retried := _retried(report):
         rows.append(("tried again", _some(_failures(retried))))
     if report["failed_later"]:
-        rows.append(("failed later", _some([_later(it) for it in report["failed_later"]])))
+        rows.append(("failed later", _some([_later(failure) for failure in report["failed_later"]])))
     if samples["duplicates"]:
         rows.append(("duplicates", f"{samples['duplicates']:,}, each dropped"))
     if samples["rejected"]:
         reasons = [f"{reason}: {num:,}" for reason, num in samples["rejected"].items()]
-        simulations = [f"simulation {it}: {num:,}" for it, num in samples["rejected_of"].items()]
+        simulations = [f"simulation {simulation}: {num:,}" for simulation, num in samples["rejected_of"].items()]
         rows.append(("rejected", f"{', '.join(reasons)}; of\n{_some(simulations)}"))
     if samples["never_produced"]:
         title = "still to come" if report["exit_reason"] == "saved" else "never produced"
@@ -294,9 +294,9 @@ def _summary_rows(report: Mapping[str, Any], *, is_online: bool) -> list[tuple[s
         rows.append(("rollout", _rollout(report["rollout"])))
     rows.append(("time", _time(report)))
     oversubscribed = any(node["oversubscribed"] for node in report["cores"])
-    told = bottleneck_of_run(report["phases_s"], oversubscribed=oversubscribed)
-    if is_online and report["batches"] and told:
-        rows.append(("bottleneck", told))
+    bottleneck = bottleneck_of_run(report["phases_s"], oversubscribed=oversubscribed)
+    if is_online and report["batches"] and bottleneck:
+        rows.append(("bottleneck", bottleneck))
     if report["restarts"]:
         num_survived = report["simulations"]["survived_restarts"]
         survived = f", {counted(num_survived, 'running simulation')} went on" if num_survived else ""
@@ -398,12 +398,14 @@ def _later(failure: Mapping[str, Any]) -> str:
 def _retried(report: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """The failures that a further attempt followed, of simulations that did not fail again."""
     failed = {failure["id"] for failure in report["failures"]}
-    return [it for it in report["retried"] if it["id"] not in failed]
+    return [failure for failure in report["retried"] if failure["id"] not in failed]
 
 
 def _counts(counts: Mapping[str, int], names: tuple[str, ...]) -> str:
     required = names[:2]
-    return ", ".join(f"{counts[it]:,} {it.replace('_', ' ')}" for it in names if counts.get(it) or it in required)
+    return ", ".join(
+        f"{counts[name]:,} {name.replace('_', ' ')}" for name in names if counts.get(name) or name in required
+    )
 
 
 def _some(texts: list[str], num: int = 5) -> str:

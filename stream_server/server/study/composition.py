@@ -335,5 +335,5 @@ class SourceEvents(Callback):
                 return
 
 
-def optional(it: T | None) -> list[T]:
-    return [] if it is None else [it]
+def optional(part: T | None) -> list[T]:
+    return [] if part is None else [part]

@@ -95,20 +95,20 @@ def classified(error: BaseException) -> StreamServerError:
     and an InternalError otherwise. A connection that broke because another rank died is a RankLost, also where the
     user's code was waiting for that rank.
     """
-    found: StreamServerError
-    if any(mark in str(it) for it in _chain(error) for mark in _LOST_PEER):
+    kind: StreamServerError
+    if any(mark in str(cause) for cause in _chain(error) for mark in _LOST_PEER):
         # The words of gloo or NCCL, an address and a line of its source, stand in the traceback.
-        found = RankLost("another rank died or lost its connection")
+        kind = RankLost("another rank died or lost its connection")
     elif isinstance(error, StreamServerError):
         return error
     elif method := _method_of_user(error):
-        found = UserCodeError(f"{method} raised {type(error).__name__}: {error}")
+        kind = UserCodeError(f"{method} raised {type(error).__name__}: {error}")
     elif words := refusal(error):
-        found = RankLost(words)
+        kind = RankLost(words)
     else:
-        found = InternalError.of(error)
-    found.__cause__ = error
-    return found
+        kind = InternalError.of(error)
+    kind.__cause__ = error
+    return kind
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:

@@ -9,7 +9,7 @@ from typing import Any
 from stream_server.errors import NotBalanced
 from stream_server.messages.simulation_phase import SimulationPhase
 from stream_server.server.checkpoint.capture import versions
-from stream_server.server.intake.account import Account, Learned, RankAccount, SimulationEnd, close_account
+from stream_server.server.intake.account import Account, RankAccount, SimulationEnd, TrainedCounts, close_account
 from stream_server.server.progress.batches import SMALL_PART
 from stream_server.server.progress.phases import mean_over_ranks
 from stream_server.server.study.set_up import UNPROTECTED, StudyRank
@@ -76,7 +76,7 @@ def build_report(outcome: Outcome, study: StudyRank, ranks: Sequence[RankReport]
             *study.cores.warnings,
             *_ended_early(outcome, ends),
             *_left_out(account),
-            *(f"rank {number}: {it}" for number, rank in enumerate(ranks) for it in rank.warnings),
+            *(f"rank {number}: {warning}" for number, rank in enumerate(ranks) for warning in rank.warnings),
         ],
         "started": identity.started,
         "wall_s": round(study.wall_s(), 3),
@@ -109,9 +109,9 @@ def build_report(outcome: Outcome, study: StudyRank, ranks: Sequence[RankReport]
     }
 
 
-def _learned(outcome: Outcome, study: StudyRank) -> Learned:
+def _learned(outcome: Outcome, study: StudyRank) -> TrainedCounts:
     progress, stopped = study.progress, study.stops.agreed
-    return Learned(
+    return TrainedCounts(
         trained=progress.samples if study.is_set_up else 0,
         skipped=progress.skipped if study.is_set_up else 0,
         added=progress.added if study.is_set_up else 0,
@@ -144,8 +144,8 @@ def _judge(
     elif updates == 0 and account.arrived:
         message = f"nothing was learned: no update was made, though {counted(account.arrived, 'time step')} came"
         fates = {"skipped": account.skipped, "rejected": account.num_rejected, "dropped": account.dropped}
-        if found := [f"{num:,} were {name}" for name, num in fates.items() if num]:
-            message += f", of which {' and '.join(found)}"
+        if parts := [f"{num:,} were {name}" for name, num in fates.items() if num]:
+            message += f", of which {' and '.join(parts)}"
         message += ". The logs of the ranks say why; when that is repaired, start over with --fresh"
     elif has_changed_nothing:
         message = (

@@ -38,7 +38,7 @@ from stream_server.server.run.build import NOISE_STREAM, allowed_failures, make_
 from stream_server.server.run.cores import share_cores, simulation_cores, wait_passively
 from stream_server.server.run.output import OutputFolder
 from stream_server.server.run.plan import RankPlan, make_plan
-from stream_server.server.run.start import Start
+from stream_server.server.run.start import StartOptions
 from stream_server.server.simulations.design import ParameterDesign
 from stream_server.server.steering.feedback import Feedback
 from stream_server.server.study.composition import Composition, optional
@@ -101,7 +101,7 @@ class StudyRank(Composition):
         ranks: Ranks,
         folder: OutputFolder,
         continuation: Continuation,
-        start: Start,
+        start: StartOptions,
         stops: StopRequests,
         collector: StudyCollector,
     ) -> None:
@@ -223,7 +223,7 @@ class StudyRank(Composition):
         policy = make_policy(config, ranks.rank)
         return make_buffer(config, policy, num_slots, spare=plan.spare, most_kept=plan.most_kept)
 
-    def _make_source(self, start: Start, plan: RankPlan, design: ParameterDesign) -> Source:
+    def _make_source(self, start: StartOptions, plan: RankPlan, design: ParameterDesign) -> Source:
         if start.replay is not None:
             return ReplaySource(
                 self.config,

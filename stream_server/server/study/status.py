@@ -140,9 +140,9 @@ class StatusBoard(Callback):
         study, config, progress, buffer = self._study, self._study.config, self._study.progress, self._study.buffer
         loss, validation_loss = map(study.metrics.latest.get, ("train/loss", "val/loss"))
         phases_s, saves = study.phases.seconds, self._saves
-        simulations, told = self._source.counts()
+        simulations, samples = self._source.counts()
         # Other ranks tell a little later what they have received than what they have trained.
-        received = max(told, progress.samples)
+        received = max(samples, progress.samples)
         mark = Mark(
             now=now,
             batches=progress.batches,

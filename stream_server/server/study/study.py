@@ -39,7 +39,7 @@ from stream_server.server.replay.simulation_file import load_h5py
 from stream_server.server.run.logs import Logs
 from stream_server.server.run.output import OutputFolder, require_given_up
 from stream_server.server.run.plan import make_plan, memory_problem, memory_warning
-from stream_server.server.run.start import RANK_0_REPORTS_S, Start
+from stream_server.server.run.start import RANK_0_REPORTS_S, StartOptions
 from stream_server.server.simulations.simulation_table import given_up_in
 from stream_server.server.study.closing import close, outcome_of, outcome_of_failure, write_and_show
 from stream_server.server.study.failure import Failure, leave_together
@@ -56,7 +56,7 @@ PROGRAM = "stream-server"
 log = logging.getLogger(__name__)
 
 
-def run_study(config: StudyConfig, start: Start) -> int:
+def run_study(config: StudyConfig, start: StartOptions) -> int:
     """Run a study on all ranks of this MPI job, or on one rank outside of MPI. Collective.
 
     Returns:
@@ -119,7 +119,7 @@ def _end(ranks: Ranks | None, text: str, exit_code: int) -> NoReturn:
     (SoloRanks() if ranks is None else ranks).abort(exit_code)
 
 
-def _run(config: StudyConfig, ranks: Ranks, start: Start, stops: StopRequests, watchdog: Watchdog) -> int:
+def _run(config: StudyConfig, ranks: Ranks, start: StartOptions, stops: StopRequests, watchdog: Watchdog) -> int:
     check_ranks(config, ranks.size)
     if config.offline.write_files:
         load_h5py()
@@ -155,7 +155,7 @@ def _run(config: StudyConfig, ranks: Ranks, start: Start, stops: StopRequests, w
             return train(study)
 
 
-def _is_over(config: StudyConfig, folder: OutputFolder, start: Start) -> bool:
+def _is_over(config: StudyConfig, folder: OutputFolder, start: StartOptions) -> bool:
     """Whether the study is finished, and nothing of it is to be tried again. Rank 0.
 
     Raises:
@@ -171,7 +171,7 @@ def _told_that_it_is_over(config: StudyConfig, folder: OutputFolder) -> str:
     checkpoints, changed = CheckpointFolder(config.checkpoint.dir or folder.checkpoints), ""
     with suppress(DamagedCheckpoint, OSError):
         its_class = digest_of(config.server.class_, config.study_dir)
-        if any(checkpoints.manifest(it).class_digest != its_class for it in checkpoints.numbers()[-1:]):
+        if any(checkpoints.manifest(number).class_digest != its_class for number in checkpoints.numbers()[-1:]):
             changed = " The file with the server class has changed since then, and its model has not."
     return (
         f"{config.study.name} is finished: {folder.report} says how.{changed} More study.simulations go on with it, "
@@ -198,7 +198,7 @@ def _open_metrics_page(config: StudyConfig, folder: OutputFolder, collector: Stu
         log.info("metrics for Prometheus: %s", address)
 
 
-def _take_folder(config: StudyConfig, folder: OutputFolder, start: Start, locks: ExitStack) -> None:
+def _take_folder(config: StudyConfig, folder: OutputFolder, start: StartOptions, locks: ExitStack) -> None:
     """Close the output folder to others and lock it, before anything in it is changed. Rank 0.
 
     Raises:
@@ -235,18 +235,18 @@ def _claim(folder: Path, config: StudyConfig) -> None:
         print(f"stream-server: {closed}", file=sys.stderr, flush=True)
 
 
-def _lock(folder: Path, start: Start, locks: ExitStack) -> None:
+def _lock(folder: Path, start: StartOptions, locks: ExitStack) -> None:
     if start.link is None:
         locks.enter_context(StudyLock(folder / RUN_LOCK, PROGRAM))
     locks.enter_context(_server_lock(folder, start))
 
 
-def _server_lock(folder: Path, start: Start) -> StudyLock:
+def _server_lock(folder: Path, start: StartOptions) -> StudyLock:
     # A launcher starts a server only when it has killed the one before.
     return StudyLock(folder / SERVER_LOCK, PROGRAM, was_killed=start.link is not None)
 
 
-def _require_program(config: StudyConfig, start: Start) -> None:
+def _require_program(config: StudyConfig, start: StartOptions) -> None:
     """Refuse a study whose simulations name a program that is missing; stream-launcher has looked before. Rank 0."""
     if start.link is None and start.replay is None and config.launcher.backend == "local":
         LocalBackend(config).check()
@@ -255,8 +255,8 @@ def _require_program(config: StudyConfig, start: Start) -> None:
 def _require_descriptors(config: StudyConfig, ranks: Ranks) -> None:
     """See to it that each rank may open the files that it needs; the limits of nodes may differ."""
     num = make_plan(config).connections + descriptors.STRANGERS
-    said = ranks.gather(descriptors.raise_limit(num, descriptors.FOR_CONNECTIONS, spare=descriptors.BURST))
-    problem = ranks.broadcast(said and next(filter(None, said), ""))
+    problems = ranks.gather(descriptors.raise_limit(num, descriptors.FOR_CONNECTIONS, spare=descriptors.BURST))
+    problem = ranks.broadcast(problems and next(filter(None, problems), ""))
     if problem:
         raise ConfigError(problem)
 
@@ -274,8 +274,8 @@ def _require_network(config: StudyConfig, ranks: Ranks) -> None:
         if interface.is_loopback and ranks.num_nodes > 1:
             problem = f"network.interface: the ranks are on {ranks.num_nodes} nodes, which do not reach each other by "
             problem += f"{interface}. Name another interface, or the subnet in which all nodes have an address"
-    said = ranks.gather(problem)
-    if problem := ranks.broadcast(said and next(filter(None, said), "")):
+    problems = ranks.gather(problem)
+    if problem := ranks.broadcast(problems and next(filter(None, problems), "")):
         raise ConfigError(problem)
     if ranks.rank == 0:
         log.info("network.interface: %s", network.description_of(wanted))
@@ -283,8 +283,10 @@ def _require_network(config: StudyConfig, ranks: Ranks) -> None:
 
 def _require_memory(config: StudyConfig, ranks: Ranks) -> None:
     """Refuse samples for which a node has no memory, before they fill what it has."""
-    said = ranks.gather([of(config, ranks.size, ranks.local_size) for of in (memory_problem, memory_warning)])
-    problem, warning = ranks.broadcast(said and [next(filter(None, texts), "") for texts in zip(*said, strict=True)])
+    problems = ranks.gather([of(config, ranks.size, ranks.local_size) for of in (memory_problem, memory_warning)])
+    problem, warning = ranks.broadcast(
+        problems and [next(filter(None, texts), "") for texts in zip(*problems, strict=True)]
+    )
     if problem:
         raise ConfigError(problem)
     if warning and ranks.rank == 0:

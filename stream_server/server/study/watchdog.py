@@ -256,10 +256,10 @@ def _place(frame: FrameType | None) -> str:
     outside: FrameType | None = None
     while frame is not None and not frame.f_code.co_filename.startswith(PACKAGE):
         outside, frame = frame, frame.f_back
-    found = outside or frame
-    if found is None:
+    place = outside or frame
+    if place is None:
         return "no code of Python"
-    return f"{found.f_code.co_qualname} ({found.f_code.co_filename}:{found.f_lineno})"
+    return f"{place.f_code.co_qualname} ({place.f_code.co_filename}:{place.f_lineno})"
 
 
 def _stacks() -> str:

@@ -90,7 +90,7 @@ class Stream(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Statement:
+class Vote:
     """The contribution of one rank to a round. Without a batch the rank is idle, or `drained`."""
 
     batch: Batch | None = None
@@ -119,7 +119,7 @@ class Statement:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Round:
+class Tally:
     """The sum of the statements of all ranks."""
 
     sizes: tuple[int, ...]
@@ -131,7 +131,7 @@ class Round:
     stop: StopReason | None
 
     @classmethod
-    def of(cls, total: NDArray[np.int64], num_ranks: int) -> "Round":
+    def of(cls, total: NDArray[np.int64], num_ranks: int) -> "Tally":
         numbers = iter(total.tolist())
         sizes, exit_codes = tuple(islice(numbers, num_ranks)), tuple(islice(numbers, num_ranks))
         counts = StepCounts(*islice(numbers, len(StepCounts._fields)))
@@ -247,7 +247,7 @@ def in_lockstep(
                 batch = stream.draw(min(waiting.wait_s, saves.wait_s))
             except Closed:
                 drained = True
-        said = Statement(
+        statement = Vote(
             batch=batch,
             drained=drained,
             impatient=waiting.over and batch is None,
@@ -257,7 +257,7 @@ def in_lockstep(
             saves=saves.state(),
         )
         with phases.measure("round"):
-            agreed = _meet(ranks, said)
+            agreed = _meet(ranks, statement)
         saves.advance(agreed.saves)
         waiting.note(idle=batch is None and not drained, others_hold=agreed.num_active > 0)
         if agreed.stop is not None and (at_boundary() or not agreed.num_active):
@@ -291,7 +291,7 @@ def agree(ranks: Ranks, state: SaveState) -> SaveState:
     Raises:
         PeerFailed: another rank failed.
     """
-    return _meet(ranks, Statement(saves=state)).saves
+    return _meet(ranks, Vote(saves=state)).saves
 
 
 def offer_failure(ranks: Ranks, exit_code: int, timeout_s: float = OFFER_S) -> int | None:
@@ -300,8 +300,8 @@ def offer_failure(ranks: Ranks, exit_code: int, timeout_s: float = OFFER_S) -> i
     Returns:
         The exit code that all ranks agreed on, or None when they did not come to a round in time.
     """
-    total = ranks.offer(Statement(exit_code=exit_code).packed(ranks.rank, ranks.size), timeout_s)
-    return None if total is None else Round.of(total, ranks.size).exit_code
+    total = ranks.offer(Vote(exit_code=exit_code).packed(ranks.rank, ranks.size), timeout_s)
+    return None if total is None else Tally.of(total, ranks.size).exit_code
 
 
 def _text_of(reason: StopReason, stops: StopRequests, ranks: Ranks) -> str:
@@ -310,8 +310,8 @@ def _text_of(reason: StopReason, stops: StopRequests, ranks: Ranks) -> str:
     return str(ranks.broadcast(texts and next(filter(None, texts), "")))
 
 
-def _meet(ranks: Ranks, said: Statement) -> Round:
-    agreed = Round.of(ranks.sum(said.packed(ranks.rank, ranks.size)), ranks.size)
+def _meet(ranks: Ranks, statement: Vote) -> Tally:
+    agreed = Tally.of(ranks.sum(statement.packed(ranks.rank, ranks.size)), ranks.size)
     failed = [rank for rank, code in enumerate(agreed.exit_codes) if code]
     if failed:
         raise PeerFailed(f"rank {failed[0]} failed; exit.json in the output folder says why", agreed.exit_code)

@@ -95,14 +95,14 @@ def of_arrays(state: Any, kinds: str = "fc") -> Fingerprints:
 
     Those of other `kinds` of types than floating-point ones, and of a type that NumPy does not have, are left out.
     """
-    found = {}
+    fingerprints = {}
     for path, value in _leaves(state, "", MOST_NESTED):
         with suppress(TypeError, ValueError, RuntimeError):
             if hasattr(value, "__dlpack__") and not isinstance(value, np.memmap):
                 array = as_array(value)
                 if array.dtype.kind in kinds:
-                    found[path] = fingerprint(array)
-    return found
+                    fingerprints[path] = fingerprint(array)
+    return fingerprints
 
 
 def of_numbers(state: Any) -> Fingerprints:
@@ -113,22 +113,22 @@ def of_numbers(state: Any) -> Fingerprints:
     """
     generators: dict[str, int] = {}
     arrays: dict[str, Any] = {}
-    found: dict[str, list[Any]] = {}
+    by_owner: dict[str, list[Any]] = {}
     for path, value in _leaves(state, "", MOST_NESTED, MOST_NUMBERS):
         # What is the user's may raise anything when it is asked what it is.
         with suppress(Exception):
             if _is_number(value):
                 owner, _, place = path.rpartition(".")
-                found.setdefault(owner if owner and place.isdigit() else path, []).append(value)
+                by_owner.setdefault(owner if owner and place.isdigit() else path, []).append(value)
             elif isinstance(value, list | deque):
                 if not value or _is_number(value[0]):
-                    found[path] = [len(value)] if value else []
+                    by_owner[path] = [len(value)] if value else []
             elif hasattr(value, "__dlpack__") and math.prod(value.shape) <= CHUNK:
                 arrays[path] = value
             elif _is_generator(value):
                 generators[path] = fingerprint(_state_of(value))
     numbers = {}
-    for path, values in found.items():
+    for path, values in by_owner.items():
         with suppress(OverflowError):
             numbers[path] = fingerprint(np.array(values, np.complex128))
     return {**numbers, **of_arrays(arrays, kinds="iu"), **generators}
@@ -186,15 +186,15 @@ def _if_unequal(ranks: Ranks, fingerprints: Callable[[], Fingerprints]) -> Seque
     digest = hashlib.blake2b(json.dumps(mine, sort_keys=True).encode(), digest_size=16).hexdigest()
     if len(set(ranks.broadcast(ranks.gather(digest)))) == 1:
         return []
-    found: Sequence[Fingerprints] = ranks.broadcast(ranks.gather(mine))
-    return found
+    by_rank: Sequence[Fingerprints] = ranks.broadcast(ranks.gather(mine))
+    return by_rank
 
 
 def _values_that_differ(by_rank: Sequence[Fingerprints], missing: str | None = "missing") -> dict[str, list[Any]]:
     """The value on each rank by name, of those that are not the same on all ranks that have made the array."""
     names = dict.fromkeys(name for of_rank in by_rank for name in of_rank)
     values = {name: [of_rank.get(name, missing) for of_rank in by_rank] for name in names}
-    return {name: found for name, found in values.items() if len({*found} - {None}) > 1}
+    return {name: prints for name, prints in values.items() if len({*prints} - {None}) > 1}
 
 
 def difference(by_rank: Sequence[Fingerprints]) -> str:

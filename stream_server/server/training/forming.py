@@ -81,8 +81,8 @@ class BatchForming:
         if self._vectorised:
             data, fits = self._form_at_once(rows, keys, parameters, present), np.ones(len(rows), bool)
         else:
-            made, fits = self._form_singly(rows, keys, parameters, present)
-            data = self._stage(made)
+            samples, fits = self._form_singly(rows, keys, parameters, present)
+            data = self._stage(samples)
         return Batch(
             data=data,
             size=int(np.count_nonzero(fits)),
@@ -110,9 +110,9 @@ class BatchForming:
             return sample
         # Meanwhile a dataset of the user's may have written into it.
         self._kept.look_again()
-        made = self._process(f"{server.__name__}.process_simulation_data", sample)
+        result = self._process(f"{server.__name__}.process_simulation_data", sample)
         self._kept.check()
-        return self._kept.note(made)
+        return self._kept.note(result)
 
     def _form_at_once(
         self, rows: SlotArray, keys: NDArray[np.int64], parameters: NDArray[np.float64], present: Present
@@ -121,8 +121,8 @@ class BatchForming:
         with self._phases.measure("transform"):
             server = self._server
             name = f"{type(server).__name__}.process_batch"
-            made = call_user(name, server.process_batch, batch, server.config)
-            data = call_user(f"converting what {name} returned", server.collate.convert, made)
+            result = call_user(name, server.process_batch, batch, server.config)
+            data = call_user(f"converting what {name} returned", server.collate.convert, result)
             return self.set_apart(data)
 
     def set_apart(self, data: Any) -> Any:
@@ -183,30 +183,32 @@ class BatchForming:
             samples = list(
                 self._samples(rows, keys, read_only(parameters), present) if batch is None else batch.samples()
             )
-            made = [self._kept.note(self._process(name, sample)) for sample in samples]
+            results = [self._kept.note(self._process(name, sample)) for sample in samples]
             self._kept.check()
-            if any(it is None for it in made):
+            if any(result is None for result in results):
                 raise UserCodeError(
                     f"{name} returned None, which leaves a sample out only where train_dataloader makes the batches: "
                     "return arrays, and skip a batch in training_step by self.skip_batch()"
                 )
             stacking = f"stacking what {name} returned"
-            if (data := self._stacked(stacking, made)) is not TOO_LARGE:
-                return data, np.ones(len(made), bool)
-            fits = np.array([self._stacked(stacking, [it]) is not TOO_LARGE for it in made])
+            if (data := self._stacked(stacking, results)) is not TOO_LARGE:
+                return data, np.ones(len(results), bool)
+            fits = np.array([self._stacked(stacking, [result]) is not TOO_LARGE for result in results])
             is_whole = not fits.any()
-            tell_too_large(name, [it for it, fit in zip(samples, fits, strict=True) if not fit], is_whole=is_whole)
+            tell_too_large(
+                name, [sample for sample, fit in zip(samples, fits, strict=True) if not fit], is_whole=is_whole
+            )
             if is_whole:
                 # The training skips such a batch, and a batch of no samples is none.
                 fits = ~fits
             with np.errstate(over="ignore"):
-                return call_user(stacking, server.collate, list(compress(made, fits))), fits
+                return call_user(stacking, server.collate, list(compress(results, fits))), fits
 
-    def _stacked(self, stacking: str, made: list[Any]) -> Any:
+    def _stacked(self, stacking: str, results: list[Any]) -> Any:
         """The samples as one batch, or TOO_LARGE where a finite number would become infinite."""
         try:
             with np.errstate(over="raise"):
-                return call_user(stacking, self._server.collate, made)
+                return call_user(stacking, self._server.collate, results)
         except UserCodeError as error:
             if isinstance(error.__cause__, FloatingPointError):
                 return TOO_LARGE

@@ -89,7 +89,7 @@ class HandedSamples:
         """Forget all samples; gives those that were in no batch."""
         handed, self._handed = self._handed, {}
         none, self._none = self._none, []
-        return none + [draw for it in handed.values() for draw in it.draws]
+        return none + [draw for batch in handed.values() for draw in batch.draws]
 
 
 Block = Sequence[tuple[SimulationData | None, Draw]]

@@ -135,9 +135,9 @@ class LoaderStream(BatchStream):
         self._worker.__exit__()
         batches, blocks = self._worker.rest()
         draws = [*self._held, *self._samples.end(), *(draw for block in blocks for draw in draws_of(block))]
-        for made in filter(None, batches):
-            self._drop(made.dropped)
-            draws += made.taken.draws
+        for item in filter(None, batches):
+            self._drop(item.dropped)
+            draws += item.taken.draws
         again = [(sample, draw) for draw in draws for sample in self._forming.samples(draw)]
         none = [(None, draw) for draw in self._samples.none]
         self._again = sorted([*again, *none], key=lambda given: given[1].ticket)
@@ -168,12 +168,12 @@ class LoaderStream(BatchStream):
         self._allow(self._num_taken + 1)
         while True:
             with self._phases.measure("transform"):
-                made = self._worker.take()
-            if made is None:
+                item = self._worker.take()
+            if item is None:
                 self._end()
-            elif made is not ASKS:
-                batch = self._batch(made)
-                self._go_ahead(made)
+            elif item is not ASKS:
+                batch = self._batch(item)
+                self._go_ahead(item)
                 return batch
             else:
                 # While it asks, it changes nothing.
@@ -193,10 +193,10 @@ class LoaderStream(BatchStream):
             self._worker.begin(True)
         self._num_allowed = max(self._num_allowed, num_batches)
 
-    def _go_ahead(self, made: Made) -> None:
+    def _go_ahead(self, item: Made) -> None:
         """Let the loader make its next batches beside the step."""
         self._allow(self._num_taken + self._num_ahead)
-        num_wanted = made.num_given + self._num_ahead * self._batch_size
+        num_wanted = item.num_given + self._num_ahead * self._batch_size
         while self._num_given < num_wanted and self._num_out <= self._most_held and not self._again:
             try:
                 draw = self._draw(0.0)
@@ -245,9 +245,9 @@ class LoaderStream(BatchStream):
                 'batches, or shuffle by the buffer.policy "firo"'
             )
 
-    def _batch(self, made: Made) -> Batch:
+    def _batch(self, item: Made) -> Batch:
         """The batch that the loader made, with what became of the samples before it."""
-        taken = made.taken
+        taken = item.taken
         self._held = taken.draws
         self._num_taken += 1
         self._num_batches += 1
@@ -258,14 +258,14 @@ class LoaderStream(BatchStream):
                 self._name,
                 MANY,
             )
-        self._drop(made.dropped)
+        self._drop(item.dropped)
         dropped, self._dropped = self._dropped, []
         self._made = (len(taken.draws), _num_first(taken.draws), taken.size)
         self._told = dropped
         slots = np.array([draw.slots[0] for draw in taken.draws], np.intp)
         keys = np.stack([self._buffer.slots.simulation_ids[slots], self._buffer.slots.time_steps[slots]])
         return Batch(
-            data=made.data,
+            data=item.data,
             size=taken.size,
             keys=keys,
             is_first=np.array([draw.num_first > 0 for draw in taken.draws], bool),

@@ -133,7 +133,7 @@ class Training:
             UserCodeError: it does.
         """
         now = self.step.learned()
-        changed = [name for name, it in restored.items() if it is not None and now.get(name, it) != it]
+        changed = [name for name, value in restored.items() if value is not None and now.get(name, value) != value]
         if changed:
             raise UserCodeError(
                 f"on_train_start, of the server class or a callback, changes what this restart has restored, so that "

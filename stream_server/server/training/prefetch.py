@@ -89,7 +89,7 @@ class Prefetch(Generic[T, R]):
         """Once the thread has ended: the results that nobody has taken, and what was given and not asked for."""
         results = [result for result, error in self._waiting if error is None]
         answers = [self._answers.get() for _ in range(self._answers.qsize())]
-        return results, [it for it in answers if it is not None]
+        return results, [answer for answer in answers if answer is not None]
 
     def ask(self) -> Any:
         """Wait for what `give` gives. Called by `make`.
@@ -111,11 +111,11 @@ class Prefetch(Generic[T, R]):
 
     def _receive(self) -> None:
         assert self._num_begun, "nothing was begun"
-        made = self._made.get()
-        if made is ASKS:
+        item = self._made.get()
+        if item is ASKS:
             self._num_asked += 1
             return
-        result, error, seconds = made
+        result, error, seconds = item
         self._num_begun -= 1
         self.seconds += seconds
         self._waiting.append((result, error))

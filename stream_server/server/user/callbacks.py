@@ -85,13 +85,17 @@ class Callbacks:
                 raise UserCodeError(text)
             for event in EVENTS:
                 name = f"{type(callback).__name__}.{event}"
-                self._listening[event] += [partial(call_user, name, it, server) for it in _methods([callback], event)]
+                self._listening[event] += [
+                    partial(call_user, name, method, server) for method in _methods([callback], event)
+                ]
 
     def surround(self, *, before: Sequence[Callback] = (), after: Sequence[Callback] = ()) -> None:
         """Tell built-in callbacks of each event, `before` and `after` the server and the user's callbacks."""
         self._built_in += [*before, *after]
         for event in EVENTS:
-            first, last = ([partial(it, self._server) for it in _methods(group, event)] for group in (before, after))
+            first, last = (
+                [partial(method, self._server) for method in _methods(group, event)] for group in (before, after)
+            )
             self._listening[event] = [*first, *self._listening[event], *last]
 
     def tell(self, event: str, *arguments: Any) -> None:
@@ -112,12 +116,12 @@ class Callbacks:
 
     def user_states(self) -> dict[str, Any]:
         """The states of the user's callbacks by name, as their `state_dict` gives them; without empty ones."""
-        states = {name: call_user(f"{name}.state_dict", it.state_dict) for name, it in _named(self._users)}
+        states = {name: call_user(f"{name}.state_dict", callback.state_dict) for name, callback in _named(self._users)}
         return {name: state for name, state in states.items() if state}
 
     def user_attributes(self) -> dict[str, dict[str, Any]]:
         """The attributes of each of the user's callbacks, by its name."""
-        return {name: vars(it) for name, it in _named(self._users)}
+        return {name: vars(callback) for name, callback in _named(self._users)}
 
     def load_user_states(self, states: Mapping[str, Any]) -> None:
         """Give each of the user's callbacks its state in the result of `user_states`.
@@ -137,7 +141,7 @@ class Callbacks:
 
 def _methods(callbacks: Iterable[Callback], event: str) -> list[Callable[..., Any]]:
     """The methods of the callbacks that override an event: nothing is called for the others."""
-    return [getattr(it, event) for it in callbacks if getattr(type(it), event) is not getattr(Callback, event)]
+    return [getattr(each, event) for each in callbacks if getattr(type(each), event) is not getattr(Callback, event)]
 
 
 def _named(callbacks: Iterable[Callback]) -> Iterator[tuple[str, Callback]]:

@@ -69,8 +69,8 @@ class NumpyCollate:
 
     def dtype_for(self, value: Any) -> np.dtype[Any] | None:
         """The precision's dtype for floating and complex arrays, None (leave it) for all others."""
-        found = value.dtype if isinstance(value, np.ndarray | np.generic) else np.asarray(value).dtype
-        return {"f": self._dtype, "c": self._complex_dtype}.get(found.kind)
+        dtype = value.dtype if isinstance(value, np.ndarray | np.generic) else np.asarray(value).dtype
+        return {"f": self._dtype, "c": self._complex_dtype}.get(dtype.kind)
 
     def arrays_in(self, data: Any) -> list[Any]:
         """The arrays in a sample into which one may write."""
@@ -170,12 +170,12 @@ class SharedArrays:
         Raises:
             UserCodeError: an array that they share was shared in the batch before, with another content.
         """
-        found: dict[int, Any] = {}
+        arrays: dict[int, Any] = {}
         shared: dict[int, Any] = {}
         for sample in {id(sample): sample for sample in samples}.values():
             own = {self._collate.address_of(array): array for array in self._collate.arrays_in(sample)}
-            shared |= {key: array for key, array in own.items() if key in found}
-            found |= own
+            shared |= {key: array for key, array in own.items() if key in arrays}
+            arrays |= own
         before = [self._shared[key] for key in shared if key in self._shared]
         self._shared = {key: (array, self._collate.bytes_of(array)) for key, array in shared.items()}
         # Views of one table begin at one place: it is the array of before that is looked at again.

@@ -73,23 +73,24 @@ def load_server_class(config: "StudyConfig") -> type[StreamServer]:
     """
     # What the file draws while it is imported is the same on all ranks, and at each start.
     with seeded_generators(config.study.seed):
-        found = load_class(config.server.class_, config.study_dir, kind="server.class")
-    if not (isinstance(found, type) and issubclass(found, StreamServer)):
+        server_class = load_class(config.server.class_, config.study_dir, kind="server.class")
+    if not (isinstance(server_class, type) and issubclass(server_class, StreamServer)):
         raise ConfigError(
-            f"server.class must name a subclass of StreamServer or TorchServer, but {config.server.class_} is {found!r}"
+            "server.class must name a subclass of StreamServer or TorchServer, "
+            f"but {config.server.class_} is {server_class!r}"
         )
-    missing = [method for method in _required(config, found) if not _defines(found, method)]
-    misspelt = dict(_uncalled(found, StreamServer))
+    missing = [method for method in _required(config, server_class) if not _defines(server_class, method)]
+    misspelt = dict(_uncalled(server_class, StreamServer))
     if missing:
         hints = [f"; did you mean {meant} by {name}?" for name, meant in misspelt.items() if meant in missing]
         names = " and ".join(missing)
-        raise ConfigError(f"{found.__name__} must define {names}, which this study needs{''.join(hints)}")
-    if not _validates(config, found):
-        _require_nothing_of_validations(config, found)
-    _warn_of(found, misspelt)
-    _require_signatures(found)
-    check_components(config, found)
-    return found
+        raise ConfigError(f"{server_class.__name__} must define {names}, which this study needs{''.join(hints)}")
+    if not _validates(config, server_class):
+        _require_nothing_of_validations(config, server_class)
+    _warn_of(server_class, misspelt)
+    _require_signatures(server_class)
+    check_components(config, server_class)
+    return server_class
 
 
 def _required(config: "StudyConfig", server_class: type[StreamServer]) -> list[str]:
@@ -133,23 +134,23 @@ def _defines(server_class: type[StreamServer], method: str) -> bool:
     return getattr(server_class, method) is not getattr(StreamServer, method)
 
 
-def _uncalled(found: type, base: type) -> Iterator[tuple[str, str]]:
+def _uncalled(cls: type, base: type) -> Iterator[tuple[str, str]]:
     """The methods that nobody calls, each with what was probably meant, "" if that is not known.
 
     They are spelt almost like one of `base` that is not overridden, or look like events that other trainers have, and
     are named nowhere else in the file of their class.
     """
-    ours = [it for it in found.__mro__ if _is_ours(it)]
-    known = {name for it in ours for name in vars(it)}
+    ours = [owner for owner in cls.__mro__ if _is_ours(owner)]
+    known = {name for owner in ours for name in vars(owner)}
     methods = [name for name in vars(base) if not name.startswith("_") and callable(getattr(base, name))]
-    for user in found.__mro__:
+    for user in cls.__mro__:
         if user in ours or not issubclass(user, base):
             continue
         for name, value in vars(user).items():
             if name.startswith("_") or name in known or not callable(value):
                 continue
             meant = nearest(name, methods, likeness=MISSPELT)
-            if meant is not None and _first_owner(found, meant) in ours:
+            if meant is not None and _first_owner(cls, meant) in ours:
                 yield name, meant
             elif (name in INSTEAD or _EVENT.fullmatch(name)) and not _is_named_again(name, user):
                 yield name, INSTEAD.get(name, nearest(name, methods) or "")
@@ -162,26 +163,28 @@ def _is_named_again(name: str, owner: type) -> bool:
     except (OSError, TypeError, KeyError):
         return True
     # As in `self.NAME`, NAME and getattr(self, "NAME").
-    return any(getattr(it, kind, None) == name for it in ast.walk(tree) for kind in ("attr", "id", "value"))
+    return any(getattr(node, kind, None) == name for node in ast.walk(tree) for kind in ("attr", "id", "value"))
 
 
-def _require_signatures(found: type) -> None:
+def _require_signatures(cls: type) -> None:
     """Check that the methods that a user's class has in the place of ours can be called as ours are.
 
     Raises:
         ConfigError: one cannot.
     """
-    for name in dict.fromkeys(name for it in found.__mro__ if _is_ours(it) for name in vars(it)):
-        ours, own = next(it for it in found.__mro__ if _is_ours(it) and name in vars(it)), getattr(found, name)
-        if name.startswith("_") or _is_ours(_first_owner(found, name)) or not inspect.isfunction(vars(ours)[name]):
+    for name in dict.fromkeys(name for each in cls.__mro__ if _is_ours(each) for name in vars(each)):
+        ours, own = next(each for each in cls.__mro__ if _is_ours(each) and name in vars(each)), getattr(cls, name)
+        if name.startswith("_") or _is_ours(_first_owner(cls, name)) or not inspect.isfunction(vars(ours)[name]):
             continue
-        needed = [it for it in list(inspect.signature(vars(ours)[name]).parameters.values())[1:] if _is_needed(it)]
-        positional = [it.name for it in needed if it.kind is not it.KEYWORD_ONLY]
-        named = {it.name: None for it in needed if it.kind is it.KEYWORD_ONLY}
+        needed = [
+            parameter
+            for parameter in list(inspect.signature(vars(ours)[name]).parameters.values())[1:]
+            if _is_needed(parameter)
+        ]
+        positional = [each.name for each in needed if each.kind is not each.KEYWORD_ONLY]
+        named = {each.name: None for each in needed if each.kind is each.KEYWORD_ONLY}
         # Within a class the signature of a method has `self`.
-        itself = [None] * (
-            inspect.isfunction(own) and not isinstance(inspect.getattr_static(found, name), staticmethod)
-        )
+        itself = [None] * (inspect.isfunction(own) and not isinstance(inspect.getattr_static(cls, name), staticmethod))
         try:
             signature = inspect.signature(own)
             signature.bind(*itself, *positional, **named)
@@ -191,7 +194,7 @@ def _require_signatures(found: type) -> None:
         except TypeError:
             given, taken = ", ".join([*positional, *named]), ", ".join([*signature.parameters][len(itself) :])
             raise ConfigError(
-                f"{found.__name__}.{name} is called with ({given}), but takes ({taken}): write "
+                f"{cls.__name__}.{name} is called with ({given}), but takes ({taken}): write "
                 f"`def {name}({', '.join(['self', *positional, *named])})`"
             ) from None
 
@@ -207,17 +210,17 @@ def _is_needed(parameter: inspect.Parameter) -> bool:
     )
 
 
-def _first_owner(found: type, name: str) -> type:
-    return next(it for it in found.__mro__ if name in vars(it))
+def _first_owner(cls: type, name: str) -> type:
+    return next(each for each in cls.__mro__ if name in vars(each))
 
 
-def _warn_of(found: type, misspelt: Mapping[str, str]) -> None:
+def _warn_of(cls: type, misspelt: Mapping[str, str]) -> None:
     for name, meant in misspelt.items():
         if meant:
-            log.warning("%s.%s is never called by the study: did you mean %s?", found.__name__, name, meant)
+            log.warning("%s.%s is never called by the study: did you mean %s?", cls.__name__, name, meant)
         else:
             log.warning(
-                "%s.%s is never called by the study, whose events are %s", found.__name__, name, ", ".join(EVENTS)
+                "%s.%s is never called by the study, whose events are %s", cls.__name__, name, ", ".join(EVENTS)
             )
 
 
@@ -230,7 +233,7 @@ def check_components(config: "StudyConfig", server_class: type[StreamServer]) ->
         UserCodeError: a file raised while it was imported.
     """
     training, name = config.training, server_class.__name__
-    owner = next(it for it in server_class.__mro__ if "prepare_training_attributes" in vars(it))
+    owner = next(each for each in server_class.__mro__ if "prepare_training_attributes" in vars(each))
     is_users = not owner.__module__.startswith("stream_server.")
     if training.model is not None and owner is StreamServer:
         raise ConfigError(f"training.model would be ignored by {name}: make it a subclass of TorchServer")
@@ -248,16 +251,16 @@ def check_components(config: "StudyConfig", server_class: type[StreamServer]) ->
         component = getattr(training, key)
         if component is None:
             continue
-        found = _load(config, component, f"training.{key}", num_given)
-        if isinstance(found, type) and not _is_part(key, found):
-            raise ConfigError(f"training.{key}.class must make {PARTS[key][0]}, but {component.class_} is {found!r}")
+        loaded = _load(config, component, f"training.{key}", num_given)
+        if isinstance(loaded, type) and not _is_part(key, loaded):
+            raise ConfigError(f"training.{key}.class must make {PARTS[key][0]}, but {component.class_} is {loaded!r}")
     for position, component in enumerate(training.callbacks):
         key = f"training.callbacks[{position}]"
-        found = _load(config, component, key, 0)
-        if isinstance(found, type) and not issubclass(found, Callback):
-            raise ConfigError(f"{key}.class must name a subclass of Callback, but {component.class_} is {found!r}")
-        if isinstance(found, type):
-            _require_signatures(found)
+        loaded = _load(config, component, key, 0)
+        if isinstance(loaded, type) and not issubclass(loaded, Callback):
+            raise ConfigError(f"{key}.class must name a subclass of Callback, but {component.class_} is {loaded!r}")
+        if isinstance(loaded, type):
+            _require_signatures(loaded)
 
 
 def make_training_attributes(server: Any) -> tuple[Any, ...]:
@@ -280,7 +283,7 @@ def make_training_attributes(server: Any) -> tuple[Any, ...]:
     return model, optimizer, _make_part(server.config, settings, "lr_scheduler", optimizer)
 
 
-def require_part(key: str, made: Any, *, must: str, but: str) -> None:
+def require_part(key: str, part: Any, *, must: str, but: str) -> None:
     """Check that what was made for a training, or each of several optimizers or schedulers, is what `PARTS` says.
 
     The error says that somebody `must` make it, `but` did something else.
@@ -288,15 +291,15 @@ def require_part(key: str, made: Any, *, must: str, but: str) -> None:
     Raises:
         UserCodeError: it is not.
     """
-    for it in made if key != "model" and isinstance(made, tuple | list) and made else [made]:
-        if isinstance(it, type) or not _is_part(key, it):
-            raise UserCodeError(f"{must} {PARTS[key][0]}, but {but} {it!r}")
+    for item in part if key != "model" and isinstance(part, tuple | list) and part else [part]:
+        if isinstance(item, type) or not _is_part(key, item):
+            raise UserCodeError(f"{must} {PARTS[key][0]}, but {but} {item!r}")
 
 
-def _is_part(key: str, made: Any) -> bool:
+def _is_part(key: str, part: Any) -> bool:
     """Whether it has the methods of such a part; an optimizer, which has those of a scheduler too, is none."""
-    is_optimizer = key == "lr_scheduler" and hasattr(made, "zero_grad")
-    return not is_optimizer and all(hasattr(made, method) for method in PARTS[key][1])
+    is_optimizer = key == "lr_scheduler" and hasattr(part, "zero_grad")
+    return not is_optimizer and all(hasattr(part, method) for method in PARTS[key][1])
 
 
 def make_callbacks(server: Any) -> list[Callback]:
@@ -323,24 +326,24 @@ def make_callbacks(server: Any) -> list[Callback]:
 
 
 def _make_part(config: "StudyConfig", component: "Component", key: str, *given: Any) -> Any:
-    made = _make(config, component, f"training.{key}", *given)
-    require_part(key, made, must=f"training.{key}.class must make", but=f"{component.class_} made")
-    return made
+    part = _make(config, component, f"training.{key}", *given)
+    require_part(key, part, must=f"training.{key}.class must make", but=f"{component.class_} made")
+    return part
 
 
 def _make(config: "StudyConfig", component: "Component", key: str, *given: Any) -> Any:
-    found = _load(config, component, key, len(given))
-    return call_user(f"{key}: {component.class_}", partial(found, *given, **component.args))
+    loaded = _load(config, component, key, len(given))
+    return call_user(f"{key}: {component.class_}", partial(loaded, *given, **component.args))
 
 
 def _load(config: "StudyConfig", component: "Component", key: str, num_given: int) -> Any:
     """The class of a component, which takes `num_given` arguments and those of study.json after them."""
-    found = load_class(component.class_, config.study_dir, kind=f"{key}.class")
+    loaded = load_class(component.class_, config.study_dir, kind=f"{key}.class")
     try:
-        signature = inspect.signature(found)
+        signature = inspect.signature(loaded)
     except (TypeError, ValueError):
         # Some classes in C have none.
-        return found
+        return loaded
     try:
         signature.bind(*[None] * num_given, **component.args)
     except TypeError as error:
@@ -349,4 +352,4 @@ def _load(config: "StudyConfig", component: "Component", key: str, num_given: in
         meant = nearest(unknown, names) if unknown else None
         hint = f"write {meant}" if meant else f"it takes {one_of(names) if names else 'none'}"
         raise ConfigError(f"{key}.args do not fit {component.class_}: {error}; {hint}") from error
-    return found
+    return loaded

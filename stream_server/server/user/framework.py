@@ -225,10 +225,10 @@ def framework_named(reference: str) -> Framework:
     """
     module, _, name = FRAMEWORKS.get(reference, reference).rpartition(":")
     try:
-        found = getattr(importlib.import_module(module), name)
+        factory = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError, ValueError) as error:
-        known = ", ".join(f'"{it}"' for it in FRAMEWORKS)
+        known = ", ".join(f'"{framework}"' for framework in FRAMEWORKS)
         text = f'framework must be {known} or "package.module:Class", but is "{reference}": {error}'
         raise ConfigError(text) from error
-    framework: Framework = found()
+    framework: Framework = factory()
     return framework

@@ -135,12 +135,12 @@ class Scaling:
 
     def _like(self, array: Any, values: Array) -> Any:
         """Means or divisors as the same kind of array, in a shape that goes with it."""
-        shape, found = values.shape, tuple(array.shape)
-        if shape and found[-len(shape) :] != shape:
-            if found[-1:] != (values.size,):
+        shape, extents = values.shape, tuple(array.shape)
+        if shape and extents[-len(shape) :] != shape:
+            if extents[-1:] != (values.size,):
                 raise UserCodeError(
                     f"the statistics of {self._name} go with arrays of shape (…, {', '.join(map(str, shape))}) or "
-                    f"(…, {values.size}), but one of {found} was given"
+                    f"(…, {values.size}), but one of {extents} was given"
                 )
             values = values.reshape(-1)
         return array.new_tensor(values) if hasattr(array, "new_tensor") else values.astype(array.dtype)
@@ -263,13 +263,13 @@ class Normalization(Callback):
     def mean(self) -> dict[str, Array]:
         """By field: a scalar, or an array of the field's shape, of a row's if it is ragged; 0 for values never seen."""
         self.num_uses += 1
-        return {key.removeprefix(FIELDS): it.mean for key, it in self._scalings.items() if key != PARAMETERS}
+        return {key.removeprefix(FIELDS): each.mean for key, each in self._scalings.items() if key != PARAMETERS}
 
     @property
     def std(self) -> dict[str, Array]:
         """By field, as `mean`: the root of the mean squared deviation."""
         self.num_uses += 1
-        return {key.removeprefix(FIELDS): it.std for key, it in self._scalings.items() if key != PARAMETERS}
+        return {key.removeprefix(FIELDS): each.std for key, each in self._scalings.items() if key != PARAMETERS}
 
     @property
     def parameters_mean(self) -> Array:
@@ -333,15 +333,17 @@ class Normalization(Callback):
         self.before_change()
         own = list(self.observed.moments.values())
         flags = np.array([self.observed.wants_to_freeze, self.observed.num_samples], np.float64)
-        totals = self._ranks.all_reduce(_flat([flags, *(it.count for it in own), *(it.count * it.mean for it in own)]))
+        totals = self._ranks.all_reduce(
+            _flat([flags, *(each.count for each in own), *(each.count * each.mean for each in own)])
+        )
         (wants_to_freeze, num_new), totals = totals[:2], totals[2:]
         before = self.num_samples, self._scalings
-        had_come: dict[str, Any] = {key: it.count > 0 for key, it in self._shared.items()}
+        had_come: dict[str, Any] = {key: each.count > 0 for key, each in self._shared.items()}
         if num_new:
             counts, sums = np.split(totals, 2)
             means = sums / np.maximum(counts, 1)
-            deviations = _flat([it.mean for it in own]) - means
-            m2 = _flat([it.m2 for it in own]) + _flat([it.count for it in own]) * deviations**2
+            deviations = _flat([each.mean for each in own]) - means
+            m2 = _flat([each.m2 for each in own]) + _flat([each.count for each in own]) * deviations**2
             self._take_in(counts, means, self._ranks.all_reduce(m2))
             self.num_samples += int(num_new)
         self.observed.clear()
@@ -368,11 +370,11 @@ class Normalization(Callback):
             ConfigError: these are statistics of other fields or shapes.
         """
         moments = {key: Moments.from_state(its_state) for key, its_state in state["moments"].items()}
-        found = {key: it.mean.shape for key, it in moments.items()}
-        if found != self._shapes:
+        shapes = {key: each.mean.shape for key, each in moments.items()}
+        if shapes != self._shapes:
             raise ConfigError(
                 f"the section normalization of study.json asks for {_described(self._shapes)}, but what was saved is "
-                f"{_described(found)}"
+                f"{_described(shapes)}"
             )
         self._shared = {key: moments[key] for key in self._shapes}
         self.num_samples, self.frozen = state["num_samples"], state["frozen"]
@@ -399,7 +401,8 @@ class Normalization(Callback):
         if not num_samples or self.warnings or self._ranks.rank:
             return
         far = {
-            key: before[key].size_of(it.mean, np.sqrt(it.variance), had_come[key]) for key, it in self._shared.items()
+            key: before[key].size_of(each.mean, np.sqrt(each.variance), had_come[key])
+            for key, each in self._shared.items()
         }
         names = [f"{key.removeprefix(FIELDS)} (root mean square {size:.3g})" for key, size in far.items() if size > FAR]
         if names:
@@ -415,7 +418,8 @@ class Normalization(Callback):
     def _refresh(self) -> None:
         self.version += 1
         self._scalings = {
-            key: Scaling(key.removeprefix(FIELDS), it.mean, np.sqrt(it.variance)) for key, it in self._shared.items()
+            key: Scaling(key.removeprefix(FIELDS), each.mean, np.sqrt(each.variance))
+            for key, each in self._shared.items()
         }
 
     def _scaling(self, key: str) -> Scaling:
@@ -436,7 +440,7 @@ def _flat(arrays: Sequence[Array]) -> Array:
 
 
 def _states(moments: Mapping[str, Moments]) -> dict[str, Any]:
-    return {key: it.state_dict() for key, it in moments.items()}
+    return {key: each.state_dict() for key, each in moments.items()}
 
 
 def _described(shapes: Mapping[str, tuple[int, ...]]) -> str:

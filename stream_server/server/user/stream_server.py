@@ -152,9 +152,9 @@ class StreamServer:
     def process_batch(self, batch: SimulationBatch, config: Any) -> Any:
         """A whole batch as the training step wants it; override to treat all rows in one operation."""
         kept = KeptSample(self.collate)
-        made = [kept.note(self.process_simulation_data(sample, config)) for sample in batch.samples()]
+        samples = [kept.note(self.process_simulation_data(sample, config)) for sample in batch.samples()]
         kept.check()
-        return self.collate(made)
+        return self.collate(samples)
 
     def training_step(self, batch: Any, batch_idx: int) -> Any:
         """Learn from this rank's batch and return the mean loss of its samples, or an array with the loss of each.
@@ -400,5 +400,5 @@ class StreamServer:
 
 def _takes_place_of_ours(server_class: type[StreamServer], name: str, value: Any) -> bool:
     """Whether a value would take the place of a property, or of a method without being one, that are not the user's."""
-    found = (vars(it).get(name) for it in server_class.__mro__ if it.__module__.startswith("stream_server."))
-    return any(isinstance(it, property) or (callable(it) and not callable(value)) for it in found)
+    own = (vars(each).get(name) for each in server_class.__mro__ if each.__module__.startswith("stream_server."))
+    return any(isinstance(each, property) or (callable(each) and not callable(value)) for each in own)

@@ -33,7 +33,7 @@ class LastCall:
     def note(self, module: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any], output: Any) -> None:
         """The forward hook of the module."""
         self._known = None
-        if len(arguments) == 1 and not named and all(_has_version(it) for it in (*arguments, output)):
+        if len(arguments) == 1 and not named and all(_has_version(value) for value in (*arguments, output)):
             self._known = (arguments[0], output)
             self._versions = (arguments[0]._version, output._version)
 

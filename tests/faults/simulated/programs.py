@@ -22,7 +22,7 @@ from stream_server.launcher.supervision import runs
 from stream_server.launcher.supervision.server_job import ServerCommand
 from stream_server.messages.connection import NEXT_VARIABLE
 from stream_server.server.progress.stop import StopRequests
-from stream_server.server.run.start import Start
+from stream_server.server.run.start import StartOptions
 from stream_server.server.study import study
 from stream_server.server.study.failure import Failure
 from tests.faults.chaos.audit import Committed, Trained
@@ -134,7 +134,7 @@ def _check_particles(simulation: int, time_steps: np.ndarray, found: np.ndarray)
             raise ArithmeticError(f"time step {step} of simulation {simulation} has the particles {array}")
 
 
-def serve(world: "World", job: Job, rank: int, start: Start) -> int:
+def serve(world: "World", job: Job, rank: int, start: StartOptions) -> int:
     """One rank of the server, as `run_study` and the command do it."""
     world.threads.sleep(world.draw.uniform(0.0, STARTS_S))
     ranks = SimulatedRanks(job, rank)
@@ -260,7 +260,7 @@ class NotedRank(study.StudyRank):
         ranks: Any,
         folder: Any,
         continuation: Any,
-        start: Start,
+        start: StartOptions,
         stops: StopRequests,
         collector: Any,
     ) -> None:

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from stream_server.launcher.backends.backend import EXIT_FILE
-from stream_server.server.run.start import Start
+from stream_server.server.run.start import StartOptions
 from tests.faults.simulated.machine import Machine, Program
 from tests.faults.simulated.programs import serve, simulate
 from tests.faults.simulated.ranks import Job, Meeting
@@ -29,7 +29,7 @@ class Mpirun:
         self._program = world.machine.start("mpirun", None, environment=env)
         self.pid = self._program.pid
         options = dict(pairwise(command))
-        start = Start(link=options["--link"], alive=options["--alive"])
+        start = StartOptions(link=options["--link"], alive=options["--alive"])
         job = Job(world.machine, world.plan.num_ranks)
         for rank in range(job.size):
             main = partial(serve, world, job, rank, start)

@@ -15,7 +15,7 @@ from stream_server.buffers import Buffer, Fifo, Firo, Policy, Reservoir, Slots
 from stream_server.errors import DamagedCheckpoint
 from stream_server.messages.client import Routing
 from stream_server.server.checkpoint.folder import FORMAT, RANK, rank_folder
-from stream_server.server.intake.account import Learned, SimulationEnd, close_account
+from stream_server.server.intake.account import SimulationEnd, TrainedCounts, close_account
 from stream_server.server.intake.ledger import finished_simulations
 from stream_server.server.replay.record_format import Segment
 from stream_server.server.replay.recorder import begins_and_ends
@@ -125,7 +125,7 @@ def test_on_another_number_of_ranks_each_rank_accounts_for_what_it_accepted(
     _, found = restore_all(save_all(ranks, tmp_path), before, after, make_policy)
     ends = {i: SimulationEnd(state="stopped", num_steps=NUM_STEPS, held_out=i < NUM_HELD_OUT) for i in range(5)}
     num_drawn = sum(rank.num_drawn for rank in ranks)
-    learned = Learned(trained=num_drawn, untrained_reason="max_batches")
+    learned = TrainedCounts(trained=num_drawn, untrained_reason="max_batches")
     old, new = (
         close_account([rank.account() for rank in each], ends, learned, complete=False) for each in (ranks, found)
     )
@@ -314,7 +314,7 @@ def test_the_account_balances_after_any_number_of_restarts(
             for rank in ranks:
                 while (draw := rank.buffer.take_restored()) is not None:
                     rank.buffer.release(draw)
-            learned = Learned(trained=num_drawn, untrained_reason="max_batches")
+            learned = TrainedCounts(trained=num_drawn, untrained_reason="max_batches")
             account = close_account([rank.account() for rank in ranks], ends, learned, complete=False)
             assert account.problems == []
             assert sum(rank.num_drawn for rank in ranks) == num_drawn

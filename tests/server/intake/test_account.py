@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from stream_server.server.intake.account import (
     UNEVEN_STOP,
     Account,
-    Learned,
     RankAccount,
     Received,
     SimulationEnd,
+    TrainedCounts,
     close_account,
 )
 
@@ -31,10 +31,10 @@ def close(
     complete: bool = True,
 ) -> Account:
     end = end or SimulationEnd(state="finished", num_steps=NUM_STEPS)
-    return close_account(ranks, {0: end}, Learned(trained=trained, untrained_reason=reason), complete=complete)
+    return close_account(ranks, {0: end}, TrainedCounts(trained=trained, untrained_reason=reason), complete=complete)
 
 
-Study = tuple[list[RankAccount], dict[int, SimulationEnd], Learned]
+Study = tuple[list[RankAccount], dict[int, SimulationEnd], TrainedCounts]
 
 
 @st.composite
@@ -66,7 +66,7 @@ def honest_studies(draw: st.DrawFn) -> Study:
     drawn = sum(account.drawn for account in ranks)
     trained = draw(st.integers(0, drawn))
     skipped = draw(st.integers(0, drawn - trained))
-    return ranks, ends, Learned(trained=trained, skipped=skipped, untrained_reason="early_stop")
+    return ranks, ends, TrainedCounts(trained=trained, skipped=skipped, untrained_reason="early_stop")
 
 
 @given(honest_studies())
@@ -181,7 +181,7 @@ def test_more_steps_than_a_simulation_has_are_a_problem() -> None:
 
 def test_samples_of_simulations_that_rank_0_does_not_know_are_one_problem() -> None:
     stranger = RankAccount(intake={i: Received(accepted=1) for i in range(7)}, drawn=7)
-    account = close_account([stranger], {}, Learned(trained=7), complete=True)
+    account = close_account([stranger], {}, TrainedCounts(trained=7), complete=True)
     assert account.problems == [
         "7 simulations have samples on server ranks, but rank 0 does not know them: 0, 1, 2, 3, 4, …"
     ]

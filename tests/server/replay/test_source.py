@@ -18,7 +18,7 @@ from stream_server.buffers import Buffer, Slots, num_slots_to_load
 from stream_server.config import StudyConfig
 from stream_server.errors import Closed, ConfigError, DamagedRecord
 from stream_server.server.intake import mailbox
-from stream_server.server.intake.account import Learned, RankAccount, close_account
+from stream_server.server.intake.account import RankAccount, TrainedCounts, close_account
 from stream_server.server.intake.source import ReceptionSnapshot
 from stream_server.server.ranks.communicator import Ranks, SoloRanks
 from stream_server.server.replay.export import export_record
@@ -396,7 +396,7 @@ def test_the_length_of_a_replay_is_exact_also_of_a_record_made_on_changing_ranks
         assert length.batches <= max(map(len, batches)) <= length.batches + 1
 
 
-def account_of(players: list[Player], learned: Learned, *, complete: bool) -> Any:
+def account_of(players: list[Player], learned: TrainedCounts, *, complete: bool) -> Any:
     ranks = []
     for player in players:
         taken = player.source.account
@@ -417,7 +417,7 @@ def test_the_closing_account_balances(config: StudyConfig) -> None:
             list(player.batches())
         return player
 
-    account = account_of(on_ranks(2, play), Learned(trained=len(TRAINED)), complete=True)
+    account = account_of(on_ranks(2, play), TrainedCounts(trained=len(TRAINED)), complete=True)
     assert account.problems == []
     assert account.expected == account.accepted == len(TRAINED)
     assert account.held_out["accepted"] == 24
@@ -429,7 +429,7 @@ def test_what_a_replay_that_is_ended_early_has_not_played_is_untrained(folder: S
     with player.source:
         batches = player.batches()
         done = flat([next(batches), next(batches)])
-    learned = Learned(trained=len(done), untrained_reason="max_batches")
+    learned = TrainedCounts(trained=len(done), untrained_reason="max_batches")
     account = account_of([player], learned, complete=False)
     assert account.problems == []
     assert account.untrained_reasons == {"max_batches": len(TRAINED) - len(done)}
@@ -636,7 +636,7 @@ def test_a_replay_makes_every_window_however_the_simulations_and_ranks_ran(
     done = on_ranks(num_ranks, play)
     assert sum((Counter(flat(batches)) for _, batches in done), Counter()) == ALL_WINDOWS
     players = [player for player, _ in done]
-    account = account_of(players, Learned(trained=ALL_WINDOWS.total()), complete=True)
+    account = account_of(players, TrainedCounts(trained=ALL_WINDOWS.total()), complete=True)
     assert account.problems == []
     assert account.windows is not None
     assert (account.windows["made"], account.windows["late"]) == (224, 0)
@@ -682,7 +682,7 @@ def test_a_replay_makes_no_window_of_two_trajectories(
     made = Counter({key: num for key, num in ALL_WINDOWS.items() if key not in OF_TWO_TRAJECTORIES})
     assert sum((Counter(flat(batches)) for _, batches in done), Counter()) == made
     players = [player for player, _ in done]
-    account = account_of(players, Learned(trained=made.total()), complete=True)
+    account = account_of(players, TrainedCounts(trained=made.total()), complete=True)
     assert account.problems == []
     assert account.windows is not None
     assert (account.windows["made"], account.windows["late"]) == (219, 5)

@@ -20,7 +20,7 @@ from stream_server.server.run.cores import (
     threads_of_rank,
     wait_passively,
 )
-from stream_server.server.run.start import Start
+from stream_server.server.run.start import StartOptions
 from tests.fakes.thread_ranks import ThreadRanks, on_ranks
 from tests.support.studies import StudyFolder
 
@@ -94,12 +94,12 @@ def test_what_stream_launcher_adds_for_the_server_is_not_for_the_simulations(
 ) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "4")
     config = folder.load({"server.job.environment": {"OMP_NUM_THREADS": "4"}})
-    assert simulation_cores(config, Start(link="ipc://launcher")).cores_each == 1
-    assert simulation_cores(config, Start()).cores_each == 4
+    assert simulation_cores(config, StartOptions(link="ipc://launcher")).cores_each == 1
+    assert simulation_cores(config, StartOptions()).cores_each == 4
 
 
 def test_a_replay_has_no_simulations(folder: StudyFolder, tmp_path: Path) -> None:
-    assert simulation_cores(folder.load(), Start(replay=tmp_path)) == NO_SIMULATIONS
+    assert simulation_cores(folder.load(), StartOptions(replay=tmp_path)) == NO_SIMULATIONS
 
 
 def shared(monkeypatch: pytest.MonkeyPatch, *, num_ranks: int, num_cores: int) -> Cores:

@@ -12,7 +12,7 @@ from stream_server.machine import processes
 from stream_server.server.commands.cli import main
 from stream_server.server.intake.account import SimulationEnd
 from stream_server.server.progress.stop import StopReason, StopRequests
-from stream_server.server.run.start import Start
+from stream_server.server.run.start import StartOptions
 from stream_server.server.study import study
 from stream_server.server.study.closing import judged, outcome_of
 from stream_server.server.study.report import Outcome
@@ -85,11 +85,11 @@ def test_the_exit_code_of_a_saved_study_is_the_one_that_asks_to_be_run_again() -
 def test_a_quarter_of_the_time_limit_is_left_for_the_end_and_no_more_than_two_minutes(
     time_limit_s: float, left_s: float
 ) -> None:
-    assert Start(time_limit_s=time_limit_s, began_s=1000.0).leave_at_s == 1000.0 + time_limit_s - left_s
+    assert StartOptions(time_limit_s=time_limit_s, began_s=1000.0).leave_at_s == 1000.0 + time_limit_s - left_s
 
 
 def test_a_time_limit_counts_from_the_start_of_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    starts: list[Start] = []
+    starts: list[StartOptions] = []
     monkeypatch.setattr(processes, "age_s", lambda: 13.0)
     monkeypatch.setattr(study, "run_study", lambda config, start: starts.append(start) or 0)
     before = time.monotonic()
@@ -98,4 +98,4 @@ def test_a_time_limit_counts_from_the_start_of_the_process(monkeypatch: pytest.M
 
 
 def test_without_a_time_limit_nobody_leaves() -> None:
-    assert Start().leave_at_s == math.inf
+    assert StartOptions().leave_at_s == math.inf

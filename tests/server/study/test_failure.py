@@ -26,7 +26,7 @@ from stream_server.server.commands.fast_dev_run import fast_dev_run
 from stream_server.server.metrics.metrics import Metrics
 from stream_server.server.progress.stop import StopRequests
 from stream_server.server.ranks.communicator import SoloRanks
-from stream_server.server.run.start import Start
+from stream_server.server.run.start import StartOptions
 from stream_server.server.study import study as server_study
 from stream_server.server.study.failure import Failure
 from stream_server.server.training.torch.step import TorchStep
@@ -397,7 +397,7 @@ def test_a_rank_that_cannot_be_built_leaves_word_for_the_launcher(
     config = study(tmp_path)
     watchdog: Any = SimpleNamespace(is_outdated=None)
     with pytest.raises(TypeError):
-        server_study._run(config, SoloRanks(), Start(), StopRequests(), watchdog)
+        server_study._run(config, SoloRanks(), StartOptions(), StopRequests(), watchdog)
     failure = Failure.read(config.output_dir)
     assert failure is not None
     assert (failure.phase, failure.exit_code, failure.batch) == ("set-up", 70, None)

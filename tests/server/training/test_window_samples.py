@@ -10,10 +10,10 @@ from numpy.typing import NDArray
 
 from stream_server.buffers import Fifo, Slots, WindowBuffer, WindowShape
 from stream_server.server.intake.account import (
-    Learned,
     RankAccount,
     Received,
     SimulationEnd,
+    TrainedCounts,
     WindowCounts,
     close_account,
 )
@@ -165,7 +165,7 @@ def closed(*, drawn: int, late: int = 0, num_steps: int | None = NUM_STEPS) -> A
         0: SimulationEnd(state="finished", num_steps=num_steps, num_sent=7),
         1: SimulationEnd(state="given_up", num_steps=num_steps),
     }
-    learned = Learned(trained=drawn)
+    learned = TrainedCounts(trained=drawn)
     return close_account([rank], ends, learned, complete=True, num_samples_of=lambda num: max(0, num - SHAPE.span))
 
 

@@ -42,7 +42,7 @@ class UnsavedArrays(Callback):
         if server.rank == 0:
             self._start = self._unsaved()
             self._numbers_at_start = now = self._numbers()
-            if begun_anew := [name for name, it in self._numbers_saved.items() if now.get(name, it) != it]:
+            if begun_anew := [name for name, value in self._numbers_saved.items() if now.get(name, value) != value]:
                 self._warn(
                     f"{listed(begun_anew)} of {type(server).__name__} had other values when the checkpoint was taken, "
                     "which has none of them: the training goes on with those that prepare_training_attributes and "
@@ -53,7 +53,9 @@ class UnsavedArrays(Callback):
     def state_dict(self) -> dict[str, Any]:
         """The numbers that the training has changed."""
         start = self._numbers_at_start
-        return {name: it for name, it in self._numbers().items() if start.get(name, it) != it} if start else {}
+        return (
+            {name: value for name, value in self._numbers().items() if start.get(name, value) != value} if start else {}
+        )
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._numbers_saved = state
@@ -72,9 +74,9 @@ class UnsavedArrays(Callback):
         saved = {*self._step.fingerprints().values(), *self._step.learned().values()}
         saved |= {*of_arrays(self._callbacks.user_states()).values()}
         now = self._unsaved()
-        changed = [name for name, it in self._start.items() if now.get(name, it) not in {it, *saved}]
+        changed = [name for name, value in self._start.items() if now.get(name, value) not in {value, *saved}]
         if changed:
-            self._start = {name: it for name, it in self._start.items() if name not in changed}
+            self._start = {name: value for name, value in self._start.items() if name not in changed}
             own = type(server).__name__
             text = (
                 f"the training changes {listed(changed)} of {own}, which no checkpoint has: a restart begins with what "

@@ -27,13 +27,15 @@ class UntrainedParameters(Callback):
         """Note the parameters of a study that begins, those that the user's `on_train_start` made, too."""
         if server.rank == 0 and not self._start and not server.progress.updates:
             optimized, others = self._step.trainable()
-            self._start = {name: it for name, it in (*optimized.items(), *others.items()) if it is not None}
+            self._start = {name: value for name, value in (*optimized.items(), *others.items()) if value is not None}
 
     def on_train_end(self, server: Any) -> None:
         if server.rank or not server.progress.updates:
             return
         optimized, others = self._step.trainable()
-        same = [[name for name, it in of.items() if it == self._start.get(name, ...)] for of in (optimized, others)]
+        same = [
+            [name for name, value in of.items() if value == self._start.get(name, ...)] for of in (optimized, others)
+        ]
         num, num_same = len(optimized) + len(others), sum(map(len, same))
         self.are_all = 0 < num == num_same
         updates = counted(server.progress.updates, "update")

@@ -238,9 +238,9 @@ class AutomaticOptimization:
         if self._is_in_training_step:
             raise self._optimizes_itself("steps its optimizer")
 
-    def _optimizes_itself(self, found: str) -> UserCodeError:
+    def _optimizes_itself(self, what: str) -> UserCodeError:
         return UserCodeError(
-            f"{self._name} {found} itself, but automatic_optimization is True, so that the study does it with the loss "
+            f"{self._name} {what} itself, but automatic_optimization is True, so that the study does it with the loss "
             "that is returned: leave zero_grad, backward and step out and return the loss, or set "
             "automatic_optimization = False in the class and call self.manual_backward(loss) for loss.backward(). For "
             "a gradient within the loss there is torch.autograd.grad"

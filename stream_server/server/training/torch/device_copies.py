@@ -92,17 +92,17 @@ class DeviceCopies:
         mapped(self._use, on_its_way.data)
         return on_its_way.data
 
-    def _use(self, it: Any) -> None:
-        if isinstance(it, torch.Tensor):
-            self._device.use(it)
+    def _use(self, data: Any) -> None:
+        if isinstance(data, torch.Tensor):
+            self._device.use(data)
 
-    def _copied(self, it: Any) -> Any:
+    def _copied(self, data: Any) -> Any:
         """A copy of what moving does not copy, or does not wait for."""
-        if not isinstance(it, torch.Tensor):
-            return it
-        if it.device.type != "cpu":
-            return it.clone()
-        return self._device.pin(it) if it.layout is torch.strided else it
+        if not isinstance(data, torch.Tensor):
+            return data
+        if data.device.type != "cpu":
+            return data.clone()
+        return self._device.pin(data) if data.layout is torch.strided else data
 
 
 def mapped(function: Callable[[Any], Any], data: Any, is_whole: Callable[[Any], bool] = lambda _: False) -> Any:
@@ -120,8 +120,8 @@ def mapped(function: Callable[[Any], Any], data: Any, is_whole: Callable[[Any], 
         values = [mapped(function, value, is_whole) for value in data]
         return type(data)(*values) if hasattr(data, "_fields") else type(data)(values)
     if is_dataclass(data) and not isinstance(data, type):
-        made = copy(data)
+        copied = copy(data)
         for field in fields(data):
-            object.__setattr__(made, field.name, mapped(function, getattr(data, field.name), is_whole))
-        return made
+            object.__setattr__(copied, field.name, mapped(function, getattr(data, field.name), is_whole))
+        return copied
     return function(data)

@@ -19,25 +19,25 @@ def of_model(model: nn.Module, further: Mapping[str, Tensor] = MappingProxyType(
     Those of `further` tensors are among them. Only those few numbers leave the device. Tensors that a checkpoint cannot
     hold are left out.
     """
-    names = {id(it): name for name, it in model.state_dict(keep_vars=True).items()}
-    parameters = {names.get(id(it), own): it for own, it in model.named_parameters()}
-    buffers = {names[id(it)]: it for it in model.buffers() if id(it) in names}
+    names = {id(tensor): name for name, tensor in model.state_dict(keep_vars=True).items()}
+    parameters = {names.get(id(parameter), own): parameter for own, parameter in model.named_parameters()}
+    buffers = {names[id(buffer)]: buffer for buffer in model.buffers() if id(buffer) in names}
     return of_tensors({**parameters, **buffers, **further})
 
 
 def of_tensors(tensors: Mapping[str, Tensor]) -> Fingerprints:
     """The fingerprints of tensors by name, without those that a checkpoint cannot hold."""
-    to_be_made: Fingerprints = {name: None for name, it in tensors.items() if is_lazy(it)}
-    found = {
-        name: fingerprint(it)
-        for name, it in tensors.items()
-        if name not in to_be_made and it.layout is torch.strided and it.device.type != "meta"
+    to_be_made: Fingerprints = {name: None for name, tensor in tensors.items() if is_lazy(tensor)}
+    prints = {
+        name: fingerprint(tensor)
+        for name, tensor in tensors.items()
+        if name not in to_be_made and tensor.layout is torch.strided and tensor.device.type != "meta"
     }
-    if not found:
+    if not prints:
         return to_be_made
-    one_device = next(iter(found.values())).device
-    numbers: list[int] = torch.stack([it.to(one_device) for it in found.values()]).tolist()
-    return {**dict(zip(found, numbers, strict=True)), **to_be_made}
+    one_device = next(iter(prints.values())).device
+    numbers: list[int] = torch.stack([value.to(one_device) for value in prints.values()]).tolist()
+    return {**dict(zip(prints, numbers, strict=True)), **to_be_made}
 
 
 def fingerprint(tensor: Tensor) -> Tensor:

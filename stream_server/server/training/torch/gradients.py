@@ -77,7 +77,7 @@ def _norm(gradients: list[Tensor]) -> float:
     if gradients[0].device.type == "cpu":
         # 3.5 times as fast as torch's norm, with the same range.
         flat = (gradient.reshape(-1).to(dtype) for gradient in gradients)
-        return math.sqrt(sum(torch.dot(it, it).item() for it in flat))
+        return math.sqrt(sum(torch.dot(part, part).item() for part in flat))
     # A device is waited for once.
     return float(torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients, 2, dtype))))
 
@@ -87,12 +87,12 @@ def _gradients(parameters: Iterable[Tensor]) -> list[Tensor]:
 
     Complex numbers as their real and imaginary parts, sparse gradients as the values in them.
     """
-    found = []
+    parts = []
     for parameter in parameters:
         gradient = parameter.grad
         if gradient is not None and gradient.is_sparse:
             parameter.grad = gradient.coalesce()
             gradient = parameter.grad.values()
         if gradient is not None:
-            found.append(torch.view_as_real(gradient) if gradient.is_complex() else gradient)
-    return found
+            parts.append(torch.view_as_real(gradient) if gradient.is_complex() else gradient)
+    return parts

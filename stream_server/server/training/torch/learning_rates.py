@@ -101,14 +101,14 @@ class LearningRates(LearningRateCallback):
         self._tell_of_forgotten()
         self._tell_of_warm_up()
         optimizers = as_list(server.optimizer)
-        idle = [place for place, it in enumerate(optimizers) if _has_hooks(it) and id(it) not in self._stepped]
+        idle = [place for place, each in enumerate(optimizers) if _has_hooks(each) and id(each) not in self._stepped]
         # Without any step this rank had no batch.
         if self._stepped and idle and self._num_watched >= MANY:
             self._warn(
                 f"of {len(optimizers)} optimizers, {', '.join(map(str, idle))} (counted from 0) took no step in the "
                 f"last {self._num_watched} updates: step them in training_step, or leave them out"
             )
-        if any(not _counts_updates(it) and it.last_epoch <= 1 for it in self._schedulers):
+        if any(not _counts_updates(each) and each.last_epoch <= 1 for each in self._schedulers):
             self._warn(
                 "the ReduceLROnPlateau took no step before the end: it takes one at each validation, so write "
                 "validation.every_batches"
@@ -138,17 +138,17 @@ class LearningRates(LearningRateCallback):
         self._num_updates = num_updates
         self._num_watched += 1
         groups = [group for optimizer in as_list(self._server.optimizer) for group in optimizer.param_groups]
-        parts = [float(it["lr"]) / float(it["initial_lr"]) for it in groups if it.get("initial_lr")]
+        parts = [float(group["lr"]) / float(group["initial_lr"]) for group in groups if group.get("initial_lr")]
         part = max(parts, default=RISEN)
         first, last = self._rise or (part, part)
         self._rose_at = self._num_watched if part > last else self._rose_at
         self._rise = (first, part) if part >= last else (RISEN, RISEN)
-        is_trained = any(float(it["lr"]) > VANISHING * float(it.get("initial_lr", 0.0)) for it in groups)
+        is_trained = any(float(group["lr"]) > VANISHING * float(group.get("initial_lr", 0.0)) for group in groups)
         self._num_without_rate = 0 if is_trained else self._num_without_rate + 1
         if self._num_without_rate == MANY:
-            found = f"below {VANISHING:g} of the one at the start" if any(self._rates()) else "0"
+            rate = f"below {VANISHING:g} of the one at the start" if any(self._rates()) else "0"
             self._warn(
-                f"the learning rate was {found} in {MANY} updates, until batch {self._server.progress.batches}: what "
+                f"the learning rate was {rate} in {MANY} updates, until batch {self._server.progress.batches}: what "
                 "comes is trained without effect until it rises. A schedule should be as long as the training "
                 "(self.expected_lr_steps), or end above 0"
             )
@@ -170,7 +170,7 @@ class LearningRates(LearningRateCallback):
     def _refuse_other_steps(self) -> None:
         now = self._schedulers
         for scheduler, epochs in self._epochs:
-            if any(it is scheduler for it in now) and _epochs_of(scheduler) > epochs:
+            if any(each is scheduler for each in now) and _epochs_of(scheduler) > epochs:
                 owner = type(self._server).__name__
                 raise UserCodeError(
                     f"the {type(scheduler).__name__} that {owner}.prepare_training_attributes returned is stepped by "
@@ -180,16 +180,16 @@ class LearningRates(LearningRateCallback):
                 )
 
     def _note_epochs(self) -> None:
-        self._epochs = [(it, _epochs_of(it)) for it in self._schedulers]
+        self._epochs = [(each, _epochs_of(each)) for each in self._schedulers]
 
     def _tell_of_forgotten(self) -> None:
         """Warn once of a scheduler that was made of the optimizer, and that neither the study nor the user steps."""
         if self._schedulers or self._told_of_forgotten or not self._num_watched:
             return
         own = as_list(self._server.optimizer)
-        kept = [it for it in vars(self._server).values() if isinstance(it, LRScheduler)]
+        kept = [value for value in vars(self._server).values() if isinstance(value, LRScheduler)]
         # A scheduler replaces the step of its optimizer.
-        is_made = bool(kept) or any(hasattr(it.step, "_wrapped_by_lr_sched") for it in own)
+        is_made = bool(kept) or any(hasattr(each.step, "_wrapped_by_lr_sched") for each in own)
         if is_made and not any(map(_epochs_of, kept)) and self._rates() == self._at_start:
             self._told_of_forgotten = True
             name = f"{type(self._server).__name__}.prepare_training_attributes"

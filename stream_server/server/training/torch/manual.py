@@ -175,7 +175,7 @@ class ManualOptimization:
         self._behind.clear()
 
     def _announce_step(self, optimizer: Any) -> None:
-        numbers = [number for number, it in enumerate(as_list(self._server.optimizer)) if it is optimizer]
+        numbers = [number for number, each in enumerate(as_list(self._server.optimizer)) if each is optimizer]
         self._note_cleared()
         self._keeps_gradients |= not self._stepped.isdisjoint(numbers)
         self._stepped.update(numbers)
@@ -186,8 +186,8 @@ class ManualOptimization:
         """Forget the steps of optimizers whose gradients were cleared since; one at 0 is taken for one of them."""
         optimizers = as_list(self._server.optimizer)
         for number in [*self._stepped]:
-            parameters = [it for group in optimizers[number].param_groups for it in group["params"]]
-            gradient = next((it.grad for it in parameters if it.grad is not None), None)
+            parameters = [each for group in optimizers[number].param_groups for each in group["params"]]
+            gradient = next((each.grad for each in parameters if each.grad is not None), None)
             if gradient is None or not (gradient.coalesce().values() if gradient.is_sparse else gradient).any():
                 self._stepped.discard(number)
 
@@ -210,12 +210,12 @@ class ManualOptimization:
         of_model = set(map(id, server.model.parameters()))
         return {
             "model": plain(server.model.state_dict(), "the model"),
-            "others": [plain(it, name) for name, it in named.items() if id(it) not in of_model],
-            "modules": {name: plain(it.state_dict(), name) for name, it in other_modules(server).items()},
-            "optimizers": [plain(it.state_dict(), "the optimizer") for it in as_list(server.optimizer)],
+            "others": [plain(each, name) for name, each in named.items() if id(each) not in of_model],
+            "modules": {name: plain(module.state_dict(), name) for name, module in other_modules(server).items()},
+            "optimizers": [plain(each.state_dict(), "the optimizer") for each in as_list(server.optimizer)],
             "precision": plain(self._precision.state_dict(), "the precision"),
-            "trained": [it.requires_grad for it in named.values()],
-            "gradients": [None if it.grad is None else plain(it.grad, name) for name, it in named.items()],
+            "trained": [each.requires_grad for each in named.values()],
+            "gradients": [None if each.grad is None else plain(each.grad, name) for name, each in named.items()],
             "server": plain(server.state_dict(), "state_dict"),
         }
 

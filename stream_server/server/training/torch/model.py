@@ -30,16 +30,16 @@ def set_up(server: TorchServer, precision: Precision, *, compiled: bool, seed: i
         UserCodeError: the method raised, or returned something else.
     """
     name = f"{type(server).__name__}.prepare_training_attributes"
-    made = call_user(name, server.prepare_training_attributes)
-    if not isinstance(made, tuple | list) or len(made) not in (2, 3):
+    parts = call_user(name, server.prepare_training_attributes)
+    if not isinstance(parts, tuple | list) or len(parts) not in (2, 3):
         raise UserCodeError(f"{name} must return model, optimizer or model, optimizer, lr_scheduler")
-    model, optimizers, lr_scheduler = [*made, None][:3]
+    model, optimizers, lr_scheduler = [*parts, None][:3]
     for key, part in {"model": model, "optimizer": optimizers, "lr_scheduler": lr_scheduler}.items():
         if key != "lr_scheduler" or as_list(part):
             require_part(key, part, must=f"the {key} that {name} returns must be", but="is")
     for scheduler in as_list(lr_scheduler):
         _require_step(scheduler, name)
-    if sharded := [it for it, parameter in model.named_parameters() if hasattr(parameter, "device_mesh")]:
+    if sharded := [name for name, parameter in model.named_parameters() if hasattr(parameter, "device_mesh")]:
         raise UserCodeError(
             f"{name} returned a model that the ranks share out: the parameter {sharded[0]} is a DTensor, as "
             "fully_shard makes it. A rank without a batch calls no forward pass, in which the others would wait for "
@@ -59,8 +59,8 @@ def set_up(server: TorchServer, precision: Precision, *, compiled: bool, seed: i
     for module_name, module in model.named_modules():
         if isinstance(module, LazyModuleMixin):
             _make_alike(module, seed=zlib.crc32(f"{seed} {module_name}".encode()))
-    made = list(optimizers) if several else optimizers
-    server.hold_attributes(model=model, optimizer=made, lr_scheduler=lr_scheduler)
+    parts = list(optimizers) if several else optimizers
+    server.hold_attributes(model=model, optimizer=parts, lr_scheduler=lr_scheduler)
 
 
 def _require_step(scheduler: Any, name: str) -> None:
@@ -93,7 +93,7 @@ def shared_out(server: TorchServer) -> list[Any]:
 
     Their steps wait for all ranks. Their `consolidate_state_dict` is collective, and brings the parts to rank 0.
     """
-    return [it for it in as_list(server.optimizer) if hasattr(it, "consolidate_state_dict")]
+    return [each for each in as_list(server.optimizer) if hasattr(each, "consolidate_state_dict")]
 
 
 def state_of(server: TorchServer) -> dict[str, Any]:
@@ -102,38 +102,38 @@ def state_of(server: TorchServer) -> dict[str, Any]:
     Of optimizers that are `shared_out` it is what was last brought to this rank.
     """
     return {
-        "optimizers": [plain(it.state_dict(), "the optimizer") for it in as_list(server.optimizer)],
-        "schedulers": [plain(it.state_dict(), "the lr_scheduler") for it in as_list(server.lr_scheduler)],
+        "optimizers": [plain(each.state_dict(), "the optimizer") for each in as_list(server.optimizer)],
+        "schedulers": [plain(each.state_dict(), "the lr_scheduler") for each in as_list(server.lr_scheduler)],
         "kinds": {"optimizers": kinds(server.optimizer), "schedulers": kinds(server.lr_scheduler)},
     }
 
 
-def kinds(made: Any) -> list[str]:
+def kinds(parts: Any) -> list[str]:
     """The class of each optimizer or scheduler, with an optimizer's numbers of parameters and a scheduler's parts.
 
     Optimizers of different classes take each other's states without complaint, and train something else.
     """
-    return [_kind(it) for it in as_list(made)]
+    return [_kind(part) for part in as_list(parts)]
 
 
-def check_kinds(saved: list[str], made: Any, what: str) -> None:
+def check_kinds(saved: list[str], parts: Any, what: str) -> None:
     """Check that optimizers or schedulers, `what` they are, can take the states of those that were `saved`.
 
     Raises:
         ValueError: they are others; the message names both.
     """
-    if kinds(made) != saved:
-        was, now = (" and ".join(each) or f"no {what}" for each in (saved, kinds(made)))
+    if kinds(parts) != saved:
+        was, now = (" and ".join(each) or f"no {what}" for each in (saved, kinds(parts)))
         raise ValueError(f"{was} was saved, but there is {now} now")
 
 
-def _kind(it: Any) -> str:
-    if hasattr(it, "param_groups"):
+def _kind(component: Any) -> str:
+    if hasattr(component, "param_groups"):
         # What ranks share out has the state of the optimizer inside.
-        name = type(getattr(it, "optim", it)).__qualname__
-        return f"{name} of {' + '.join(str(len(group['params'])) for group in it.param_groups)} parameters"
-    parts = [_kind(part) for part in getattr(it, "_schedulers", ())]
-    return type(it).__qualname__ + (f"({', '.join(parts)})" if parts else "")
+        name = type(getattr(component, "optim", component)).__qualname__
+        return f"{name} of {' + '.join(str(len(group['params'])) for group in component.param_groups)} parameters"
+    parts = [_kind(part) for part in getattr(component, "_schedulers", ())]
+    return type(component).__qualname__ + (f"({', '.join(parts)})" if parts else "")
 
 
 def settings_of(server: TorchServer) -> dict[str, str]:
@@ -141,16 +141,16 @@ def settings_of(server: TorchServer) -> dict[str, str]:
 
     Restored states overwrite them, so that those of a changed file would be ignored without a word.
     """
-    found: dict[str, str] = {}
+    every: dict[str, str] = {}
     for place, optimizer in enumerate(as_list(server.optimizer)):
         for number, group in enumerate(optimizer.param_groups):
             name = _numbered("optimizer", place, server.optimizer) + (f".param_groups[{number}]" if number else "")
             # A scheduler may begin with another rate than the optimizer was made with.
             settings = {**group, "lr": group.get("initial_lr", group["lr"]), "params": None, "initial_lr": None}
-            found |= _settings(name, settings)
+            every |= _settings(name, settings)
     for place, scheduler in enumerate(as_list(server.lr_scheduler)):
-        found |= _settings(_numbered("lr_scheduler", place, server.lr_scheduler), vars(scheduler))
-    return found
+        every |= _settings(_numbered("lr_scheduler", place, server.lr_scheduler), vars(scheduler))
+    return every
 
 
 def changed_settings(before: Mapping[str, str], now: Mapping[str, str], owner: str) -> list[str]:
@@ -165,24 +165,24 @@ def changed_settings(before: Mapping[str, str], now: Mapping[str, str], owner: s
     ]
 
 
-def _numbered(name: str, place: int, made: Any) -> str:
-    return f"{name}[{place}]" if isinstance(made, tuple | list) else name
+def _numbered(name: str, place: int, parts: Any) -> str:
+    return f"{name}[{place}]" if isinstance(parts, tuple | list) else name
 
 
 def _settings(name: str, values: Mapping[str, Any]) -> dict[str, str]:
-    found: dict[str, str] = {}
+    changes: dict[str, str] = {}
     for key, value in values.items():
         if key == "_schedulers":
             for place, part in enumerate(value):
-                found |= _settings(f"{name}[{place}]", vars(part))
+                changes |= _settings(f"{name}[{place}]", vars(part))
         # The rates of a scheduler are those of its optimizer.
         elif (
             (not key.startswith("_") or key == "_milestones")
             and key not in ("base_lrs", "last_epoch")
             and _is_setting(value)
         ):
-            found[f"{name}.{key}"] = repr(value)
-    return found
+            changes[f"{name}.{key}"] = repr(value)
+    return changes
 
 
 def _is_setting(value: Any) -> bool:
@@ -200,9 +200,9 @@ def load_state(server: TorchServer, state: dict[str, Any]) -> None:
     try:
         for part, own in (("optimizers", server.optimizer), ("schedulers", server.lr_scheduler)):
             check_kinds(state["kinds"][part], own, _SINGULAR[part])
-            for it, its_state in zip(as_list(own), restored(state[part]), strict=True):
-                it.load_state_dict(its_state)
-                _keep_types(it, its_state)
+            for component, its_state in zip(as_list(own), restored(state[part]), strict=True):
+                component.load_state_dict(its_state)
+                _keep_types(component, its_state)
     except (RuntimeError, ValueError, KeyError) as error:
         name = f"{type(server).__name__}.prepare_training_attributes"
         text = f"{name} makes something else than what was saved: {error}"
@@ -215,7 +215,7 @@ def load_state(server: TorchServer, state: dict[str, Any]) -> None:
 def _keep_types(optimizer: Any, saved: Any) -> None:
     """Put back what torch has cast to the type of its parameter: a state in 32 bits of weights in 16, for example."""
     states = saved.get("state", {})
-    parameters = [it for group in getattr(optimizer, "param_groups", ()) for it in group["params"]]
+    parameters = [each for group in getattr(optimizer, "param_groups", ()) for each in group["params"]]
     for index, parameter in enumerate(parameters):
         own = optimizer.state.get(parameter) or {}
         for key, value in (states.get(index) or {}).items():

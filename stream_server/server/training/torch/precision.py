@@ -52,9 +52,9 @@ class Precision:
             module.to(self._dtype) if self._dtype is not torch.float64 else module.double()
         if self._dtype is torch.float64:
             # Such as those of spectral layers, which `Module.double` leaves as they are.
-            for it in (*module.parameters(), *module.buffers()):
-                if it.is_complex():
-                    it.data = it.data.to(torch.complex128)
+            for tensor in (*module.parameters(), *module.buffers()):
+                if tensor.is_complex():
+                    tensor.data = tensor.data.to(torch.complex128)
         return module.to(self._device)
 
     def convert(self, data: Any) -> Any:
@@ -62,7 +62,7 @@ class Precision:
         if self._device.type == "cpu" and self._dtype is None:
             return data
         # Such as a PackedSequence, a tuple that knows what of it stays on the CPU.
-        return mapped(self._convert, data, lambda it: callable(getattr(it, "to", None)))
+        return mapped(self._convert, data, lambda value: callable(getattr(value, "to", None)))
 
     def forward_context(self) -> AbstractContextManager[Any]:
         """Within, forward passes are computed in this format."""
@@ -85,10 +85,10 @@ class Precision:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         pass
 
-    def _convert(self, it: Any) -> Any:
-        if isinstance(it, Tensor):
-            return it.to(self._device, self._dtype if it.is_floating_point() else None, non_blocking=True)
-        return it.to(self._device) if hasattr(it, "to") else it
+    def _convert(self, value: Any) -> Any:
+        if isinstance(value, Tensor):
+            return value.to(self._device, self._dtype if value.is_floating_point() else None, non_blocking=True)
+        return value.to(self._device) if hasattr(value, "to") else value
 
 
 class LossScaling(Precision):
@@ -166,7 +166,7 @@ class StuckWeights:
             return
         now, before = _note(optimizer), self._noted.pop(id(optimizer), None)
         self._noted[id(optimizer)] = now
-        if before is None or [it.shape for it in before.weights] != [it.shape for it in now.weights]:
+        if before is None or [weight.shape for weight in before.weights] != [weight.shape for weight in now.weights]:
             return
         if not now.weights or any(new > old for new, old in zip(now.rates, before.rates, strict=True)):
             return
@@ -251,10 +251,10 @@ def _note(optimizer: torch.optim.Optimizer) -> _Noted:
     weights, had_gradient, rates = [], [], []
     for group in optimizer.param_groups:
         rates.append(float(group.get("lr", 0.0)))
-        for it in group["params"]:
-            is_short = it.dtype in (torch.bfloat16, torch.float16)
-            if is_short and it.grad is not None and not it.grad.is_sparse and rates[-1]:
-                stride = 1 + it.numel() // MOST_OF_PARAMETER
-                weights.append(it.detach().reshape(-1)[::stride].clone())
-                had_gradient.append(it.grad.reshape(-1)[::stride] != 0)
+        for parameter in group["params"]:
+            is_short = parameter.dtype in (torch.bfloat16, torch.float16)
+            if is_short and parameter.grad is not None and not parameter.grad.is_sparse and rates[-1]:
+                stride = 1 + parameter.numel() // MOST_OF_PARAMETER
+                weights.append(parameter.detach().reshape(-1)[::stride].clone())
+                had_gradient.append(parameter.grad.reshape(-1)[::stride] != 0)
     return _Noted(weights, had_gradient, rates)

@@ -42,8 +42,8 @@ class UnionGradients:
 
     def named(self) -> dict[str, Tensor]:
         """The parameters of the model, tied ones once, then those that only an optimizer has, in a fixed order."""
-        found: dict[str, Tensor] = dict(self._model.named_parameters())
-        return found | further_parameters(self._optimizers, known=set(map(id, found.values())))
+        named: dict[str, Tensor] = dict(self._model.named_parameters())
+        return named | further_parameters(self._optimizers, known=set(map(id, named.values())))
 
     def clear(self) -> None:
         """Leave no gradient behind, also not of parameters that no optimizer has."""
@@ -103,7 +103,7 @@ class UnionGradients:
         is_active = sizes[rank] > 0
         _refuse_sparse(named)
         structure = zlib.crc32("\n".join(named).encode())
-        state = hash(tuple((it.requires_grad, it.grad is not None, _numel(it)) for it in named.values()))
+        state = hash(tuple((each.requires_grad, each.grad is not None, _numel(each)) for each in named.values()))
         own = [*_digest(structure), *(_digest(state) if is_active else (0,) * 4)]
         total = self._ranks.all_reduce(np.array([*numbers, *own], np.float64)).tolist()
         totals, same = total[: len(numbers)], total[len(numbers) :]
@@ -116,8 +116,13 @@ class UnionGradients:
     def _agree_each(self, named: Mapping[str, Tensor], *, is_active: bool, num_active: int) -> list[str]:
         """Compare parameter by parameter, once it is known that the ranks differ, or that one had no batch."""
         flags = [
-            (it.grad is not None, is_active and it.requires_grad, not is_lazy(it), 0 if is_lazy(it) else _numel(it))
-            for it in named.values()
+            (
+                each.grad is not None,
+                is_active and each.requires_grad,
+                not is_lazy(each),
+                0 if is_lazy(each) else _numel(each),
+            )
+            for each in named.values()
         ]
         total = self._ranks.all_reduce(np.array(flags, np.float64)).astype(int)
         for (name, parameter), (_, num_trained, num_made, numel) in zip(named.items(), total.tolist(), strict=True):
@@ -140,11 +145,11 @@ class UnionGradients:
         """Make what lazy modules have on some ranks on the others too, with the values of the lowest that has it."""
         shapes = [None if is_lazy(tensor) else list(tensor.shape) for tensor in named.values()]
         gathered = self._ranks.broadcast(self._ranks.gather(shapes))
-        for tensor, found in zip(named.values(), zip(*gathered, strict=True), strict=True):
-            source = next((rank for rank, shape in enumerate(found) if shape is not None), None)
-            if source is not None and None in found:
+        for tensor, digests in zip(named.values(), zip(*gathered, strict=True), strict=True):
+            source = next((rank for rank, shape in enumerate(digests) if shape is not None), None)
+            if source is not None and None in digests:
                 if isinstance(tensor, UninitializedParameter | UninitializedBuffer):
-                    tensor.materialize(found[source])
+                    tensor.materialize(digests[source])
                 _broadcast(tensor, source)
 
     def _raise_names_differ(self, own: list[str]) -> None:
@@ -165,14 +170,14 @@ def clear(parameters: Iterable[Tensor]) -> None:
 
 def further_parameters(optimizers: Sequence[Any], known: Set[int]) -> dict[str, Tensor]:
     """The parameters of optimizers whose ids are not `known`, by their places, in a fixed order."""
-    found: dict[int, tuple[str, Tensor]] = {}
+    unique: dict[int, tuple[str, Tensor]] = {}
     for number, optimizer in enumerate(optimizers):
         for group_number, group in enumerate(optimizer.param_groups):
             for index, parameter in enumerate(group["params"]):
                 if id(parameter) not in known:
                     name = f"parameter {index} in group {group_number} of optimizer {number}"
-                    found.setdefault(id(parameter), (name, parameter))
-    return dict(found.values())
+                    unique.setdefault(id(parameter), (name, parameter))
+    return dict(unique.values())
 
 
 def _numel(tensor: Tensor) -> int:
@@ -219,9 +224,9 @@ def buckets(parameters: Sequence[Tensor]) -> Iterator[list[Tensor]]:
 
 def _start(bucket: Sequence[Tensor]) -> Any:
     """Begin to add up the gradients of a bucket; they become views of one array, which saves copying them back."""
-    gradients = [torch.zeros_like(it) if it.grad is None else it.grad for it in bucket]
+    gradients = [torch.zeros_like(each) if each.grad is None else each.grad for each in bucket]
     flat = torch.cat([gradient.detach().reshape(-1) for gradient in gradients])
-    for parameter, part in zip(bucket, torch.split(flat, [it.numel() for it in bucket]), strict=True):
+    for parameter, part in zip(bucket, torch.split(flat, [each.numel() for each in bucket]), strict=True):
         parameter.grad = part.view(parameter.shape)
     return dist.all_reduce(flat, async_op=True)
 

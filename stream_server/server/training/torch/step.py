@@ -42,7 +42,7 @@ from stream_server.server.training.torch.precision import LossScaling, Precision
 from stream_server.server.training.torch.reduction import UnionGradients, clear, further_parameters
 from stream_server.server.training.torch.skipped_updates import SkippedUpdates
 from stream_server.server.training.torch.state import set_torch_random_states, torch_random_states
-from stream_server.server.training.torch.weights import Weights, other_modules
+from stream_server.server.training.torch.weights import ServerModules, other_modules
 from stream_server.server.user.framework import LearningRateCallback
 from stream_server.server.user.torch_server import SkippedBatch, TorchServer
 from stream_server.user_code import call_user
@@ -82,7 +82,7 @@ class TorchStep:
         self._scaling = self._precision if isinstance(self._precision, LossScaling) else None
         self._skipped = SkippedUpdates(most_in_row=0 if settings.nonfinite == "stop" else settings.max_nonfinite)
         self._stack = ExitStack()
-        self._weights = Weights(server, exclude=config.checkpoint.exclude)
+        self._weights = ServerModules(server, exclude=config.checkpoint.exclude)
         self._union: UnionGradients | None = None
         self._optimization: AutomaticOptimization | ManualOptimization | None = None
         self._stuck = StuckWeights()
@@ -184,7 +184,7 @@ class TorchStep:
             )
 
     def _tell_of_changes(self, before: Mapping[str, tuple[Tensor, int]]) -> None:
-        if changed := [name for name, (it, version) in before.items() if it._version != version]:
+        if changed := [name for name, (tensor, version) in before.items() if tensor._version != version]:
             self._warn(
                 f"a validation changes {listed(changed)} of the model, which so "
                 "learns from the data that are held out: leave train() and whatever else changes the model out of "
@@ -202,11 +202,11 @@ class TorchStep:
         """Within, no step of an optimizer changes the weights, and gradients are not those of the training."""
         assert self._union is not None
         trained = list(self._union.named().values())
-        weights = {id(it) for it in (*trained, *self._server.model.parameters())}
-        gradients = [it.grad for it in trained]
+        weights = {id(each) for each in (*trained, *self._server.model.parameters())}
+        gradients = [each.grad for each in trained]
 
         def refuse(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-            if any(id(it) in weights for group in optimizer.param_groups for it in group["params"]):
+            if any(id(each) in weights for group in optimizer.param_groups for each in group["params"]):
                 raise UserCodeError(
                     "a validation steps an optimizer of the weights: it would train on the data that are held out, so "
                     f"leave zero_grad, backward and step out of {type(self._server).__name__}.validation_step"
@@ -241,7 +241,9 @@ class TorchStep:
     def compare_saved(self) -> None:
         # What has not changed since the first batch is no result of one.
         now = self._arrays_beside_state() if self._made_late else {}
-        constant = {name: it for name, it in self._made_late.items() if self._num_forward > 1 and now.get(name) == it}
+        constant = {
+            name: value for name, value in self._made_late.items() if self._num_forward > 1 and now.get(name) == value
+        }
         self._tell_of_constants(differing(self._ranks, lambda: constant, missing=None))
         names = differing(self._ranks, self._further_fingerprints)
         if names:
@@ -256,11 +258,13 @@ class TorchStep:
     def _further_fingerprints(self) -> Fingerprints:
         """Those of what a checkpoint has beside the model and the optimizers."""
         modules = other_modules(self._server)
-        of_modules = {f"{own}.{name}": it for own, module in modules.items() for name, it in of_model(module).items()}
+        of_modules = {
+            f"{own}.{name}": value for own, module in modules.items() for name, value in of_model(module).items()
+        }
         return {**of_modules, **self._of_user_state()}
 
     def _of_user_state(self) -> Fingerprints:
-        return {f"state_dict()[{name!r}]": it for name, it in of_user_state(self._server).items()}
+        return {f"state_dict()[{name!r}]": value for name, value in of_user_state(self._server).items()}
 
     def learned(self) -> Fingerprints:
         optimized, others = self.trainable()
@@ -275,10 +279,12 @@ class TorchStep:
 
     def trainable(self) -> tuple[Fingerprints, Fingerprints]:
         optimizers = as_list(self._server.optimizer)
-        optimized = {id(it) for optimizer in optimizers for group in optimizer.param_groups for it in group["params"]}
+        optimized = {
+            id(each) for optimizer in optimizers for group in optimizer.param_groups for each in group["params"]
+        }
         named = self._weights.trainable()
-        in_optimizers = {name: it for name, it in named.items() if id(it) in optimized}
-        others = {name: it for name, it in named.items() if id(it) not in optimized}
+        in_optimizers = {name: each for name, each in named.items() if id(each) in optimized}
+        others = {name: each for name, each in named.items() if id(each) not in optimized}
         return of_tensors(in_optimizers), of_tensors(others)
 
     def state_dict(self) -> dict[str, Any]:
@@ -286,7 +292,7 @@ class TorchStep:
         name = f"saving the model of {type(self._server).__name__}"
         learned = call_user(name, lambda: {**self._weights.state(), **state_of(self._server)})
         assert self._union is not None
-        trained = {parameter: it.requires_grad for parameter, it in self._union.named().items()}
+        trained = {parameter: each.requires_grad for parameter, each in self._union.named().items()}
         return {
             **learned,
             "trained": trained,
@@ -303,8 +309,8 @@ class TorchStep:
         self._ignored = changed_settings(before, self._made, type(self._server).__name__)
         self._made = before
         assert self._union is not None
-        for parameter, it in self._union.named().items():
-            it.requires_grad_(state["trained"].get(parameter, it.requires_grad))
+        for parameter, each in self._union.named().items():
+            each.requires_grad_(state["trained"].get(parameter, each.requires_grad))
         self._skipped.load_state_dict(state["skipped"])
         if self._scaling is not None and state["scaler"]:
             self._scaling.load_state_dict(state["scaler"])
@@ -319,7 +325,7 @@ class TorchStep:
 
     def compare_constants(self, state: Mapping[str, Any]) -> None:
         before = state.get("constants", {})
-        if names := [name for name, it in self._constants.items() if before.get(name, it) != it]:
+        if names := [name for name, value in self._constants.items() if before.get(name, value) != value]:
             self._warn(
                 f"the model was trained with other values of {listed(names)}, so that its weights stand for another "
                 f"network: {self._hint_for_constants}"
@@ -368,7 +374,7 @@ class TorchStep:
     def _tell_of_hooks(self) -> None:
         """Warn of hooks that are given a part of the gradient, where they are made for the whole of it."""
         in_parts = self._ranks.size > 1 or self._settings.accumulate > 1
-        hooked = [name for name, it in self._server.model.named_parameters() if it._backward_hooks]
+        hooked = [name for name, each in self._server.model.named_parameters() if each._backward_hooks]
         if in_parts and hooked:
             self._warn(
                 f"{listed(hooked)} of the model {'have' if len(hooked) > 1 else 'has'} a hook (register_hook): on "
@@ -380,9 +386,9 @@ class TorchStep:
 
     def _note_constants(self) -> None:
         """Note the arrays that the modules have beside their state, which are to be the same wherever they are made."""
-        found = self._arrays_beside_state()
+        arrays = self._arrays_beside_state()
         trained = {*of_tensors(self._weights.trainable()).values()}
-        self._constants = {name: it for name, it in found.items() if it not in trained}
+        self._constants = {name: value for name, value in arrays.items() if value not in trained}
         self._tell_of_constants(differing(self._ranks, lambda: self._constants))
 
     def _arrays_beside_state(self) -> Fingerprints:
@@ -416,8 +422,8 @@ class TorchStep:
                 returned = call_user(self._name, server.training_step, data, batch_idx)
                 self._num_forward += 1
                 if self._num_forward == 1:
-                    found = self._arrays_beside_state().items()
-                    self._made_late = {name: it for name, it in found if name not in self._constants}
+                    arrays = self._arrays_beside_state().items()
+                    self._made_late = {name: value for name, value in arrays if name not in self._constants}
                 return self._loss_of(returned, own.size, batch_idx)
 
     def _loss_of(self, returned: Any, num: int, batch_idx: int) -> Tensor | None:
@@ -438,10 +444,10 @@ class TorchStep:
             return returned.mean()
         if not isinstance(returned, Tensor) or returned.numel() != 1:
             is_tensor = isinstance(returned, Tensor)
-            found = f"a tensor of shape {tuple(returned.shape)}" if is_tensor else f"{returned!r}"
+            kind = f"a tensor of shape {tuple(returned.shape)}" if is_tensor else f"{returned!r}"
             raise UserCodeError(
                 f"{self._name} must return the mean loss of its batch, a tensor of one element or of one for each of "
-                f'{num} samples, a dict with it as "loss", or self.skip_batch(), not {found}'
+                f'{num} samples, a dict with it as "loss", or self.skip_batch(), not {kind}'
             )
         return returned
 

@@ -22,7 +22,7 @@ MODEL = "model"
 IN_STATE = ("_parameters", "_buffers", "_modules")
 
 
-class Weights:
+class ServerModules:
     """Saves and restores all modules of a server, and puts what `model_to_evaluate` gives in the place of the model.
 
     Besides the model these are the modules that are attributes of the server, alone or in lists and dicts, such as
@@ -68,21 +68,27 @@ class Weights:
 
     def trainable(self) -> dict[str, Tensor]:
         """The parameters that require a gradient by name, each once, also those that no module has registered."""
-        hidden = ((_full(name, key), it) for name, module in self._modules() for key, it in _in_containers(module))
-        found: dict[int, tuple[str, Tensor]] = {}
-        for name, it in (*self._parameters(), *hidden):
-            found.setdefault(id(it), (name, it))
-        loose = further_parameters(as_list(self._server.optimizer), found.keys())
-        return {name: it for name, it in (*found.values(), *loose.items()) if it.requires_grad}
+        hidden = (
+            (_full(name, key), tensor) for name, module in self._modules() for key, tensor in _in_containers(module)
+        )
+        unique: dict[int, tuple[str, Tensor]] = {}
+        for name, tensor in (*self._parameters(), *hidden):
+            unique.setdefault(id(tensor), (name, tensor))
+        loose = further_parameters(as_list(self._server.optimizer), unique.keys())
+        return {name: tensor for name, tensor in (*unique.values(), *loose.items()) if tensor.requires_grad}
 
     def unsaved(self) -> dict[str, Tensor]:
         """The floating-point buffers of modules that are in no state, since they are not persistent, by name."""
-        found: dict[str, Tensor] = {}
+        tensors: dict[str, Tensor] = {}
         for name, module in self._modules():
             saved = _tensors(module)
             buffers = module.named_buffers()
-            found |= {_full(name, key): it for key, it in buffers if id(it) not in saved and it.is_floating_point()}
-        return found
+            tensors |= {
+                _full(name, key): buffer
+                for key, buffer in buffers
+                if id(buffer) not in saved and buffer.is_floating_point()
+            }
+        return tensors
 
     def attributes(self) -> dict[str, dict[str, Any]]:
         """Plain attributes of the modules, which are in no state, by the place of the module.
@@ -91,7 +97,9 @@ class Weights:
         """
         return {
             _full(name, place).strip("."): {
-                key: it for key, it in vars(part).items() if key not in IN_STATE and not _is_computed(part, key, it)
+                key: value
+                for key, value in vars(part).items()
+                if key not in IN_STATE and not _is_computed(part, key, value)
             }
             for name, module in self._modules()
             for place, part in module.named_modules()
@@ -109,8 +117,8 @@ class Weights:
         return self._saved(
             {
                 name
-                for name, it in (self._parameters() if self._excluded else ())
-                if self._excluded.get(name) == _mark(it) and not it.requires_grad and id(it) not in stepped
+                for name, each in (self._parameters() if self._excluded else ())
+                if self._excluded.get(name) == _mark(each) and not each.requires_grad and id(each) not in stepped
             }
         )
 
@@ -155,8 +163,12 @@ class Weights:
     def versions(self) -> dict[str, tuple[Tensor, int]]:
         """The tensors of the model that are saved, each with a number that grows when it is changed in place."""
         state = self._server.model.state_dict(keep_vars=True).items()
-        tensors = {name: it for name, it in state if isinstance(it, Tensor) and not (is_lazy(it) or it.is_inference())}
-        return {name: (it, it._version) for name, it in tensors.items()}
+        tensors = {
+            name: value
+            for name, value in state
+            if isinstance(value, Tensor) and not (is_lazy(value) or value.is_inference())
+        }
+        return {name: (tensor, tensor._version) for name, tensor in tensors.items()}
 
     @property
     def returned(self) -> nn.Module:
@@ -196,8 +208,8 @@ class Weights:
                 module.training = training
 
     def _saved(self, left_out: Set[str] = frozenset()) -> dict[str, Any]:
-        others = {name: _plain(it, name, left_out) for name, it in other_modules(self._server).items()}
-        loose = {name: plain(it.detach(), name) for name, it in self._loose().items()}
+        others = {name: _plain(module, name, left_out) for name, module in other_modules(self._server).items()}
+        loose = {name: plain(tensor.detach(), name) for name, tensor in self._loose().items()}
         return {
             MODEL: _plain(self._server.model, MODEL, left_out),
             **({"modules": others} if others else {}),
@@ -223,10 +235,10 @@ class Weights:
     def _load(self, name: str, module: nn.Module, state: Any) -> None:
         problem = ""
         try:
-            found = module.load_state_dict(restored(state), strict=False)
-            missing = [key for key in found.missing_keys if _full(name, key) not in self._excluded]
-            if missing or found.unexpected_keys:
-                problem = f"missing: {missing or 'none'}, unexpected: {found.unexpected_keys or 'none'}"
+            keys = module.load_state_dict(restored(state), strict=False)
+            missing = [key for key in keys.missing_keys if _full(name, key) not in self._excluded]
+            if missing or keys.unexpected_keys:
+                problem = f"missing: {missing or 'none'}, unexpected: {keys.unexpected_keys or 'none'}"
         except (RuntimeError, ValueError, KeyError) as error:
             problem = str(error)
         if problem:
@@ -246,13 +258,13 @@ class Weights:
 def other_modules(server: TorchServer) -> dict[str, nn.Module]:
     """The modules among the attributes of a server that have tensors to save which the model has not, by name."""
     known = _tensors(server.model)
-    found = {}
+    modules = {}
     for name, module in modules_of(server):
         tensors = _tensors(module)
         if not tensors <= known:
-            found[name] = module
+            modules[name] = module
             known |= tensors
-    return found
+    return modules
 
 
 def _in_containers(module: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
@@ -261,16 +273,16 @@ def _in_containers(module: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
         for name, value in vars(part).items():
             if not isinstance(value, dict | list | tuple):
                 continue
-            for key, it in value.items() if isinstance(value, dict) else enumerate(value):
+            for key, item in value.items() if isinstance(value, dict) else enumerate(value):
                 path = f"{place}.{name}.{key}".removeprefix(".")
-                if isinstance(it, nn.Parameter):
-                    yield path, it
-                elif isinstance(it, nn.Module):
-                    yield from ((f"{path}.{inner}", parameter) for inner, parameter in it.named_parameters())
+                if isinstance(item, nn.Parameter):
+                    yield path, item
+                elif isinstance(item, nn.Module):
+                    yield from ((f"{path}.{inner}", parameter) for inner, parameter in item.named_parameters())
 
 
 def _tensors(module: nn.Module) -> set[int]:
-    return {id(it) for it in module.state_dict(keep_vars=True).values() if isinstance(it, Tensor)}
+    return {id(tensor) for tensor in module.state_dict(keep_vars=True).values() if isinstance(tensor, Tensor)}
 
 
 def _full(module: str, name: str) -> str:
@@ -294,6 +306,6 @@ def _is_computed(module: nn.Module, key: str, value: Any) -> bool:
     return any(hasattr(module, f"{key}{end}") for end in ("_orig", "_g"))
 
 
-def _mark(it: Tensor) -> tuple[int, int]:
+def _mark(tensor: Tensor) -> tuple[int, int]:
     """What changes when a parameter gets other values, in place or by other memory."""
-    return it.data_ptr(), it._version
+    return tensor.data_ptr(), tensor._version
