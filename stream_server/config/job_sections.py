@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from stream_server.built_in import BACKENDS
 from stream_server.config.problems import shown, wrong
@@ -19,24 +19,14 @@ from stream_server.config.values import (
     Texts,
     Walltime,
     Words,
+    one_of_these,
 )
 
-
-def _check_most_failed(value: Any) -> Any:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool) and value >= 0
-    if is_number and (value < 1 or value == int(value)):
-        return value
-    raise wrong(
-        f"{shown(value)} is neither a share of the simulations nor a number of them",
-        "Write a share below 1, such as 0.1, or a whole number, such as 3",
-    )
-
-
 MostFailed = Annotated[
-    int | float,
-    BeforeValidator(_check_most_failed),
-    WithJsonSchema(
-        {"anyOf": [{"type": "integer", "minimum": 0}, {"type": "number", "minimum": 0, "exclusiveMaximum": 1}]}
+    Natural | Annotated[float, Field(ge=0, lt=1)],
+    one_of_these(
+        "neither a share of the simulations nor a number of them",
+        "Write a share below 1, such as 0.1, or a whole number, such as 3",
     ),
 ]
 Port = Annotated[int, Field(ge=1, le=65535)]

@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, GetJsonSchemaHandler, model_serializer, model_validator
+from pydantic import Field, GetJsonSchemaHandler, TypeAdapter, model_serializer, model_validator
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
 from stream_server.built_in import GENERATORS, SAMPLERS
 from stream_server.config.problems import shown, wrong
-from stream_server.config.values import NAME, Count, NameOrClass, Positive, Section
+from stream_server.config.values import NAME, Count, NamedClass, NameOrClass, Positive, Section
 from stream_server.storage.disk import read_file
 from stream_server.wording import counted
 
@@ -27,6 +27,20 @@ ORIGIN_COLUMNS = ("proposed by", "proposed at", "score")
 
 
 SCALES = ("log", "integer")
+Scale = Literal["log", "integer"]
+Range = (
+    tuple[float, float]
+    | tuple[float, float, Scale]
+    | tuple[float, float, Scale, Scale]
+    | Annotated[tuple[str, ...], Field(min_length=2)]
+)
+
+
+class Vector(Section):
+    """A parameter of several numbers, as study.json has it."""
+
+    range: Range = Field(description="The range of each number.")
+    size: Annotated[int, Field(ge=1, le=MAX_SIZE)] = Field(description="How many numbers the vector has.")
 
 
 class Bounds(Section):
@@ -64,26 +78,7 @@ class Bounds(Section):
 
     @classmethod
     def __get_pydantic_json_schema__(cls, core: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
-        number = {"type": "number"}
-        numbers = {
-            "type": "array",
-            "prefixItems": [number, number],
-            "items": {"enum": list(SCALES)},
-            "minItems": 2,
-            "maxItems": 4,
-        }
-        names = {"type": "array", "items": {"type": "string"}, "minItems": 2, "uniqueItems": True}
-        size = {"description": "How many numbers the vector has.", "type": "integer", "minimum": 1, "maximum": MAX_SIZE}
-        vector = {
-            "type": "object",
-            "properties": {
-                "range": {"description": "The range of each number.", "anyOf": [numbers, names]},
-                "size": size,
-            },
-            "required": ["range", "size"],
-            "additionalProperties": False,
-        }
-        return {"anyOf": [numbers, names, vector]}
+        return handler(TypeAdapter(Range | Vector).core_schema)
 
     @model_serializer
     def _as_json(self) -> Any:
@@ -134,14 +129,13 @@ def scalars_of(bounds: Mapping[str, Bounds]) -> dict[str, Bounds]:
 SamplerName = Annotated[str, NameOrClass("sampler", (*SAMPLERS, *GENERATORS), "samplers")]
 
 
-class SamplerSettings(Section):
+class SamplerSettings(NamedClass):
     """How points are chosen within the bounds: a built-in sampler, or a class that suggests them while the study runs.
 
     In study.json a sampler without further keys is written as its name alone.
     """
 
     class_: SamplerName = Field(alias="class", description='A built-in sampler, or `"FILE.py:Class"`.')
-    args: dict[str, Any] = Field(default_factory=dict, description="Arguments of the class by name.")
     lookahead: Count | None = Field(
         default=None,
         description="For a class with `ingest`: how many simulations, besides those that have begun, have their "
@@ -164,20 +158,10 @@ class SamplerSettings(Section):
         """The sampler for people: a class without the folder of its file."""
         return os.path.basename(self.class_)
 
-    @model_validator(mode="before")
-    @classmethod
-    def _from_name(cls, value: Any) -> Any:
-        return {"class": value} if isinstance(value, str) else value
-
     @model_serializer(mode="wrap")
     def _as_name(self, serialize: Any) -> Any:
         is_name = self == SamplerSettings.model_validate(self.class_)
         return self.class_ if is_name else serialize(self)
-
-    @classmethod
-    def __get_pydantic_json_schema__(cls, core: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
-        settings = handler.resolve_ref_schema(handler(core))
-        return {"anyOf": [settings["properties"]["class"], settings]}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

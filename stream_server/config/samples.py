@@ -4,64 +4,30 @@ import math
 import re
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import (
-    AfterValidator,
-    BeforeValidator,
-    Field,
-    PrivateAttr,
-    WithJsonSchema,
-    field_serializer,
-    model_validator,
-)
-from pydantic.functional_validators import ModelWrapValidatorHandler
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from stream_server.config.problems import shown, wrong
-from stream_server.config.values import Count, Section
+from stream_server.config.values import Count, Section, one_of_these
 
 MAX_FIELDS = 64
 MAX_DIMENSIONS = 8
 MAX_TIME_STEPS = 2**31 - 1
 BYTES_OF_AN_UNKNOWN_DTYPE = 8
-_EXTENT = {"type": "integer", "minimum": 1}
 
 
-def _largest(value: Any) -> Any:
-    """The shape with the largest first extent in the place of `{"max": n}`."""
-    if not isinstance(value, list | tuple) or not any(isinstance(extent, dict) for extent in value):
-        return value
-    first, *others = value
-    if any(isinstance(extent, dict) for extent in others):
-        found = f"{shown(value)} has a later extent that differs in size"
+def _only_the_first_differs(extents: tuple[Any, ...]) -> tuple[Any, ...]:
+    if any(isinstance(extent, dict) for extent in extents[1:]):
+        found = f"{shown(extents)} has a later extent that differs in size"
         raise wrong(found, 'Write {"max": n} for the first extent only, and the largest for the others')
-    if set(first) != {"max"}:
-        raise wrong(f"{shown(first)} is no extent", 'Write a number, or {"max": n} if it differs in size')
-    return [first["max"], *others]
+    return extents
 
 
+Extent = Annotated[
+    Count | Annotated[dict[Literal["max"], Count], Field(min_length=1)],
+    one_of_these("no extent", 'Write a number of 1 or more, or {"max": n} if it differs in size'),
+]
 Shape = Annotated[
-    tuple[Count, ...],
-    Field(strict=False, max_length=MAX_DIMENSIONS),
-    BeforeValidator(_largest),
-    WithJsonSchema(
-        {
-            "type": "array",
-            "maxItems": MAX_DIMENSIONS,
-            "prefixItems": [
-                {
-                    "anyOf": [
-                        _EXTENT,
-                        {
-                            "type": "object",
-                            "properties": {"max": _EXTENT},
-                            "required": ["max"],
-                            "additionalProperties": False,
-                        },
-                    ]
-                }
-            ],
-            "items": _EXTENT,
-        }
-    ),
+    tuple[Extent, ...], Field(strict=False, max_length=MAX_DIMENSIONS), AfterValidator(_only_the_first_differs)
 ]
 DTYPE = re.compile(r"[<>=|]?([A-Za-z]\w*|\?)")
 # The numeric types that are the same on every machine, by NumPy's names, and their bytes.
@@ -92,7 +58,8 @@ def _check_dtype(value: str) -> str:
 class SampleField(Section):
     """One array of a sample. `dtype` is what is kept, a native NumPy name; None keeps what is sent."""
 
-    shape: Shape = Field(
+    extents: Shape = Field(
+        alias="shape",
         description='Global shape, C order (a Fortran array appears reversed). A first extent `{"max": 5000}` may '
         'differ, from 0 to 5000: from step to step, or with `"per": "simulation"` from simulation to simulation.',
         examples=[[100, 100]],
@@ -118,34 +85,25 @@ class SampleField(Section):
         """Whether it is sent once per simulation."""
         return self.per == "simulation"
 
-    _ragged: bool = PrivateAttr(default=False)
-
-    @model_validator(mode="wrap")
-    @classmethod
-    def _note_a_largest_extent(cls, raw: Any, handler: ModelWrapValidatorHandler["SampleField"]) -> "SampleField":
-        field = handler(raw)
-        if isinstance(raw, dict):
-            field._ragged = any(isinstance(extent, dict) for extent in raw["shape"])
-        return field
-
-    @field_serializer("shape")
-    def _plain_shape(self, shape: tuple[int, ...]) -> list[Any]:
-        return [{"max": shape[0]}, *shape[1:]] if self._ragged else list(shape)
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The global shape; that of a ragged field has the largest first extent."""
+        return tuple(extent["max"] if isinstance(extent, dict) else extent for extent in self.extents)
 
     @property
     def ragged(self) -> bool:
-        """Whether the first extent may differ, by step or by simulation; `shape` has the largest."""
-        return self._ragged
+        """Whether the first extent may differ, by step or by simulation."""
+        return any(isinstance(extent, dict) for extent in self.extents)
 
     @property
     def smallest_shape(self) -> tuple[int, ...]:
         """The shape of a ragged field without any value; of another one its shape."""
-        return (0, *self.shape[1:]) if self._ragged else self.shape
+        return (0, *self.shape[1:]) if self.ragged else self.shape
 
     @property
     def row_shape(self) -> tuple[int, ...]:
         """The shape of one row of a ragged field; of another one its shape."""
-        return self.shape[1:] if self._ragged else self.shape
+        return self.shape[1:] if self.ragged else self.shape
 
     @property
     def num_bytes(self) -> int:

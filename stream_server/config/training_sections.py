@@ -3,9 +3,7 @@
 import re
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import Field, GetJsonSchemaHandler, model_validator
-from pydantic.json_schema import JsonSchemaValue
-from pydantic_core import CoreSchema
+from pydantic import Field, model_validator
 
 from stream_server.built_in import WRITERS
 from stream_server.config.problems import wrong
@@ -15,6 +13,7 @@ from stream_server.config.values import (
     FilePath,
     Moment,
     Name,
+    NamedClass,
     NameOrClass,
     Natural,
     Positive,
@@ -210,22 +209,12 @@ class Checkpoint(Section):
     _check_mode = model_validator(mode="after")(_check_mode)
 
 
-class MetricWriter(Section):
+class MetricWriter(NamedClass):
     """One of `metrics.writers`: a built-in one, or a class of the user's with its arguments."""
 
     class_: Annotated[str, NameOrClass("writer", tuple(WRITERS), "writers")] = Field(
         alias="class", description='`"tensorboard"`, or `"FILE.py:Class"` (docs/guide/extending.md#a-metric-writer).'
     )
-    args: dict[str, Any] = Field(default_factory=dict, description="Arguments of the class.")
-
-    @model_validator(mode="before")
-    @classmethod
-    def _from_name(cls, value: Any) -> Any:
-        return {"class": value} if isinstance(value, str) else value
-
-    @classmethod
-    def __get_pydantic_json_schema__(cls, core: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
-        return {"anyOf": [{"type": "string"}, handler.resolve_ref_schema(handler(core))]}
 
 
 class MetricsSettings(Section):

@@ -20,7 +20,11 @@ from pydantic import (
     Field,
     GetCoreSchemaHandler,
     GetJsonSchemaHandler,
+    ValidationError,
+    ValidatorFunctionWrapHandler,
     WithJsonSchema,
+    WrapValidator,
+    model_validator,
 )
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, core_schema
@@ -49,6 +53,23 @@ class Section(BaseModel):
     """One object of study.json: immutable, no unknown keys, no silent conversion of types."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+
+class NamedClass(Section):
+    """A class with its arguments; its name alone stands for one with no other key."""
+
+    class_: str = Field(alias="class")
+    args: dict[str, Any] = Field(default_factory=dict, description="Arguments of the class by name.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_name(cls, value: Any) -> Any:
+        return {"class": value} if isinstance(value, str) else value
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, core: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        settings = handler.resolve_ref_schema(handler(core))
+        return {"anyOf": [settings["properties"]["class"], settings]}
 
 
 @contextmanager
@@ -198,24 +219,24 @@ def _check_walltime(value: str) -> str:
     return value
 
 
-def _check_moment(value: Any) -> Any:
-    is_count = isinstance(value, int) and not isinstance(value, bool) and value >= 1
-    if is_count or (isinstance(value, float) and 0 < value < 1):
-        return value
-    raise wrong(
-        f"{shown(value)} is neither a number of batches nor a fraction of the run",
-        "Write a whole number of 1 or more, or a fraction between 0 and 1",
-    )
+def one_of_these(what: str, instead: str) -> WrapValidator:
+    """Let there be one error, that a value is not `what`, where none of the types of a union takes it."""
+
+    def validate(value: Any, handler: ValidatorFunctionWrapHandler) -> Any:
+        try:
+            return handler(value)
+        except ValidationError as error:
+            raise wrong(f"{shown(value)} is {what}", instead) from error
+
+    return WrapValidator(validate)
 
 
-_NUMBER_OR_SIZE = WithJsonSchema(
-    {"anyOf": [{"type": "integer", "minimum": 1}, {"type": "string", "pattern": SIZE_PATTERN}]}
-)
 Count = Annotated[int, Field(ge=1)]
 Natural = Annotated[int, Field(ge=0)]
 Positive = Annotated[float, Field(gt=0)]
-Bytes = Annotated[int, BeforeValidator(_parse_bytes), Field(ge=1), _NUMBER_OR_SIZE]
-Capacity = Annotated[int, BeforeValidator(_parse_capacity), Field(ge=1), _NUMBER_OR_SIZE]
+_CountOrSize = Count | Annotated[str, Field(pattern=SIZE_PATTERN)]
+Bytes = Annotated[Count, BeforeValidator(_parse_bytes, json_schema_input_type=_CountOrSize)]
+Capacity = Annotated[Count, BeforeValidator(_parse_capacity, json_schema_input_type=_CountOrSize)]
 FilePath = Annotated[Path, BeforeValidator(_parse_path), WithJsonSchema({"type": "string", "minLength": 1})]
 Name = Annotated[str, AfterValidator(_check_name), WithJsonSchema({"type": "string", "pattern": f"^{NAME.pattern}$"})]
 StudyName = Annotated[str, AfterValidator(_check_study_name)]
@@ -237,10 +258,10 @@ Words = Annotated[
     WithJsonSchema({"type": "array", "items": {"type": "string"}, "minItems": 1}),
 ]
 Moment = Annotated[
-    int | float,
-    BeforeValidator(_check_moment),
-    WithJsonSchema(
-        {"anyOf": [{"type": "integer", "minimum": 1}, {"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 1}]}
+    Count | Annotated[float, Field(gt=0, lt=1)],
+    one_of_these(
+        "neither a number of batches nor a fraction of the run",
+        "Write a whole number of 1 or more, or a fraction between 0 and 1",
     ),
 ]
 """A number of batches, or a fraction of the run where the number of its batches is known."""

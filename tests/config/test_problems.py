@@ -101,7 +101,7 @@ def test_rules_are_looked_at_once_the_keys_are_valid(folder: StudyFolder) -> Non
         ({"validation.every_batches": 0}, "validation.every_batches: 0 is neither a number of batches nor a fraction"),
         ({"checkpoint.keep_at": [1, 1.5]}, "checkpoint.keep_at[1]: 1.5 is neither a number of batches nor a fraction"),
         ({"study.fields": {}}, "study.fields: {} has 0 elements. Write at least 1."),
-        ({"study.fields.temperature": [100, -1]}, "study.fields.temperature[1]: -1 is out of range. Write 1 or more."),
+        ({"study.fields.temperature": [100, -1]}, "temperature[1]: -1 is no extent. Write a number of 1 or more, or"),
         ({"study.fields.temperature": [1] * 9}, "has 9 elements. Write at most 8."),
         ({"study.fields": {"u": {"shape": [1], "dtype": "flt"}}}, 'study.fields.u.dtype: "flt" is not a NumPy type.'),
         ({"study.fields": {"u": {"shape": [1], "dtype": "O"}}}, '"O" is not a numeric type'),
