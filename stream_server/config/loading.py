@@ -1,23 +1,154 @@
 """Loads a study.json: its keys are checked, with every mistake told at once, and then the rules between them."""
 
+import json
 import os
-from collections.abc import Sequence
+import re
+import sys
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from pydantic import ValidationError
 
 from stream_server.config.invalid_keys import problems_of
-from stream_server.config.problems import Problem, config_error
+from stream_server.config.problems import Problem, config_error, printable, shown
 from stream_server.config.rules import find_problems
 from stream_server.config.study import StudyConfig
-from stream_server.config.text import override, read_json, unusable_values
+from stream_server.config.values import MAX_INTEGER
+from stream_server.errors import ConfigError
+from stream_server.storage.disk import MAX_TEXT_BYTES, read_file
+from stream_server.storage.typed import shortened
+
+MAX_DEPTH = 32
+TEXT_OR_COMMENT = re.compile(r'("(?:\\.|[^"\\\n])*")|//[^\n]*')
 
 NO_TRAINING = "stream_server.server.user.no_training:NoTraining"
 # What is kept of a study that writes files in the place of the training it describes.
 TRAINING_KEYS = ("batch_size", "nonfinite")
 VALIDATION_KEYS = ("simulations",)
 CHECKPOINT_KEYS = ("every_batches", "every_s", "keep", "dir")
+
+
+def read_json(file: Path) -> dict[str, Any]:
+    """The object in a JSON file, in which `//` starts a comment.
+
+    Raises:
+        ConfigError: the file cannot be read, or is no JSON object; says the line and the column.
+    """
+    try:
+        text = read_file(file, max_bytes=MAX_TEXT_BYTES).decode("utf-8-sig")
+    except FileNotFoundError as error:
+        raise ConfigError(f"there is no file {file}: write the path of a study.json after --config") from error
+    except IsADirectoryError as error:
+        raise ConfigError(f"{file} is a folder: write {file / 'study.json'}") from error
+    except UnicodeDecodeError as error:
+        line = 1 + error.object.count(b"\n", 0, error.start)
+        found = f"byte 0x{error.object[error.start]:02x} in line {line} is not UTF-8"
+        raise ConfigError(f"{file}: {found}; save the file with the encoding UTF-8") from error
+    except OSError as error:
+        raise ConfigError(f"{file} cannot be read: {error}") from error
+    return _parse(file, TEXT_OR_COMMENT.sub(lambda match: match[1] or "", text))
+
+
+def _parse(file: Path, text: str) -> dict[str, Any]:
+    repeated: list[Problem] = []
+
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        keys = Counter(key for key, _ in pairs)
+        repeated.extend(
+            Problem(shortened(key), "the key is written twice in one object", "Remove one of the two")
+            for key, num in keys.items()
+            if num > 1
+        )
+        return dict(pairs)
+
+    try:
+        raw = json.loads(text, object_pairs_hook=unique, parse_constant=_refuse_constant)
+    except json.JSONDecodeError as error:
+        raise config_error(file, [_syntax_problem(text, error)]) from error
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{file} is not a study: {error}") from error
+    if repeated:
+        raise config_error(file, repeated)
+    if not isinstance(raw, dict):
+        raise ConfigError(f"{file} must hold one object {{…}}, but holds {shown(raw)}")
+    raw.pop("$schema", None)
+    return raw
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not JSON: write a finite number")
+
+
+def _syntax_problem(text: str, error: json.JSONDecodeError) -> Problem:
+    line = text.splitlines()[error.lineno - 1].strip() if error.lineno <= len(text.splitlines()) else ""
+    before = text[: error.pos].rstrip()
+    at = text[error.pos : error.pos + 1]
+    if (before.endswith(",") and at in "}]") or (at == "," and text[error.pos + 1 :].lstrip()[:1] in ("}", "]")):
+        instead = "Remove the comma before the closing bracket"
+    elif at == "'":
+        instead = "Write \" instead of '"
+    elif error.msg.startswith("Expecting ',' delimiter"):
+        instead = "Write a comma or a closing bracket before this place" if at else "Write the missing closing bracket"
+    elif not at:
+        instead = "The text ends here; write what is missing"
+    else:
+        instead = "Write JSON; // starts a comment"
+    shown_line = f" in `{shortened(line)}`" if line else ""
+    return Problem(f"line {error.lineno}, column {error.colno}", f"{error.msg}{shown_line}", instead)
+
+
+def unusable_values(node: Any, path: str = "", depth: int = 0) -> Iterator[Problem]:
+    """Numbers beyond 64 bits, text that no file or message can hold, endless nesting: JSON allows all of them."""
+    match node:
+        case dict() | list() if depth > MAX_DEPTH:
+            found = f"brackets within brackets more than {MAX_DEPTH} levels deep"
+            yield Problem(printable(path), found, "Write something flatter")
+        case dict():
+            for key, value in node.items():
+                yield from unusable_values(key, path)
+                yield from unusable_values(value, f"{path}.{key}" if path else key, depth + 1)
+        case list():
+            for position, value in enumerate(node):
+                yield from unusable_values(value, f"{path}[{position}]", depth + 1)
+        case str() if node != printable(node) or "\0" in node:
+            yield Problem(printable(path), f"{node!a} is not valid text", "Remove what no font can show")
+        case int() | float() if abs(node) > (MAX_INTEGER if isinstance(node, int) else sys.float_info.max):
+            instead = f"Write a {'smaller' if node > 0 else 'larger'} one"
+            yield Problem(printable(path), "the number does not fit 64 bits", instead)
+
+
+def override(raw: dict[str, Any], assignments: Sequence[str]) -> list[Problem]:
+    """Apply `a.b=VALUE`, VALUE being JSON or else text, to `raw`; returns what could not be applied."""
+    problems = (_set(raw, assignment) for assignment in assignments)
+    return [problem for problem in problems if problem is not None]
+
+
+def _set(raw: dict[str, Any], assignment: str) -> Problem | None:
+    key, equals, text = assignment.partition("=")
+    *parents, last = key.strip().split(".")
+    if not equals or not all([*parents, last]):
+        return Problem(f"--set {assignment}", "not of the form KEY=VALUE", "Write it like training.batch_size=32")
+    node = raw
+    for depth, parent in enumerate(parents, start=1):
+        below = node.setdefault(parent, {})
+        if not isinstance(below, dict):
+            return Problem(
+                f"--set {assignment}",
+                f"{'.'.join(parents[:depth])} is {shown(below)}, which has no keys",
+                f"Set {'.'.join(parents[:depth])} as a whole",
+            )
+        node = below
+    node[last] = _value(text)
+    return None
+
+
+def _value(text: str) -> Any:
+    try:
+        return json.loads(text, parse_constant=_refuse_constant)
+    except (ValueError, RecursionError):
+        return text
 
 
 def load(path: str | Path, overrides: Sequence[str] = ()) -> StudyConfig:

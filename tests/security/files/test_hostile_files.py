@@ -25,7 +25,7 @@ from xxhash import xxh3_64_intdigest
 from stream_server.analysis.reading import RunFolder
 from stream_server.analysis.run_status import newest_checkpoint
 from stream_server.analysis.validations import read_validation
-from stream_server.config.text import read_json
+from stream_server.config.loading import read_json
 from stream_server.errors import ConfigError, DamagedCheckpoint, DamagedRecord, MalformedMessage, StreamServerError
 from stream_server.machine.processes import PROC
 from stream_server.messages import codec
