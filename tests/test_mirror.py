@@ -33,6 +33,7 @@ ELSEWHERE = {
     "messages.simulation_phase": "server/simulations/test_roster_restart.py",
     "messages.tcp": "faults/network/test_ipv6.py",
     "samplers.sequences": "server/simulations/test_design.py",
+    "server.intake.admission": "server/reception/test_receiver.py",
     "server.intake.mailbox": "server/reception/test_receiver.py",
     "server.intake.source": "server/replay/test_source.py",
     "server.metrics.means": "server/training/validation/test_validation.py",
