@@ -11,6 +11,8 @@ from functools import partial
 
 from stream_server.messages.client import ALL_FIELDS, Data, End, Reason, Refusal
 from stream_server.server.intake.attempts import (
+    BEFORE,
+    BEHIND,
     AttemptState,
     Connection,
     MessageSeries,
@@ -195,12 +197,15 @@ class Assembly:
             return self._place_steps(connection, data, indices)
         if attempt.num_waiting + num > state.credit:
             return self._beyond_credit(connection, data, attempt.num_waiting + num)
-        return MessageSeries.of(
-            data,
-            header,
-            stride=stride,
+        return MessageSeries(
+            header=header[:BEFORE] + header[BEHIND:],
             places=connection.present(data),
             absent=self._absent(connection, data),
+            checksum=data.checksum,
+            stride=stride,
+            num_steps=num,
+            sequence=data.sequence,
+            index=data.index,
             credit=num + self.credit_from(connection, end, num_pending=num),
         )
 

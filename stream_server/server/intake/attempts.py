@@ -82,23 +82,6 @@ class MessageSeries:
     slots: list[int] = field(default_factory=list)
     finite: bool = True
 
-    @classmethod
-    def of(
-        cls, data: Data, header: bytes, *, stride: int, places: tuple[Place, ...], absent: tuple[str, ...], credit: int
-    ) -> "MessageSeries":
-        """The series that begins with this message."""
-        return cls(
-            header=header[:BEFORE] + header[BEHIND:],
-            places=places,
-            absent=absent,
-            checksum=data.checksum,
-            stride=stride,
-            num_steps=data.num_steps,
-            sequence=data.sequence,
-            index=data.index,
-            credit=credit,
-        )
-
     def goes_on(self, header: bytes) -> bool:
         """Whether this is the header of the next message."""
         return header[:BEFORE] + header[BEHIND:] == self.header and NUMBERS.unpack_from(header, BEFORE) == (
@@ -220,9 +203,9 @@ class AttemptState:
     simulation: int
     attempt: int
     entry: LedgerEntry
-    layout: BlockLayout
-    num_expected: int | None
-    total: int | None
+    layout: BlockLayout = field(default_factory=lambda: BlockLayout(fields={}, num_ranks=1))
+    num_expected: int | None = None
+    total: int | None = None
     running: bool = True
     end_state: str = ""
     end_reason: str = ""
@@ -241,19 +224,6 @@ class AttemptState:
     connections: dict[int, "Connection"] = field(default_factory=dict)
     sender: "Connection | None" = None
     statics: PartialStatics = field(default_factory=lambda: PartialStatics(layout=BlockLayout(fields={}, num_ranks=1)))
-
-    @classmethod
-    def restored(cls, simulation: int, entry: LedgerEntry) -> "AttemptState":
-        """A simulation as an earlier incarnation left it, without steps under way."""
-        layout = BlockLayout(fields={}, num_ranks=1)
-        return cls(
-            simulation=simulation,
-            attempt=-1,
-            entry=entry,
-            layout=layout,
-            num_expected=None,
-            total=None,
-        )
 
     @property
     def finished(self) -> bool:

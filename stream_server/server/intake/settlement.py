@@ -252,7 +252,7 @@ class Settlement:
     def restore_waiting(self, ledger: Ledger, simulations: Iterable[int]) -> None:
         """Let steps of these simulations, which waited in an earlier incarnation in this order, wait again."""
         for simulation in simulations:
-            attempt = AttemptState.restored(simulation, ledger[simulation])
+            attempt = AttemptState(simulation=simulation, attempt=-1, entry=ledger[simulation])
             self._waiting.append(StepRun(attempt, -1, range(0), [-1], (), []))
             self.credit.occupy(1)
 

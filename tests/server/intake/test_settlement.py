@@ -45,15 +45,7 @@ class Desk:
 
     def attempt(self, simulation: int, *, num_ranks: int = 1) -> AttemptState:
         layout = BlockLayout(fields={}, num_ranks=num_ranks)
-        entry = self.ledger[simulation]
-        return AttemptState(
-            simulation=simulation,
-            attempt=0,
-            entry=entry,
-            layout=layout,
-            num_expected=None,
-            total=None,
-        )
+        return AttemptState(simulation=simulation, attempt=0, entry=self.ledger[simulation], layout=layout)
 
     def run(self, attempt: AttemptState, *indices: int) -> StepRun:
         slots = [next(self._slots) for _ in indices]
