@@ -23,14 +23,15 @@ from torch.nn import functional
 
 from benchmarks.measure import Result, alternated, show
 from benchmarks.step import BATCH_SIZE, NUM_NODES, NUM_PARAMETERS, Server, make_model
+from stream_server.server.intake.validation_store import ValidationStore
 from stream_server.server.metrics.metrics import Metrics
 from stream_server.server.progress.progress import Progress
 from stream_server.server.ranks.communicator import SoloRanks
 from stream_server.server.training.validation.validation import Validation
+from stream_server.server.training.validation.validation_batches import HeldOut, HeldOutSamples
 from stream_server.server.training.validation.validation_record import ValidationRecord
 from stream_server.server.user.callbacks import Callbacks
 from stream_server.server.user.framework import framework_of
-from stream_server.server.user.simulation_data import SimulationBatch
 from tests.support.settings import settings
 
 NUM_SAMPLES = 500
@@ -53,16 +54,17 @@ def results() -> Iterator[Result]:
         torch.set_num_threads(threads)
 
 
-def held_out() -> SimulationBatch:
+def held_out() -> HeldOut:
     """The steps of five simulations."""
     rng = np.random.default_rng(1)
-    return SimulationBatch(
-        simulation_ids=np.arange(NUM_SAMPLES) // 100,
-        time_steps=np.arange(NUM_SAMPLES) % 100,
-        parameters=rng.random((NUM_SAMPLES, NUM_PARAMETERS)),
-        fields={"field": rng.random((NUM_SAMPLES, NUM_NODES), np.float32)},
-        present={"field": np.ones(NUM_SAMPLES, bool)},
-    )
+    parameters, store = rng.random((5, NUM_PARAMETERS)), ValidationStore(5)
+    for number, field in enumerate(rng.random((NUM_SAMPLES, NUM_NODES), np.float32)):
+        store.add(number // 100, number % 100, {"field": field}, {"field": True})
+    for simulation in range(5):
+        store.complete(simulation)
+    found = HeldOutSamples(store=store, parameters_of=parameters.__getitem__)()
+    assert found is not None
+    return found
 
 
 class Validated(Server):
@@ -100,7 +102,7 @@ class Bare:
 
     def __init__(self) -> None:
         self._model, _ = make_model()
-        samples = held_out()
+        samples = held_out().batch()
         inputs = np.column_stack((samples.parameters, samples.time_steps)).astype(np.float32)
         self._inputs, self._fields = torch.from_numpy(inputs), torch.from_numpy(samples.fields["field"])
 

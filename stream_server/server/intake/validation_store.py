@@ -1,7 +1,8 @@
 """The steps of held-out simulations, kept apart from the buffer: they are never trained on."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from threading import Lock
 from typing import Any
 
@@ -14,71 +15,77 @@ Arrays = dict[str, npt.NDArray[Any]]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class HeldOut:
-    """The stacked steps of the complete held-out simulations of one rank; rows that are not `present` are zero.
-
-    Of a ragged field they are an array of arrays, which are empty where it is not present.
-    """
-
-    simulation_ids: npt.NDArray[np.int64]
-    time_steps: npt.NDArray[np.int64]
-    fields: Arrays
-    present: dict[str, npt.NDArray[np.bool_]]
-
-    def __len__(self) -> int:
-        return len(self.simulation_ids)
-
-
-@dataclass(kw_only=True, slots=True)
 class _Row:
     time_step: int
     fields: Arrays
     present: dict[str, bool]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class HeldOutRows:
-    """All rows of a store at one moment, the incomplete simulations' too; they never change."""
+    """Steps of held-out simulations at one moment; they never change. Values that are not `present` are zero."""
 
-    simulation_ids: tuple[int, ...]
-    steps: tuple[_Row, ...]
+    simulation_ids: npt.NDArray[np.int64]
+    steps: Sequence[_Row]
     complete: tuple[int, ...]
     ragged: frozenset[str] = frozenset()
 
     def __len__(self) -> int:
         return len(self.steps)
 
+    @cached_property
+    def time_steps(self) -> npt.NDArray[np.int64]:
+        return np.array([row.time_step for row in self.steps], np.int64)
+
+    @cached_property
+    def present(self) -> dict[str, npt.NDArray[np.bool_]]:
+        """Which rows have each field."""
+        return {name: np.array([row.present[name] for row in self.steps], bool) for name in self._first}
+
     def state(self) -> dict[str, Any]:
         """Everything but the fields' values, as plain containers and arrays."""
-        names = self.steps[0].fields if self.steps else ()
         return {
-            "simulation_ids": np.array(self.simulation_ids, np.int64),
-            "time_steps": np.array([row.time_step for row in self.steps], np.int64),
-            "present": {name: np.array([row.present[name] for row in self.steps], bool) for name in names},
+            "simulation_ids": self.simulation_ids,
+            "time_steps": self.time_steps,
+            "present": self.present,
             "complete": list(self.complete),
         }
 
     @property
     def fields(self) -> dict[str, tuple[np.dtype[Any], tuple[int, ...]]]:
         """Type and shape of one row of each field, of a ragged one the largest; empty while there is no row."""
-        first, lengths = self.steps[0].fields if self.steps else {}, self.lengths
+        lengths = self.lengths
         return {
             name: (
                 array.dtype,
                 (max(1, int(lengths[name].max())), *array.shape[1:]) if name in lengths else array.shape,
             )
-            for name, array in first.items()
+            for name, array in self._first.items()
         }
 
     @property
     def lengths(self) -> dict[str, npt.NDArray[np.int64]]:
         """The lengths of each ragged field in all rows."""
-        names = self.ragged.intersection(self.steps[0].fields) if self.steps else ()
+        names = self.ragged.intersection(self._first)
         return {name: np.array([len(row.fields[name]) for row in self.steps], np.int64) for name in names}
 
     def rows(self, name: str, start: int, stop: int) -> npt.NDArray[Any]:
         """The values of one field in rows `start` to `stop`."""
-        return _stacked([row.fields[name] for row in self.steps[start:stop]], ragged=name in self.ragged)
+        return self.take(name, np.arange(start, stop))
+
+    def take(self, name: str, rows: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
+        """Copies of the values of one field in these rows, stacked along axes of their shape.
+
+        Of a ragged field they are an array of arrays.
+        """
+        values = [self.steps[row].fields[name] for row in rows.ravel().tolist()]
+        if name in self.ragged:
+            return array_of([value.copy() for value in values]).reshape(rows.shape)
+        return np.stack(values).reshape(*rows.shape, *values[0].shape)
+
+    @property
+    def _first(self) -> Arrays:
+        return self.steps[0].fields if self.steps else {}
 
 
 class ValidationStore:
@@ -86,8 +93,7 @@ class ValidationStore:
 
     `ragged` names the fields that differ in size.
 
-    The receiver thread adds rows and says which simulations are complete; the training thread reads those. A set
-    that was handed out is never changed: the next one is new when more is complete.
+    The receiver thread adds rows and says which simulations are complete; the training thread reads those.
     """
 
     def __init__(self, num_simulations: int, *, ragged: Collection[str] = ()) -> None:
@@ -96,7 +102,7 @@ class ValidationStore:
         self._lock = Lock()
         self._rows: dict[int, list[_Row]] = {}
         self._complete: set[int] = set()
-        self._stacked: HeldOut | None = None
+        self._in_order: HeldOutRows | None = None
 
     def __contains__(self, simulation: int) -> bool:
         """Whether a simulation is held out."""
@@ -126,24 +132,19 @@ class ValidationStore:
         """All steps of a simulation have come, on all ranks. Receiver thread."""
         with self._lock:
             self._complete.add(simulation)
-            self._stacked = None
+            self._in_order = None
 
     def withdraw(self, simulation: int) -> None:
         """Forget a simulation. Receiver thread."""
         with self._lock:
             self._rows.pop(simulation, None)
             self._complete.discard(simulation)
-            self._stacked = None
+            self._in_order = None
 
     def freeze(self) -> HeldOutRows:
         """All rows as they are now. The receiver must be between two turns."""
         with self._lock:
-            return HeldOutRows(
-                simulation_ids=tuple(simulation for simulation, rows in self._rows.items() for _ in rows),
-                steps=tuple(row for rows in self._rows.values() for row in rows),
-                complete=tuple(sorted(self._complete)),
-                ragged=self.ragged,
-            )
+            return self._rows_of(self._rows)
 
     def load(self, state: Mapping[str, Any], fields: Arrays) -> None:
         """Take back what `HeldOutRows` held: its `state`, and the values of each field, one row for each step."""
@@ -158,37 +159,25 @@ class ValidationStore:
                 )
                 self._rows.setdefault(simulation, []).append(row)
             self._complete.update(state["complete"])
-            self._stacked = None
+            self._in_order = None
 
-    def stacked(self) -> HeldOut | None:
-        """The complete simulations in the order of their ids and time steps; None while there is no row."""
+    def complete_rows(self) -> HeldOutRows:
+        """The complete simulations in the order of their ids and time steps."""
         with self._lock:
-            if self._stacked is None:
-                self._stacked = self._stack()
-            return self._stacked
+            if self._in_order is None:
+                found = sorted(self._complete & self._rows.keys())
+                self._in_order = self._rows_of(
+                    {it: sorted(self._rows[it], key=lambda row: row.time_step) for it in found}
+                )
+            return self._in_order
 
-    def _stack(self) -> HeldOut | None:
-        rows = [
-            (simulation, row)
-            for simulation in sorted(self._complete)
-            for row in sorted(self._rows.get(simulation, ()), key=lambda row: row.time_step)
-        ]
-        if not rows:
-            return None
-        first = rows[0][1]
-        stacked = HeldOut(
-            simulation_ids=np.array([simulation for simulation, _ in rows], np.int64),
-            time_steps=np.array([row.time_step for _, row in rows], np.int64),
-            fields={
-                name: _stacked([row.fields[name] for _, row in rows], ragged=name in self.ragged)
-                for name in first.fields
-            },
-            present={name: np.array([row.present[name] for _, row in rows], bool) for name in first.fields},
+    def _rows_of(self, steps: Mapping[int, Sequence[_Row]]) -> HeldOutRows:
+        return HeldOutRows(
+            simulation_ids=np.repeat(np.array([*steps], np.int64), [len(rows) for rows in steps.values()]),
+            steps=[row for rows in steps.values() for row in rows],
+            complete=tuple(sorted(self._complete)),
+            ragged=self.ragged,
         )
-        for i, (_, row) in enumerate(rows):
-            # The row's own copy goes; memory holds every sample once.
-            row.fields = {name: row_of(array, i) for name, array in stacked.fields.items()}
-        return stacked
 
 
 def dealt_rows(
@@ -205,10 +194,6 @@ def dealt_rows(
         "complete": state["complete"],
     }
     return share, {name: array[rows] for name, array in fields.items()}
-
-
-def _stacked(values: list[npt.NDArray[Any]], *, ragged: bool) -> npt.NDArray[Any]:
-    return array_of(values) if ragged else np.stack(values)
 
 
 class NoValidationStore(ValidationStore):

@@ -196,10 +196,9 @@ def test_held_out_simulations_of_files_are_validated_with_and_not_trained_on(fol
     config = small_study(folder, {"offline.epochs": 2})
     player = Player(config, exported(config))
     with player.source:
-        held_out = player.source.validation_store.stacked()
-    assert held_out is not None
+        held_out = player.source.validation_store.complete_rows()
     assert held_out.simulation_ids.tolist() == [0] * 12 + [1] * 12
-    assert held_out.fields["u"][13].tolist() == u_of((1, 1)).tolist()
+    assert held_out.take("u", np.array([13])).tolist() == [u_of((1, 1)).tolist()]
 
 
 def test_simulations_without_a_file_and_those_that_are_not_whole_are_named(folder: StudyFolder) -> None:

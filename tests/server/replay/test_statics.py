@@ -29,7 +29,7 @@ from stream_server.server.replay.source import ReplaySource
 from stream_server.server.run import build
 from stream_server.server.run.plan import make_plan
 from stream_server.server.training.stream import BatchStream
-from stream_server.server.training.validation.validation_batches import HeldOutSamples, take
+from stream_server.server.training.validation.validation_batches import HeldOutSamples
 from stream_server.server.user.normalization import Normalization
 from stream_server.server.user.simulation_data import SimulationBatch
 from stream_server.server.user.stream_server import StreamServer
@@ -296,7 +296,7 @@ def test_held_out_samples_of_a_replay_have_them(config: StudyConfig) -> None:
                 window_shape=build.window_shape(config),
                 statics=player.buffer.slots.statics,
             )()
-            return [] if found is None else [compared(it) for it in take(found, slice(0, len(found))).samples()]
+            return [] if found is None else [compared(it) for it in found.batch().samples()]
 
     rows = [row for of_rank in on_ranks(3, held_out) for row in of_rank]
     starts = range(NUM_STEPS - (4 if config.window else 0))

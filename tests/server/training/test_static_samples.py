@@ -12,7 +12,7 @@ from stream_server.server.intake.validation_store import ValidationStore
 from stream_server.server.progress.phases import Phases
 from stream_server.server.ranks.communicator import SoloRanks
 from stream_server.server.training.stream import BatchStream
-from stream_server.server.training.validation.validation_batches import HeldOutSamples, take
+from stream_server.server.training.validation.validation_batches import HeldOutSamples
 from stream_server.server.user.normalization import Normalization
 from stream_server.server.user.simulation_data import SimulationBatch, SimulationData
 from stream_server.server.user.stream_server import StreamServer
@@ -115,7 +115,7 @@ def test_held_out_samples_have_it_too(shape: WindowShape | None) -> None:
         store.complete(simulation)
     found = HeldOutSamples(store=store, parameters_of=parameters_of, window_shape=shape, statics=statics)()
     assert found is not None
-    batch = take(found, slice(1, len(found)))
+    batch = found[1:].batch()
     assert len(batch) == (5 if shape is None else 3)
     assert batch.simulation_ids.tolist() == ([4, 4, 9, 9, 9] if shape is None else [4, 9, 9])
     for data in batch.samples():

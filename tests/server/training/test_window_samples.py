@@ -21,7 +21,7 @@ from stream_server.server.intake.validation_store import ValidationStore
 from stream_server.server.progress.phases import Phases
 from stream_server.server.ranks.communicator import SoloRanks
 from stream_server.server.training.stream import BatchStream
-from stream_server.server.training.validation.validation_batches import HeldOutSamples, take
+from stream_server.server.training.validation.validation_batches import HeldOutSamples
 from stream_server.server.user.forecast import FLOATS
 from stream_server.server.user.normalization import Normalization
 from stream_server.server.user.rendering import Prediction, render
@@ -134,12 +134,12 @@ def test_held_out_windows_are_those_of_the_complete_simulations() -> None:
         store.complete(simulation)
     found = samples()
     assert found is not None
-    whole = take(found, slice(0, len(found)))
+    whole = found.batch()
     assert whole.simulation_ids.tolist() == [0, 0, 0, 1]
     assert whole.time_steps.tolist() == [[0, 2, 4], [1, 3, 5], [2, 4, 6], [1, 3, 5]]
     assert whole.fields["u"][:, :, 0].tolist() == [[0, 2, 4], [1, 3, 5], [2, 4, 6], [11, 13, 15]]
     assert whole.parameters.tolist() == [[0.5], [0.5], [0.5], [1.5]]
-    assert take(found, slice(3, 5)).time_steps.tolist() == [[1, 3, 5]]
+    assert found[3:5].time_steps.tolist() == [[1, 3, 5]]
 
 
 def test_the_picture_of_a_window_is_of_its_last_step() -> None:

@@ -5,7 +5,7 @@ Why: docs/decisions/0036-rollouts.md
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -16,8 +16,9 @@ from stream_server.config.training_sections import RolloutSettings
 from stream_server.errors import UserCodeError
 from stream_server.failpoints import failpoint
 from stream_server.ragged import copied, is_ragged, unpack
+from stream_server.server.intake.validation_store import HeldOutRows
 from stream_server.server.ranks.communicator import Ranks
-from stream_server.server.training.validation.validation_batches import HeldOut, SelectedSteps, slices
+from stream_server.server.training.validation.validation_batches import HeldOut, slices
 from stream_server.server.user.forecast import array_of
 from stream_server.server.user.framework import Step
 from stream_server.server.user.simulation_data import SimulationBatch
@@ -150,7 +151,7 @@ class Rollouts:
     def _forecast_all(self, done: list[TrajectoryErrors]) -> Iterator[int]:
         """Forecast all trajectories of this rank; yields after each application of the model."""
         held_out = self._held_out()
-        if isinstance(held_out, SelectedSteps):
+        if held_out is not None:
             found = trajectories(held_out.steps, self._shape, self.fields)
             found = [rows for rows in found if len(rows) > self._settings.input_steps]
             self._warn_of_missing(len(np.unique(held_out.steps.simulation_ids)) - len(found))
@@ -167,7 +168,7 @@ class Rollouts:
             )
             _log.warning("%s", self.warnings[-1])
 
-    def _forecast(self, held_out: SelectedSteps, found: Sequence[Rows], done: list[TrajectoryErrors]) -> Iterator[int]:
+    def _forecast(self, held_out: HeldOut, found: Sequence[Rows], done: list[TrajectoryErrors]) -> Iterator[int]:
         fields, given, length = self.fields, self._settings.input_steps, self._shape.length
         steps = held_out.steps
         at_once = length - given
@@ -178,7 +179,7 @@ class Rollouts:
         # A trajectory that has ended stays where it is; what is forecast beyond is left out of the errors.
         rows = np.stack([it[np.minimum(columns, len(it) - 1)] for it in found])
         mse = {name: np.full((len(found), len(columns) - given), np.nan) for name in fields}
-        known = {name: steps.fields[name][rows[:, :given]] for name in fields}
+        known = {name: steps.take(name, rows[:, :given]) for name in fields}
         for first in range(0, len(columns) - given, at_once):
             failpoint("rollout.before_step")
             window_rows = rows[:, first : first + length]
@@ -186,7 +187,7 @@ class Rollouts:
             with np.errstate(over="ignore", invalid="ignore"):
                 forecasts = self._apply(held_out, window_rows, known)
             for name, forecast in forecasts.items():
-                truth = steps.fields[name][window_rows[:, given:]]
+                truth = steps.take(name, window_rows[:, given:])
                 mse[name][:, first : first + at_once] = squared_errors(forecast, truth)
                 known[name] = np.concatenate([known[name], as_kept(forecast, truth)], axis=1)[:, -given:]
             yield first
@@ -197,7 +198,7 @@ class Rollouts:
             TrajectoryErrors(simulations=steps.simulation_ids[rows[:, 0]], spacing=self._shape.spacing, mse=mse)
         )
 
-    def _show_windows(self, held_out: SelectedSteps, found: Sequence[Rows]) -> None:
+    def _show_windows(self, held_out: HeldOut, found: Sequence[Rows]) -> None:
         """Let the server see windows of these trajectories as they were sent, one of each, spread over time.
 
         In the first ones all values may still be 0, as changes of them would be.
@@ -208,16 +209,16 @@ class Rollouts:
         rows = np.stack([it[of_window] for it, of_window in zip(found, steps, strict=True)])
         self._server.enter_rollout(*self._batch_of(held_out, rows, {}))
 
-    def _batch_of(self, held_out: SelectedSteps, rows: Rows, known: Mapping[str, Array]) -> tuple[SimulationBatch, Any]:
+    def _batch_of(self, held_out: HeldOut, rows: Rows, known: Mapping[str, Array]) -> tuple[SimulationBatch, Any]:
         """Windows, and what the user's class makes of them."""
         server, name = self._server, type(self._server).__name__
         # User code may write into the window.
-        window = held_out.whole(window_of(held_out.steps, rows, known))
+        window = window_of(held_out, rows, known)
         made = call_user(f"{name}.process_batch", server.process_batch, window, server.config)
         batch = call_user(f"converting what {name}.process_batch returned", server.collate.convert, made)
-        return held_out.whole(window_of(held_out.steps, rows, known)), batch
+        return window_of(held_out, rows, known), batch
 
-    def _apply(self, held_out: SelectedSteps, rows: Rows, known: Mapping[str, Array]) -> dict[str, Array]:
+    def _apply(self, held_out: HeldOut, rows: Rows, known: Mapping[str, Array]) -> dict[str, Array]:
         """The forecasts of the user's class after the known steps: by field, shape (n, steps, …)."""
         where = f"{type(self._server).__name__}.rollout_step"
         window, batch = self._batch_of(held_out, rows, known)
@@ -258,15 +259,14 @@ class Rollouts:
         )
 
 
-def trajectories(steps: SimulationBatch, shape: WindowShape, fields: Sequence[str]) -> list[Rows]:
+def trajectories(steps: HeldOutRows, shape: WindowShape, fields: Sequence[str]) -> list[Rows]:
     """Of each simulation the rows of its steps, `shape.spacing` apart, until one of them or of these fields is missing.
 
     Also until one of these fields has another number of rows than in the first step: no forecast says which rows of a
     step go on in the next one. The rows of a simulation must be in the order of their time steps.
     """
     is_there = np.logical_and.reduce([steps.present[name] for name in fields])
-    ragged = [steps.fields[name] for name in fields if is_ragged(steps.fields[name])]
-    num_rows = np.array([[len(array) for array in field] for field in ragged]).reshape(len(ragged), len(steps))
+    num_rows = np.array([steps.lengths[name] for name in steps.ragged.intersection(fields)]).reshape(-1, len(steps))
     found = []
     for simulation in np.unique(steps.simulation_ids):
         rows = np.flatnonzero(steps.simulation_ids == simulation)
@@ -278,28 +278,18 @@ def trajectories(steps: SimulationBatch, shape: WindowShape, fields: Sequence[st
     return found
 
 
-def window_of(steps: SimulationBatch, rows: Rows, known: Mapping[str, Array]) -> SimulationBatch:
+def window_of(held_out: HeldOut, rows: Rows, known: Mapping[str, Array]) -> SimulationBatch:
     """Windows of the steps in `rows`, shape (n, length), with what is known of the fields that are forecast.
 
     Copies of the last known step stand in place of those that are not.
     """
-    fields, present = {}, {}
-    for name, array in steps.fields.items():
-        if name in known:
-            given = known[name]
-            unknown = np.repeat(given[:, -1:], rows.shape[1] - given.shape[1], axis=1)
-            fields[name], present[name] = np.concatenate([given, unknown], axis=1), np.ones(rows.shape, bool)
-        else:
-            fields[name], present[name] = array[rows], steps.present[name][rows]
-        if is_ragged(array):
-            fields[name] = copied(fields[name])
-    return SimulationBatch(
-        simulation_ids=steps.simulation_ids[rows[:, 0]],
-        time_steps=steps.time_steps[rows],
-        parameters=steps.parameters[rows[:, 0]],
-        fields=fields,
-        present=present,
-    )
+    given = {}
+    for name, steps in known.items():
+        unknown = np.repeat(steps[:, -1:], rows.shape[1] - steps.shape[1], axis=1)
+        given[name] = np.concatenate([steps, unknown], axis=1)
+        if is_ragged(steps):
+            given[name] = copied(given[name])
+    return replace(held_out, rows=rows).batch(given)
 
 
 def squared_errors(forecast: Array, truth: Array) -> NDArray[np.float64]:

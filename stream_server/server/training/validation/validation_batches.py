@@ -5,7 +5,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import chain, islice
-from typing import Any
+from types import MappingProxyType
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,8 +14,7 @@ from numpy.typing import NDArray
 from stream_server.buffers import WindowShape
 from stream_server.buffers.statics import StaticFields
 from stream_server.errors import ConfigError, UserCodeError
-from stream_server.ragged import copied, is_ragged
-from stream_server.server.intake.validation_store import ValidationStore
+from stream_server.server.intake.validation_store import HeldOutRows, ValidationStore
 from stream_server.server.ranks.communicator import Ranks
 from stream_server.server.user.simulation_data import SimulationBatch
 from stream_server.user_code import call_user
@@ -33,55 +33,48 @@ ALWAYS = -1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class SelectedSteps:
-    """Samples of held-out simulations: of each the `rows` in a batch of all `steps`.
+class HeldOut:
+    """Samples of held-out simulations: of each the `rows` in all `steps`, shape (n,), of windows (n, length).
 
-    `rows` has shape (n,), of windows (n, length). `statics` are the fields that the samples of a simulation share.
+    `statics` are the fields that the samples of a simulation share.
     """
 
-    steps: SimulationBatch
+    steps: HeldOutRows
     rows: NDArray[np.int64]
+    parameters_of: Callable[[int], NDArray[np.float64]]
     statics: StaticFields
 
     def __len__(self) -> int:
         return len(self.rows)
 
+    def __getitem__(self, samples: slice) -> Self:
+        """Some of them."""
+        return replace(self, rows=self.rows[samples])
+
     @property
     def simulation_ids(self) -> NDArray[np.int64]:
-        return self.steps.simulation_ids[self._first_rows]
+        return self.steps.simulation_ids[self.rows if self.rows.ndim == 1 else self.rows[:, 0]]
 
     @property
     def time_steps(self) -> NDArray[np.int64]:
         return self.steps.time_steps[self.rows]
 
-    def whole(self, batch: SimulationBatch) -> SimulationBatch:
-        """A batch of some of these samples, with what those of a simulation share."""
-        shared = self.statics.gather(batch.simulation_ids)
-        present = {name: np.ones(len(batch), bool) for name in shared}
-        return replace(batch, fields=batch.fields | shared, present=batch.present | present)
+    def batch(self, known: Mapping[str, NDArray[Any]] = MappingProxyType({})) -> SimulationBatch:
+        """A copy of all of them, with what those of a simulation share; fields that are `known` are taken from there.
 
-    def take(self, samples: slice) -> SimulationBatch:
-        """Some of them, as a copy."""
-        steps, rows, first_rows = self.steps, self.rows[samples], self._first_rows[samples]
-        return self.whole(
-            SimulationBatch(
-                simulation_ids=steps.simulation_ids[first_rows],
-                time_steps=steps.time_steps[rows],
-                parameters=steps.parameters[first_rows],
-                fields={
-                    name: copied(array[rows]) if is_ragged(array) else array[rows]
-                    for name, array in steps.fields.items()
-                },
-                present={name: array[rows] for name, array in steps.present.items()},
-            )
+        Its reader may write into it.
+        """
+        steps, rows, simulations = self.steps, self.rows, self.simulation_ids
+        fields = {name: known[name] if name in known else steps.take(name, rows) for name in steps.present}
+        present = {name: np.ones(rows.shape, bool) if name in known else it[rows] for name, it in steps.present.items()}
+        shared = self.statics.gather(simulations)
+        return SimulationBatch(
+            simulation_ids=simulations,
+            time_steps=self.time_steps,
+            parameters=np.stack([self.parameters_of(simulation) for simulation in simulations.tolist()]),
+            fields=fields | shared,
+            present=present | {name: np.ones(len(self), bool) for name in shared},
         )
-
-    @property
-    def _first_rows(self) -> NDArray[np.int64]:
-        return self.rows if self.rows.ndim == 1 else self.rows[:, 0]
-
-
-HeldOut = SimulationBatch | SelectedSteps
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -98,28 +91,18 @@ class HeldOutSamples:
     statics: StaticFields = field(default_factory=lambda: StaticFields({}))
 
     def __call__(self) -> HeldOut | None:
-        stacked = self.store.stacked()
-        if stacked is None:
+        steps = self.store.complete_rows()
+        rows = np.arange(len(steps)) if self.window_shape is None else self._windows(steps, self.window_shape)
+        if not len(rows):
             return None
-        steps = SimulationBatch(
-            simulation_ids=stacked.simulation_ids,
-            time_steps=stacked.time_steps,
-            parameters=np.stack([self.parameters_of(simulation) for simulation in stacked.simulation_ids.tolist()]),
-            fields=stacked.fields,
-            present=stacked.present,
-        )
-        if self.window_shape is None:
-            rows = np.arange(len(steps))
-            return SelectedSteps(steps=steps, rows=rows, statics=self.statics) if self.statics.shapes else steps
-        return self._windows(steps, self.window_shape)
+        return HeldOut(steps=steps, rows=rows, parameters_of=self.parameters_of, statics=self.statics)
 
-    def _windows(self, steps: SimulationBatch, shape: WindowShape) -> SelectedSteps | None:
+    def _windows(self, steps: HeldOutRows, shape: WindowShape) -> NDArray[np.int64]:
         found = [np.empty((0, shape.length), np.int64)]
         for simulation in np.unique(steps.simulation_ids):
             rows = np.flatnonzero(steps.simulation_ids == simulation)
             found.append(rows[shape.places_among((steps.time_steps[rows] - shape.first) // shape.every)])
-        windows = np.concatenate(found)
-        return SelectedSteps(steps=steps, rows=windows, statics=self.statics) if len(windows) else None
+        return np.concatenate(found)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -128,13 +111,13 @@ class ValidationSet:
 
     `signature` differs once the set, or how it is shared, has changed; it is plain and the same on all ranks.
     `batches(n)` are this rank's batches but for the first n, with the number of samples in each. `raw(n)` are the
-    samples of batch n as they came from the simulations, to be read only; None for a set of the user's.
+    samples of batch n as they came from the simulations; None for a set of the user's.
     """
 
     name: str
     signature: Any
     batches: Callable[[int], Iterator[Item]]
-    raw: Callable[[int], SimulationBatch] | None = None
+    raw: Callable[[int], HeldOut] | None = None
 
 
 class ValidationSets:
@@ -251,15 +234,15 @@ class ValidationSets:
             )
         ]
 
-    def _raw(self, samples: HeldOut | None, index: int) -> SimulationBatch:
+    def _raw(self, samples: HeldOut | None, index: int) -> HeldOut:
         assert samples is not None
-        return view(samples, slices(len(samples), self._batch_size)[index])
+        return samples[slices(len(samples), self._batch_size)[index]]
 
     def _held_out_batches(self, samples: HeldOut | None, start: int) -> Iterator[Item]:
         if samples is None:
             return
         for rows in slices(len(samples), self._batch_size)[start:]:
-            raw = take(samples, rows)
+            raw = samples[rows].batch()
             made = self._call("process_batch", raw, self._server.config)
             yield call_user("converting what process_batch returned", self._server.collate.convert, made), len(raw)
 
@@ -341,30 +324,3 @@ def check_loader(name: str, loader: Any, num_ranks: int) -> None:
 def slices(num: int, size: int) -> list[slice]:
     """The rows of the batches of `size` samples that `num` samples make; the last one may be shorter."""
     return [slice(start, start + size) for start in range(0, num, size)]
-
-
-def view(batch: HeldOut, rows: slice) -> SimulationBatch:
-    """Some samples of a batch, which its reader must not write into."""
-    if isinstance(batch, SelectedSteps):
-        return batch.take(rows)
-    return SimulationBatch(
-        simulation_ids=batch.simulation_ids[rows],
-        time_steps=batch.time_steps[rows],
-        parameters=batch.parameters[rows],
-        fields={name: array[rows] for name, array in batch.fields.items()},
-        present={name: array[rows] for name, array in batch.present.items()},
-    )
-
-
-def take(batch: HeldOut, rows: slice) -> SimulationBatch:
-    """Some samples of a batch, as a copy that its reader may write into."""
-    seen = view(batch, rows)
-    if isinstance(batch, SelectedSteps):
-        return seen
-    return SimulationBatch(
-        simulation_ids=seen.simulation_ids.copy(),
-        time_steps=seen.time_steps.copy(),
-        parameters=seen.parameters.copy(),
-        fields={name: copied(array) for name, array in seen.fields.items()},
-        present={name: array.copy() for name, array in seen.present.items()},
-    )

@@ -13,11 +13,10 @@ from stream_server.server.metrics.metric_objects import MetricObjects, is_metric
 from stream_server.server.metrics.metrics import Metrics
 from stream_server.server.metrics.monitor import VALIDATED
 from stream_server.server.ranks.communicator import Ranks
-from stream_server.server.training.validation.validation_batches import Observe, ValidationSet
+from stream_server.server.training.validation.validation_batches import HeldOut, Observe, ValidationSet
 from stream_server.server.training.validation.validation_record import ValidationRecord
 from stream_server.server.user.framework import Step
 from stream_server.server.user.losses import Array, loss_of
-from stream_server.server.user.simulation_data import SimulationBatch
 from stream_server.user_code import call_user
 
 LOSS = "loss"
@@ -113,7 +112,7 @@ class ValidationPass:
                     self._observe(VALIDATION_LOSS, raw.simulation_ids, np.full(num, mean) if losses is None else losses)
             index += 1
 
-    def _keep(self, record: ValidationRecord, raw: SimulationBatch, placed: Any, losses: Array | None) -> None:
+    def _keep(self, record: ValidationRecord, raw: HeldOut, placed: Any, losses: Array | None) -> None:
         """Record losses and predictions, which leave no trace in the random numbers of the training."""
         state = self._step.random_state()
         try:

@@ -22,7 +22,6 @@ from stream_server.server.training.validation.squared_error import SquaredError
 from stream_server.server.training.validation.validation_batches import HeldOut
 from stream_server.server.user.forecast import array_of
 from stream_server.server.user.rendering import Prediction
-from stream_server.server.user.simulation_data import SimulationBatch
 from stream_server.server.user.stream_server import StreamServer
 from stream_server.storage.disk import make_folder, names_in, remove_file, replace_file
 
@@ -85,7 +84,7 @@ class ValidationRecord:
             self._chosen = frozenset((simulation, step) for simulation, step in self._ranks.broadcast(chosen))
             self._chosen_of = signature
 
-    def observe(self, raw: SimulationBatch, batch: Any, losses: Array | None) -> None:
+    def observe(self, raw: HeldOut, batch: Any, losses: Array | None) -> None:
         """Predict a batch of this rank, which is validated already, with the `losses` of its samples, if known.
 
         `raw` are its samples as they came.
@@ -148,7 +147,7 @@ class ValidationRecord:
         self._pictures: list[dict[str, Any]] = []
         self._arrays: dict[str, Array] = {}
 
-    def _predict(self, raw: SimulationBatch, batch: Any) -> Array | None:
+    def _predict(self, raw: HeldOut, batch: Any) -> Array | None:
         """The mean squared error of each sample, None without predictions; the chosen ones are rendered."""
         output, target = self._asked("predict", batch), target_of(batch)
         if output is None:
@@ -167,10 +166,10 @@ class ValidationRecord:
         if targets is not None and len(targets) != len(raw):
             targets = None
         wanted = [row for row, key in enumerate(_keys(raw)) if key in self._chosen]
-        samples = list(raw.samples()) if wanted else []
         for row in wanted:
+            [sample] = raw[row : row + 1].batch().samples()
             prediction = Prediction(output=outputs[row], target=None if targets is None else targets[row])
-            self._render(samples[row], prediction)
+            self._render(sample, prediction)
         return self._squared_error.add(outputs, targets)
 
     def _render(self, sample: Any, prediction: Prediction) -> None:

@@ -231,7 +231,7 @@ def test_held_out_samples_have_the_parameters_of_their_simulations() -> None:
     store.complete(1)
     found = samples()
     assert found is not None
-    assert (found.simulation_ids.tolist(), found.parameters.tolist()) == ([1], [[1.5]])
+    assert (found.simulation_ids.tolist(), found.batch().parameters.tolist()) == ([1], [[1.5]])
 
 
 @pytest.mark.parametrize(
@@ -308,7 +308,7 @@ def test_the_loader_is_asked_for_once() -> None:
         (np.zeros((5, 2)), 5),
         ((np.zeros((4, 2)), np.zeros(4)), 4),
         ({"name": "x", "x": [np.zeros((3, 1))]}, 3),
-        (held_out([1.0, 2.0]), 2),
+        (held_out([1.0, 2.0]).batch(), 2),
         (np.float64(1.0), 1),
         ("text", 1),
     ],

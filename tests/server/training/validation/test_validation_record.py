@@ -13,8 +13,10 @@ from numpy.typing import NDArray
 from stream_server.analysis.reading import RunFolder
 from stream_server.analysis.validations import read_validation, recorded_batches
 from stream_server.errors import ConfigError, UserCodeError
+from stream_server.server.intake.validation_store import ValidationStore
 from stream_server.server.ranks.communicator import SoloRanks
 from stream_server.server.training.validation.squared_error import SquaredError, squared_errors
+from stream_server.server.training.validation.validation_batches import HeldOut, HeldOutSamples
 from stream_server.server.training.validation.validation_record import (
     MAX_VALUES,
     ValidationRecord,
@@ -49,23 +51,23 @@ class Raising(Doubling):
         raise ZeroDivisionError("no picture")
 
 
-def samples(num: int) -> SimulationBatch:
-    return SimulationBatch(
-        simulation_ids=np.arange(num) // 2,
-        time_steps=np.arange(num) % 2,
-        parameters=np.full((num, 1), 7.0),
-        fields={"x": np.arange(1.0, 1 + 4 * num).reshape(num, 2, 2)},
-        present={"x": np.ones(num, bool)},
-    )
+def samples(num: int) -> HeldOut:
+    store = ValidationStore(num)
+    for number in range(num):
+        values = np.arange(1.0 + 4 * number, 5.0 + 4 * number).reshape(2, 2)
+        store.add(number // 2, number % 2, {"x": values}, {"x": True})
+        store.complete(number // 2)
+    found = HeldOutSamples(store=store, parameters_of=lambda it: np.full(1, 7.0))()
+    assert found is not None
+    return found
 
 
-def record(
-    folder: Path, server: StreamServer, raw: SimulationBatch, batch: int = 10, unit: str = "K", **options: Any
-) -> None:
+def record(folder: Path, server: StreamServer, raw: HeldOut, batch: int = 10, unit: str = "K", **options: Any) -> None:
     server.parameter_names = ("p",)
     one = ValidationRecord(folder / "validations", server, SoloRanks(), num=2, facts={"units": {"x": unit}}, **options)
     one.begin("set", raw)
-    one.observe(raw, (raw.parameters, raw.fields["x"].reshape(len(raw), -1)), None)
+    values = raw.batch()
+    one.observe(raw, (values.parameters, values.fields["x"].reshape(len(raw), -1)), None)
     one.write(batch, {"loss": 0.5}, [])
 
 
@@ -83,7 +85,7 @@ def test_a_class_that_predicts_nothing_of_its_batches_is_told_once(tmp_path: Pat
         raw = samples(4)
         kept.begin("set", raw)
         for _ in range(2):
-            kept.observe(raw, {"x": raw.fields["x"]}, None)
+            kept.observe(raw, {"x": raw.batch().fields["x"]}, None)
         assert len(kept.warnings) == num
         assert all("define predict in the server class" in warning for warning in kept.warnings)
 
@@ -134,9 +136,9 @@ def test_a_prediction_is_kept_in_the_shape_of_its_field_with_its_simulation_and_
         (1, 1, {"p": 7}),
     ]
     truth, prediction = found.samples[1].shown["x"]
-    assert truth.tolist() == raw.fields["x"][3].tolist()
-    assert prediction.tolist() == (2 * raw.fields["x"][3]).tolist()
-    squares = np.mean(raw.fields["x"] ** 2, axis=(1, 2))
+    assert truth.tolist() == raw.batch().fields["x"][3].tolist()
+    assert prediction.tolist() == (2 * raw.batch().fields["x"][3]).tolist()
+    squares = np.mean(raw.batch().fields["x"] ** 2, axis=(1, 2))
     assert found.by_simulation() == pytest.approx({0: squares[:2].mean(), 1: squares[2:].mean()})
     assert found.by_time_step() == pytest.approx({0: squares[::2].mean(), 1: squares[1::2].mean()})
 
@@ -297,9 +299,7 @@ def validated(folder: Path, server: type[StreamServer], *, pictures: int, of_ran
         own.parameter_names = ("p",)
         kept = ValidationRecord(folder / "validations", own, ranks, num=pictures, facts={"units": {}})
         values = of_ranks[ranks.rank]
-        samples = held_out(values) if values else None
-        if samples is not None:
-            samples.simulation_ids[:] = ranks.rank
+        samples = held_out(values, simulation=ranks.rank) if values else None
         return validation(own, ranks, record=kept, held_out=lambda: samples, step=Unseeded()).run()
 
     first, *others = on_ranks(len(of_ranks), run)

@@ -6,11 +6,13 @@ from typing import Any
 
 import numpy as np
 
+from stream_server.server.intake.validation_store import ValidationStore
 from stream_server.server.metrics.metrics import Metrics
 from stream_server.server.metrics.union_mean import UnionMean
 from stream_server.server.progress.progress import Progress
 from stream_server.server.ranks.communicator import Ranks, SoloRanks
 from stream_server.server.training.validation.validation import Validation
+from stream_server.server.training.validation.validation_batches import HeldOut, HeldOutSamples
 from stream_server.server.user.callbacks import Callbacks
 from stream_server.server.user.collate import NumpyCollate
 from stream_server.server.user.normalization import Normalization
@@ -70,15 +72,15 @@ class Server:
         self.heard.append(metrics)
 
 
-def held_out(values: list[float]) -> SimulationBatch:
-    num = len(values)
-    return SimulationBatch(
-        simulation_ids=np.zeros(num, np.int64),
-        time_steps=np.arange(num),
-        parameters=np.zeros((num, 1)),
-        fields={"x": np.array(values)},
-        present={"x": np.ones(num, bool)},
-    )
+def held_out(values: list[float], simulation: int = 0) -> HeldOut:
+    """Samples of a held-out simulation with these values of the field x, one for each time step."""
+    store = ValidationStore(simulation + 1)
+    for step, value in enumerate(values):
+        store.add(simulation, step, {"x": np.array(value)}, {"x": True})
+    store.complete(simulation)
+    found = HeldOutSamples(store=store, parameters_of=lambda it: np.zeros(1))()
+    assert found is not None
+    return found
 
 
 def validation(server: Any, ranks: Ranks | None = None, values: list[float] | None = None, **kw: Any) -> Validation:
