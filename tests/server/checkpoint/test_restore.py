@@ -163,11 +163,11 @@ def test_a_held_out_simulation_is_complete_on_any_number_of_ranks_if_all_its_sha
         ranks[rank].intake.end_simulation(0, "finished")
     for num in (1, 2, 3):
         _, found = restore_all(save_all(ranks, tmp_path / str(num)), 2, num, POLICIES["fifo"])
-        assert [rank.store.stacked() for rank in found] == [None] * num
+        assert [len(rank.store.complete_rows()) for rank in found] == [0] * num
         news = [rank.intake.restore_ended(finished=[0], invalid=[]) for rank in found]
         assert news == [[] if rank in told else [0] for rank in range(num)]
-        stacked = [rank.store.stacked() for rank in found]
-        assert sorted(step for it in stacked if it is not None for step in it.time_steps.tolist()) == list(range(9))
+        complete = [rank.store.complete_rows() for rank in found]
+        assert sorted(step for it in complete for step in it.time_steps.tolist()) == list(range(9))
 
 
 def test_what_was_counted_is_counted_once_on_another_number_of_ranks(tmp_path: Path) -> None:

@@ -267,14 +267,13 @@ def test_made_up_samples_have_the_fields_of_the_study(tmp_path: Path) -> None:
         "z": {"shape": [1], "dtype": "complex128", "optional": True},
     }
     config = study(tmp_path, fields=fields)
-    samples = SyntheticSamples(config).store([0, 1], 5).stacked()
-    assert samples is not None
+    samples = SyntheticSamples(config).store([0, 1], 5).complete_rows()
     assert samples.simulation_ids.tolist() == [0, 0, 0, 1, 1]
     assert samples.time_steps.tolist() == [0, 1, 2, 0, 1]
-    assert {name: (array.dtype.name, array.shape) for name, array in samples.fields.items()} == {
-        "x": ("float32", (5, 2)),
-        "n": ("int16", (5,)),
-        "z": ("complex128", (5, 1)),
+    assert {name: (dtype.name, shape) for name, (dtype, shape) in samples.fields.items()} == {
+        "x": ("float32", (2,)),
+        "n": ("int16", ()),
+        "z": ("complex128", (1,)),
     }
     assert samples.present["z"].tolist() == [True, False, True, True, False]
 

@@ -240,10 +240,9 @@ def test_held_out_simulations_go_to_the_validation_store_and_not_to_the_buffer()
         study.first.wait_for(mailbox.ReceptionEnded)
         crew.join()
         assert {simulation for simulation, _ in study.first.drawn} == {1}
-        held_out = study.first.validation.stacked()
-        assert held_out is not None
+        held_out = study.first.validation.complete_rows()
         np.testing.assert_array_equal(held_out.time_steps, range(6))
-        np.testing.assert_array_equal(held_out.fields["u"][3], value(0, 3))
+        np.testing.assert_array_equal(held_out.rows("u", 0, 6)[3], value(0, 3))
 
 
 def test_an_invalidated_simulation_is_withdrawn_from_the_buffer() -> None:

@@ -432,10 +432,9 @@ def test_held_out_steps_of_both_incarnations_make_one_validation_set(tmp_path: P
         send(run, range(4, 6))
         run.finish()
         study.first.wait_for(mailbox.SimulationFinished)
-        held_out = study.first.validation.stacked()
-        assert held_out is not None
+        held_out = study.first.validation.complete_rows()
         np.testing.assert_array_equal(held_out.time_steps, range(6))
-        np.testing.assert_array_equal(held_out.fields["u"], [value(0, step) for step in range(6)])
+        np.testing.assert_array_equal(held_out.rows("u", 0, 6), [value(0, step) for step in range(6)])
 
 
 @pytest.mark.parametrize(
@@ -459,8 +458,7 @@ def test_a_study_of_which_all_has_come_ends_reception_at_once(policy: object, tm
         study.first.wait_for(mailbox.ReceptionEnded)
         draw_all(study.first)
         assert set(study.first.drawn) == {(1, step) for step in range(6)}
-        held_out = study.first.validation.stacked()
-        assert held_out is not None
+        held_out = study.first.validation.complete_rows()
         assert len(held_out) == 6
 
 
