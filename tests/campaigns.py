@@ -43,6 +43,7 @@ CAMPAIGNS = {
     "fuzz": "tests.faults.fuzz.campaign:Fuzzing",
     "cluster": "tests.cluster.campaign:Clusters",
     "zoo": "tests.zoo.campaign:Zoo",
+    "mutants": "tests.mutants.campaign:Mutants",
 }
 
 
@@ -136,6 +137,11 @@ class Campaign(ABC):
         """The figures that `--record` writes: cases by kind, by the name of the figures."""
         return {self.figure: tally.cases}
 
+    def record(self, tally: Tally, wall_s: float) -> None:
+        """Write the figures into docs/reliability.json and docs/reliability.md."""
+        for figure, cases in self.figures(tally).items():
+            figures.record(figure, cases=cases, violations=len(tally.violations), wall_s=wall_s, seed=self.seed)
+
 
 def summary(tally: Tally) -> Table:
     """The sums of a campaign: a line for each row of its rounds, with the sum of each column."""
@@ -225,8 +231,7 @@ def main(arguments: Sequence[str]) -> int:
     result = f"{tally.num_rounds:,} rounds, {len(tally.violations)} violations in {wall_s:.0f} s"
     console.out(f"{campaign.figure}: {result} (seed {campaign.seed})", highlight=False)
     if is_recorded and is_whole:
-        for figure, cases in campaign.figures(tally).items():
-            figures.record(figure, cases=cases, violations=len(tally.violations), wall_s=wall_s, seed=campaign.seed)
+        campaign.record(tally, wall_s)
     if tally.violations:
         return 1
     return 0 if tally.num_rounds else 2

@@ -12,10 +12,19 @@ PAGE = DOCS / "reliability.md"
 BEGIN, END = "<!-- figures -->\n", "<!-- end of figures -->\n"
 
 
-def record(campaign: str, *, cases: Mapping[str, int], violations: int, wall_s: float, seed: int | None = None) -> None:
+def record(
+    campaign: str,
+    *,
+    cases: Mapping[str, int],
+    violations: int,
+    wall_s: float,
+    seed: int | None = None,
+    **more: object,
+) -> None:
     """Put the figures of a campaign in the place of those of its last run.
 
-    `cases` counts them by kind. Where a case is of several kinds, the kind "all" has their number.
+    `cases` counts them by kind. Where a case is of several kinds, the kind "all" has their number. `more` is kept beside
+    them, and not in the table.
     """
     figures = recorded()
     figures[campaign] = {
@@ -24,6 +33,7 @@ def record(campaign: str, *, cases: Mapping[str, int], violations: int, wall_s: 
         "wall_s": round(wall_s),
         "violations": violations,
         "cases": dict(cases),
+        **more,
     }
     FILE.write_text(json.dumps(figures, indent=1, sort_keys=True) + "\n")
     before, _, rest = PAGE.read_text().partition(BEGIN)

@@ -1,0 +1,174 @@
+"""Whether the tests notice a mutant: they run in a copy of the project that has it."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import accumulate
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from tests.mutants.catchers import ROOT, test_files
+from tests.mutants.mutations import Mutant
+from tests.test_imports import MODULES, room_of
+from tests.zoo.tree import Tree
+
+# Tests that start MPI jobs, or measure, are for modules that have no others.
+QUICK = "not full and not slow and not quiet"
+ALL = "not full and not quiet"
+# A mutant may make tests wait for ever: what takes this much longer than it should is noticed, too.
+GRACE_S = 60.0
+BASELINE_S = 600.0
+# Most lines are run by few tests, some by all of a room: the fastest come first, and the slowest not at all.
+MOST_S = 20.0
+FAILURES, NO_TESTS = 1, 5
+
+
+class NoBaseline(Exception):
+    """The tests cannot be run, though nothing was changed."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Tests:
+    """Tests that pass without mutants, with what each runs of the modules of their room.
+
+    Attributes:
+        marks: Which tests of their files are meant, as `-m` says it.
+        lines: The lines that each test runs of each file.
+        seconds: How long each takes.
+    """
+
+    marks: str
+    lines: dict[str, dict[str, set[int]]] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    def running(self, file: str, first: int, last: int) -> list[str]:
+        """The tests that run one of these lines, fastest first.
+
+        Those that run anything of the file, if the lines run at its import, or in no process that was looked at; those
+        of the files named so, if there are none.
+        """
+        wanted = set(range(first, last + 1))
+        of_file = {test: self.lines.get(test, {}).get(file, set()) for test in self.seconds}
+        found = [test for test, lines in of_file.items() if lines & wanted]
+        found = found or [test for test, lines in of_file.items() if lines] or list(self.seconds)
+        found.sort(key=lambda test: self.seconds[test])
+        until = list(accumulate(self.seconds[test] for test in found))
+        return [test for test, total_s in zip(found, until, strict=True) if total_s <= MOST_S] or found[:1]
+
+
+class Workshop:
+    """A copy of the project in which one mutant after the other is tried, while the block lasts."""
+
+    def __init__(self, folder: Path) -> None:
+        self._output = folder / "output"
+        self._baselines: dict[tuple[str, str, str], dict[str, Any]] = {}
+        self._num = 0
+
+    def __enter__(self) -> Self:
+        self._tree = Tree().__enter__()
+        environment = {**self._tree.environment, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+        self._worker = subprocess.Popen(
+            [sys.executable, "-m", "tests.mutants.worker"],
+            cwd=self._tree.path,
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        assert self._worker.stdin is not None
+        assert self._worker.stdout is not None
+        self._worker.stdin.close()
+        self._worker.wait()
+        self._worker.stdout.close()
+        self._tree.__exit__(kind, error, traceback)
+
+    def catches(self, mutant: Mutant, module: str, *, elsewhere: str = "") -> str:
+        """The test that notices a mutant, or how it ended otherwise; "" if none notices it.
+
+        `elsewhere` is a test of another room to try, too.
+
+        Raises:
+            NoBaseline: tests cannot be run without it.
+        """
+        file = self._tree.path / mutant.file.relative_to(ROOT)
+        tests = self._tests_of(module)
+        chosen = tests.running(str(file), mutant.line, mutant.last_line)
+        due_s = sum(tests.seconds[test] for test in chosen)
+        files = list(dict.fromkeys(test.partition("::")[0] for test in chosen))
+        with self._in_place(mutant, file):
+            how = self._noticed([*_arguments(tests.marks), *files], chosen, 3 * due_s + GRACE_S) if chosen else ""
+            return how or (self._noticed([*_arguments(ALL), elsewhere], None, GRACE_S) if elsewhere else "")
+
+    def _noticed(self, arguments: Sequence[str], tests: list[str] | None, limit_s: float) -> str:
+        ran = self._run(["-x", *arguments], tests=tests, limit_s=limit_s)
+        if ran["exit_code"] is None:
+            return "takes too long"
+        return "" if ran["exit_code"] in (0, NO_TESTS) else self._first_failure() or f"exit code {ran['exit_code']}"
+
+    @contextmanager
+    def _in_place(self, mutant: Mutant, file: Path) -> Iterator[None]:
+        before, times = file.read_bytes(), file.stat()
+        file.write_text(mutant.text)
+        # What is compiled of a source is known by its time and its size, and two mutants may be of one size.
+        self._num += 1
+        os.utime(file, (times.st_mtime + 1000 + self._num,) * 2)
+        try:
+            yield
+        finally:
+            file.write_bytes(before)
+            os.utime(file, ns=(times.st_atime_ns, times.st_mtime_ns))
+
+    def _first_failure(self) -> str:
+        output = self._output.read_text(errors="replace")
+        return next((it.split()[1] for it in output.splitlines() if it.startswith(("FAILED ", "ERROR "))), "")
+
+    def _tests_of(self, module: str) -> Tests:
+        """The tests of a module; if no quick one runs anything of it, the slow ones, too."""
+        files = test_files(module)
+        file = str(self._tree.path / MODULES[module].relative_to(ROOT))
+        for marks in (QUICK, ALL):
+            tests = self._baseline(files, marks, room_of(module))
+            if any(lines.get(file) for test, lines in tests.lines.items() if test):
+                break
+        return tests
+
+    def _baseline(self, files: Sequence[str], marks: str, room: str) -> Tests:
+        """The tests of these files that pass. Each file runs once only, for all modules of the room."""
+        covers = [str(self._tree.path / it.relative_to(ROOT)) for name, it in MODULES.items() if room_of(name) == room]
+        tests = Tests(marks=marks)
+        for it in files:
+            if (it, marks, room) not in self._baselines:
+                ran = self._run([*_arguments(marks), it], covers=covers, limit_s=BASELINE_S)
+                if ran["exit_code"] not in (0, FAILURES, NO_TESTS):
+                    raise NoBaseline(f"{it}: {self._first_failure()} (exit code {ran['exit_code']})")
+                self._baselines[it, marks, room] = ran
+            ran = self._baselines[it, marks, room]
+            tests.seconds.update(ran["seconds"])
+            tests.lines.update(
+                {test: {file: set(them) for file, them in lines.items()} for test, lines in ran["lines"].items()}
+            )
+        return tests
+
+    def _run(
+        self, arguments: Sequence[str], *, tests: list[str] | None = None, covers: Sequence[str] = (), limit_s: float
+    ) -> dict[str, Any]:
+        assert self._worker.stdin is not None
+        assert self._worker.stdout is not None
+        job = {"arguments": arguments, "tests": tests, "covers": covers, "limit_s": limit_s}
+        print(json.dumps({**job, "output": str(self._output)}), file=self._worker.stdin, flush=True)
+        found: dict[str, Any] = json.loads(self._worker.stdout.readline())
+        return found
+
+
+def _arguments(marks: str) -> list[str]:
+    return ["-q", "-p", "no:cacheprovider", "--tb=line", "-rfE", "-m", marks]

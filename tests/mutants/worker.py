@@ -1,0 +1,169 @@
+"""A process that has imported what is slow to import, and runs tests in forks of itself.
+
+It runs in a copy of the project. Each line that it reads is a `Job` in JSON, and each line that it writes the outcome.
+"""
+
+import ctypes
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import psutil
+import pytest
+
+SLOW_TO_IMPORT = (
+    "numpy",
+    "torch",
+    "hypothesis",
+    "pydantic",
+    "msgspec",
+    "zmq",
+    "scipy.stats",
+    "rich.console",
+    "rich.progress",
+)
+SLOWER = ("matplotlib.pyplot", "bokeh.plotting", "pandas", "h5py", "safetensors", "tornado.web", "xxhash", "gest_api")
+PR_SET_CHILD_SUBREAPER = 36
+LOOK_EVERY_S = 0.02
+
+
+class Coverage:
+    """A plugin of pytest: the lines of some files that run during each test, and how long each that passes takes."""
+
+    def __init__(self, files: list[str]) -> None:
+        self.lines: dict[str, dict[str, set[int]]] = defaultdict(lambda: defaultdict(set))
+        self.seconds: dict[str, float] = defaultdict(float)
+        self._files = set(files)
+        self._failed: set[str] = set()
+        self._test = ""
+
+    def _trace(self, frame: FrameType, event: str, value: Any) -> Any:
+        file = frame.f_code.co_filename
+        if file not in self._files:
+            return None
+        self.lines[self._test][file].add(frame.f_lineno)
+        return self._trace
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Any:
+        self._test = item.nodeid
+        started = time.monotonic()
+        try:
+            return (yield)
+        finally:
+            if item.nodeid not in self._failed:
+                self.seconds[item.nodeid] = time.monotonic() - started
+            self._test = ""
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_fixture_setup(self) -> Any:
+        with self._traced():
+            return (yield)
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_pyfunc_call(self) -> Any:
+        with self._traced():
+            return (yield)
+
+    @contextmanager
+    def _traced(self) -> Iterator[None]:
+        """Only here: what looks for leaks between the tests makes most of the calls."""
+        threading.settrace(self._trace)
+        sys.settrace(self._trace)
+        try:
+            yield
+        finally:
+            sys.settrace(None)
+            threading.settrace(None)  # type: ignore[arg-type]
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if not report.passed:
+            self._failed.add(report.nodeid)
+
+
+class Selection:
+    """A plugin of pytest: only these tests run, in this order."""
+
+    def __init__(self, tests: list[str]) -> None:
+        self._place = {test: number for number, test in enumerate(tests)}
+
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        items[:] = sorted((it for it in items if it.nodeid in self._place), key=lambda it: self._place[it.nodeid])
+
+
+def main() -> None:
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
+    for name in (*SLOW_TO_IMPORT, *SLOWER):
+        with suppress(ImportError):
+            __import__(name)
+    for line in sys.stdin:
+        print(json.dumps(_run(**json.loads(line))), flush=True)
+
+
+def _run(
+    *, arguments: list[str], tests: list[str] | None, covers: list[str], limit_s: float, output: str
+) -> dict[str, Any]:
+    """Run tests in a fork: its exit code, None if it was ended at its limit, with lines and seconds if it `covers`."""
+    started = time.monotonic()
+    process = os.fork()
+    if not process:
+        _child(arguments, tests, covers, output)
+    exit_code = _exit_code(process, started + limit_s)
+    # Processes whose parents have ended are children of this one.
+    while left := psutil.Process().children(recursive=True):
+        for it in left:
+            with suppress(psutil.Error):
+                it.kill()
+        with suppress(ChildProcessError):
+            os.waitpid(-1, 0)
+    found = json.loads(Path(output + ".json").read_text()) if covers and exit_code in (0, 1, 5) else {}
+    return {"exit_code": exit_code, "wall_s": time.monotonic() - started, **found}
+
+
+def _exit_code(process: int, deadline: float) -> int | None:
+    while True:
+        ended, status = os.waitpid(process, os.WNOHANG)
+        if ended:
+            return os.waitstatus_to_exitcode(status)
+        if time.monotonic() > deadline:
+            os.kill(process, signal.SIGKILL)
+            os.waitpid(process, 0)
+            return None
+        time.sleep(LOOK_EVERY_S)
+
+
+def _child(arguments: list[str], tests: list[str] | None, covers: list[str], output: str) -> None:
+    exit_code = 70
+    try:
+        os.setsid()
+        file = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        nothing = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(nothing, 0)
+        os.dup2(file, 1)
+        os.dup2(file, 2)
+        os.close(nothing)
+        os.close(file)
+        plugins: list[Any] = [] if tests is None else [Selection(tests)]
+        if covers:
+            coverage = Coverage(covers)
+            plugins.append(coverage)
+        exit_code = int(pytest.main(arguments, plugins))
+        if covers:
+            lines = {test: {file: sorted(it) for file, it in lines.items()} for test, lines in coverage.lines.items()}
+            Path(output + ".json").write_text(json.dumps({"lines": lines, "seconds": coverage.seconds}))
+        sys.stdout.flush()
+    finally:
+        os._exit(exit_code)
+
+
+if __name__ == "__main__":
+    main()
