@@ -178,12 +178,19 @@ def test_decoding_takes_time_in_proportion_to_the_bytes() -> None:
         {"field": 0, "num_steps": 1, "offset": 1},
         {"simulation": 2**63},
         {"sequence": -1},
+        {"static": True, "num_steps": 1, "index": 0},
+        {"static": True, "num_steps": 1, "field": 0},
     ],
 )
 def test_data_out_of_bounds_is_not_encoded(changes: dict[str, int]) -> None:
     wrong = replace(DATA, **changes)
     with pytest.raises(ValueError, match=r"."):
         wire.encode(wrong)
+
+
+def test_data_of_the_first_field_alone_comes_back_as_it_was() -> None:
+    first = replace(DATA, present=0b1)
+    assert wire.decode(header(first)) == first
 
 
 def test_unknown_flags_of_data_are_malformed() -> None:
