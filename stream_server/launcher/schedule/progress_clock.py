@@ -33,33 +33,35 @@ class ProgressClock:
         self._heap: list[tuple[float, int]] = []
         self._noted: dict[int, float] = {}
 
-    def note_job(self, it: ScheduledAttempt) -> None:
+    def note_job(self, attempt: ScheduledAttempt) -> None:
         """The clocks of this attempt and of those in its job may run out earlier than they did, or run again."""
-        job = it.job
+        job = attempt.job
         first = None if job is None else job.first_unspent()
         # All that come after the first on the list of a worker wait for it.
-        self.note([it, first] if self._jobs.are_workers and first is not None else job.live.values() if job else ())
+        self.note(
+            [attempt, first] if self._jobs.are_workers and first is not None else job.live.values() if job else ()
+        )
 
     def note(self, attempts: Iterable[ScheduledAttempt]) -> None:
         """The clocks of these attempts may run out earlier than they did, or run again."""
-        for it in attempts:
-            deadline = self._deadline(it)
-            if deadline is not None and deadline < self._noted.get(it.simulation, math.inf):
-                self._noted[it.simulation] = deadline
-                heappush(self._heap, (deadline, it.simulation))
+        for attempt in attempts:
+            deadline = self._deadline(attempt)
+            if deadline is not None and deadline < self._noted.get(attempt.simulation, math.inf):
+                self._noted[attempt.simulation] = deadline
+                heappush(self._heap, (deadline, attempt.simulation))
 
     def earliest(self) -> float:
         """The time at which the first clock runs out; infinity if none runs."""
         while self._heap:
             noted, simulation = self._heap[0]
-            it = self._live.get(simulation)
+            attempt = self._live.get(simulation)
             if self._noted.get(simulation) == noted:
-                deadline = None if it is None or self._waits(it) else self._deadline(it)
+                deadline = None if attempt is None or self._waits(attempt) else self._deadline(attempt)
                 if deadline == noted:
                     return noted
                 del self._noted[simulation]
-                if it is not None and deadline is not None:
-                    self.note([it])
+                if attempt is not None and deadline is not None:
+                    self.note([attempt])
             heappop(self._heap)
         return math.inf
 
@@ -71,30 +73,30 @@ class ProgressClock:
         del self._noted[simulation]
         return self._live.get(simulation)
 
-    def restart(self, it: ScheduledAttempt, now: float) -> None:
+    def restart(self, attempt: ScheduledAttempt, now: float) -> None:
         """Give the job of this attempt, which may be the last that it ran for, the whole timeout to end or to go on."""
-        for member in self._jobs.members(it):
-            if self._jobs.are_workers or member is it or member.is_spent:
+        for member in self._jobs.members(attempt):
+            if self._jobs.are_workers or member is attempt or member.is_spent:
                 member.quiet_since = now
 
     def stood_still(self, seconds: float, now: float) -> None:
         """Leave out time in which the launcher itself did not listen."""
-        for it in self._live:
-            it.quiet_since = min(now, it.quiet_since + seconds)
+        for attempt in self._live:
+            attempt.quiet_since = min(now, attempt.quiet_since + seconds)
 
-    def _waits(self, it: ScheduledAttempt) -> bool:
+    def _waits(self, attempt: ScheduledAttempt) -> bool:
         """Whether this one is done while its shared job still runs for another, or its turn is yet to come."""
-        first = None if it.job is None else it.job.first_unspent()
-        if it.is_spent:
+        first = None if attempt.job is None else attempt.job.first_unspent()
+        if attempt.is_spent:
             return first is not None
-        return self._jobs.are_workers and it.has_job and first is not it
+        return self._jobs.are_workers and attempt.has_job and first is not attempt
 
-    def _deadline(self, it: ScheduledAttempt) -> float | None:
+    def _deadline(self, attempt: ScheduledAttempt) -> float | None:
         """The deadline of an attempt, also if it waits for others of its job."""
-        if it.phase is ScheduledPhase.ENDED:
-            return it.quiet_since + (CONFIRM_S if it.ended_well else CONFIRM_FAILURE_S)
-        if it.is_cancelled or it.blocked:
+        if attempt.phase is ScheduledPhase.ENDED:
+            return attempt.quiet_since + (CONFIRM_S if attempt.ended_well else CONFIRM_FAILURE_S)
+        if attempt.is_cancelled or attempt.blocked:
             return None
         # Steps that the server knows are not sent again: a new attempt is quiet until it has caught up.
-        catching_up_s = it.reached_s if it.received == 0 and not it.is_spent else 0.0
-        return it.quiet_since + self.timeout_s + catching_up_s
+        catching_up_s = attempt.reached_s if attempt.received == 0 and not attempt.is_spent else 0.0
+        return attempt.quiet_since + self.timeout_s + catching_up_s

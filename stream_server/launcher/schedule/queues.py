@@ -52,7 +52,7 @@ class StartQueue:
     def keep(self, wanted: Container[int]) -> None:
         """All but these wait no more."""
         for queue in (self.untried, self.again):
-            for simulation in [it for it in queue if it not in wanted]:
+            for simulation in [waiting for waiting in queue if waiting not in wanted]:
                 del queue[simulation]
 
     def next_job(self, *, per_job: int, num_free: int, anything_came: bool, anything_runs: bool) -> tuple[int, ...]:
@@ -84,7 +84,7 @@ def _first_job(queue: dict[int, bool], per_job: int) -> tuple[int, ...]:
         return ()
     if not queue[first]:
         return (first,)
-    return tuple(islice((it for it, may_share in queue.items() if may_share), per_job))
+    return tuple(islice((simulation for simulation, may_share in queue.items() if may_share), per_job))
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,8 +96,8 @@ class PendingRequest:
     since: float
     client: str = ""
 
-    def give(self, it: ScheduledAttempt) -> Attached:
-        return Attached(token=self.token, simulation=it.simulation, attempt=it.number, client=self.client)
+    def give(self, attempt: ScheduledAttempt) -> Attached:
+        return Attached(token=self.token, simulation=attempt.simulation, attempt=attempt.number, client=self.client)
 
     def decline(self, text: str, *, busy: bool) -> NoneLeft:
         return NoneLeft(token=self.token, text=text, busy=busy)
@@ -114,7 +114,7 @@ class AttachQueue:
     @property
     def deadlines(self) -> list[float]:
         """The times at which those that wait are to be answered at the latest."""
-        return [it.since + ATTACH_WAIT_S for it in self._open]
+        return [request.since + ATTACH_WAIT_S for request in self._open]
 
     def add(self, token: int, simulation: int | None, now: float, *, client: str = "") -> None:
         """A client asks.
@@ -132,7 +132,7 @@ class AttachQueue:
 
     def decline_all(self, text: str) -> list[Answer]:
         """Decline all requests."""
-        answers: list[Answer] = [it.decline(text, busy=False) for it in self._open]
+        answers: list[Answer] = [request.decline(text, busy=False) for request in self._open]
         self._open.clear()
         return answers
 
@@ -148,16 +148,16 @@ class AttachQueue:
 
         `take` begins an attempt of this simulation, or of any that waits, if one does, for the client of this name.
         """
-        of_client = {it.client: it for it in attached if it.client}
+        of_client = {attempt.client: attempt for attempt in attached if attempt.client}
         num_attached = len(attached)
         answers: list[Answer] = []
         waiting: deque[PendingRequest] = deque()
         for request in self._open:
-            answer = self._given_before(request, of_client) or self._named(request, simulations)
+            answer = self._repeat_answer(request, of_client) or self._answer_named(request, simulations)
             if answer is None:
-                it = take(request.simulation, request.client) if num_attached < self.max_attached else None
-                answer = request.give(it) if it else self._refuse(request, now, num_attached)
-                num_attached += it is not None
+                attempt = take(request.simulation, request.client) if num_attached < self.max_attached else None
+                answer = request.give(attempt) if attempt else self._refuse(request, now, num_attached)
+                num_attached += attempt is not None
             if answer is None:
                 waiting.append(request)
             else:
@@ -165,24 +165,24 @@ class AttachQueue:
         self._open = waiting
         return answers
 
-    def _given_before(self, request: PendingRequest, of_client: Mapping[str, ScheduledAttempt]) -> Attached | None:
+    def _repeat_answer(self, request: PendingRequest, of_client: Mapping[str, ScheduledAttempt]) -> Attached | None:
         """The simulation that this client has: the answer was lost with a server or a connection."""
-        it = None if request.simulation is not None else of_client.get(request.client)
-        return request.give(it) if it else None
+        attempt = None if request.simulation is not None else of_client.get(request.client)
+        return request.give(attempt) if attempt else None
 
-    def _named(
+    def _answer_named(
         self, request: PendingRequest, simulations: Mapping[int, ScheduledSimulation]
     ) -> Attached | NoneLeft | None:
         """The answer to a client that asks for one simulation, from its state; None when that waits for an attempt."""
         if request.simulation is None:
             return None
-        it = simulations.get(request.simulation)
-        if it is None or it.state.terminal:
-            state = "not in the study" if it is None else it.state
+        entry = simulations.get(request.simulation)
+        if entry is None or entry.state.terminal:
+            state = "not in the study" if entry is None else entry.state
             return request.decline(f"simulation {request.simulation} is {state}", busy=False)
-        if attempt := it.attached:
+        if attempt := entry.attached:
             return request.give(attempt)
-        if it.state is not ScheduledState.WAITING:
+        if entry.state is not ScheduledState.WAITING:
             return request.decline(f"simulation {request.simulation} is run by the study itself", busy=True)
         return None
 

@@ -34,7 +34,7 @@ class ScheduleLimits:
 
 
 def most_failed(max_failed: float, num_simulations: int) -> int:
-    """How many of so many simulations may fail for good: a share of them below 1, a number from 1 on."""
+    """Number of simulations that may fail for good; `max_failed` is a share below 1, a number from 1 on."""
     return math.floor(max_failed * num_simulations + 1e-9 if max_failed < 1 else max_failed)
 
 
@@ -46,46 +46,46 @@ class RetryPolicy:
         self.num_planned = limits.num_simulations
         self._early_failures: set[tuple[int, tuple[int, ...]]] = set()
 
-    def planned(self, num: int) -> None:
+    def note_plan(self, num: int) -> None:
         """A plan has so many simulations."""
         self.num_planned = max(self.num_planned, num)
 
-    def is_exhausted(self, it: ScheduledSimulation) -> bool:
+    def is_exhausted(self, entry: ScheduledSimulation) -> bool:
         """Tell whether a simulation has had all its attempts."""
-        return it.failures > self.limits.retries
+        return entry.failures > self.limits.retries
 
     def failed(
-        self, it: ScheduledSimulation, attempt: ScheduledAttempt, *, anything_came: bool, num_given_up: int
+        self, entry: ScheduledSimulation, attempt: ScheduledAttempt, *, anything_came: bool, num_given_up: int
     ) -> list[Failed | GaveUp | TooMany]:
         """The newest attempt of a simulation has failed: it waits for the next one, or, when none is left, is given up.
 
         `num_given_up` others were given up before.
         """
-        it.state = ScheduledState.WAITING
-        failure = Failed(simulation=it.id, attempt=attempt.number, reason=attempt.why_failed, excuse=attempt.excuse)
+        entry.state = ScheduledState.WAITING
+        failure = Failed(simulation=entry.id, attempt=attempt.number, reason=attempt.why_failed, excuse=attempt.excuse)
         if attempt.excuse:
             return [failure]
-        it.failures += 1
+        entry.failures += 1
         why_stop = "" if anything_came else self._failed_early(attempt)
-        if self.is_exhausted(it):
-            return [failure, *self.give_up(it, attempt, num_given_up + 1, why_stop)]
+        if self.is_exhausted(entry):
+            return [failure, *self.give_up(entry, attempt, num_given_up + 1, why_stop)]
         return [failure, *_abort(attempt, why_stop)]
 
     def give_up(
-        self, it: ScheduledSimulation, attempt: ScheduledAttempt, num_given_up: int, why_stop: str = ""
+        self, entry: ScheduledSimulation, attempt: ScheduledAttempt, num_given_up: int, why_stop: str = ""
     ) -> list[GaveUp | TooMany]:
         """No attempt is left for a simulation, the `num_given_up`-th one, after this one."""
-        it.state = ScheduledState.GIVEN_UP
+        entry.state = ScheduledState.GIVEN_UP
         redraw = self.limits.on_failure == "redraw"
-        # Said before the last simulation of a study is given up, after which nothing would be left to stop.
+        # Before `GaveUp`: afterwards no simulation may be left, and the study would end as finished.
         return [
             *_abort(attempt, why_stop or self._too_many(num_given_up)),
-            GaveUp(simulation=it.id, attempts=attempt.number + 1, reason=attempt.why_failed, redraw=redraw),
+            GaveUp(simulation=entry.id, attempts=attempt.number + 1, reason=attempt.why_failed, redraw=redraw),
         ]
 
-    def _failed_early(self, it: ScheduledAttempt) -> str:
+    def _failed_early(self, attempt: ScheduledAttempt) -> str:
         """Return why the study must stop when no simulation can run. Those that shared a job failed once."""
-        self._early_failures.add((it.number, it.members))
+        self._early_failures.add((attempt.number, attempt.members))
         if len(self._early_failures) < MAX_EARLY_FAILURES:
             return ""
         return f"{MAX_EARLY_FAILURES} attempts in a row failed and no time step ever came"
@@ -100,6 +100,6 @@ class RetryPolicy:
         return ""
 
 
-def _abort(it: ScheduledAttempt, why: str) -> list[TooMany]:
-    text = f"{why}: simulation {it.simulation} {it.why_failed}"
-    return [TooMany(text=text, simulation=it.simulation, attempt=it.number)] if why else []
+def _abort(attempt: ScheduledAttempt, why: str) -> list[TooMany]:
+    text = f"{why}: simulation {attempt.simulation} {attempt.why_failed}"
+    return [TooMany(text=text, simulation=attempt.simulation, attempt=attempt.number)] if why else []

@@ -59,7 +59,7 @@ class SimulationSchedule:
     @property
     def done(self) -> bool:
         """`stop` was called and no job is left; a schedule that aborts the study still waits for `stop`."""
-        return self._cancel_at < math.inf and not any(it.has_job for it in self._live)
+        return self._cancel_at < math.inf and not any(attempt.has_job for attempt in self._live)
 
     @property
     def counts(self) -> dict[ScheduledState, int]:
@@ -81,20 +81,25 @@ class SimulationSchedule:
 
     def failed_later(self, simulation: int) -> bool:
         """The job of a simulation that is finished has ended, and with a failure of its own."""
-        state, it = self._simulations[simulation].state, self._simulations[simulation].attempt
-        if state is not ScheduledState.FINISHED or it is None or it.phase is not ScheduledPhase.ENDED or self.stopped:
+        state, attempt = self._simulations[simulation].state, self._simulations[simulation].attempt
+        if (
+            state is not ScheduledState.FINISHED
+            or attempt is None
+            or attempt.phase is not ScheduledPhase.ENDED
+            or self.stopped
+        ):
             return False
-        return self.jobs.is_last(it) and not (it.ended_well or it.is_cancelled or it.excuse)
+        return self.jobs.is_last(attempt) and not (attempt.ended_well or attempt.is_cancelled or attempt.excuse)
 
     def shares_a_job(self, simulation: int) -> bool:
         """Some other attempt was in the job of this one, and what that one's end means is not known yet."""
-        it = self._simulations[simulation].attempt
-        return it is not None and it.job is not None and bool(it.job.live.keys() - {simulation})
+        attempt = self._simulations[simulation].attempt
+        return attempt is not None and attempt.job is not None and bool(attempt.job.live.keys() - {simulation})
 
     def decided(self, simulation: int) -> list[ScheduledAttempt]:
         """The members of the cancelled job of this simulation whose `reason` and `excuse` are known by that."""
-        it = self._simulations[simulation].attempt
-        cancelled = [] if it is None or self.stopped else self.jobs.members(it)
+        attempt = self._simulations[simulation].attempt
+        cancelled = [] if attempt is None or self.stopped else self.jobs.members(attempt)
         cancelled = [each for each in cancelled if each.phase is ScheduledPhase.CANCELLED]
         return [each for each in cancelled if not self.state(each.simulation).terminal]
 
@@ -105,7 +110,7 @@ class SimulationSchedule:
         if self._postponed_to > -math.inf and not self.away:
             deadlines.append(self._postponed_to)
         if self.stopped:
-            deadlines += [self._cancel_at] if any(not it.is_cancelled for it in self._live) else []
+            deadlines += [self._cancel_at] if any(not attempt.is_cancelled for attempt in self._live) else []
         elif not self.away:
             deadlines.append(self._clock.earliest())
         return min(deadlines, default=math.inf)
@@ -128,17 +133,17 @@ class SimulationSchedule:
         self._highest_known = dict(highest_known)
         self.anything_came = anything_came
         self.why_finishing = why_finishing
-        for it in entries:
-            if it.state is ScheduledState.WAITING and self._policy.is_exhausted(it):
+        for entry in entries:
+            if entry.state is ScheduledState.WAITING and self._policy.is_exhausted(entry):
                 # Its launcher was killed before it had given it up.
-                it.state = ScheduledState.GIVEN_UP
-            it.highest = self._highest_known.get(it.id, it.highest)
-            self._simulations[it.id] = it
-            if it.attempt is not None:
-                it.attempt.has_sent = anything_came
-                it.attempt.begin_clock(now)
-                if it.state is ScheduledState.RUNNING:
-                    self._live.add(it.attempt)
+                entry.state = ScheduledState.GIVEN_UP
+            entry.highest = self._highest_known.get(entry.id, entry.highest)
+            self._simulations[entry.id] = entry
+            if entry.attempt is not None:
+                entry.attempt.has_sent = anything_came
+                entry.attempt.begin_clock(now)
+                if entry.state is ScheduledState.RUNNING:
+                    self._live.add(entry.attempt)
 
     def pause(self) -> None:
         """The server is gone; the next one will send its plan."""
@@ -154,21 +159,21 @@ class SimulationSchedule:
         """
         self.away = self.stopped = False
         self._cancel_at = math.inf
-        self._policy.planned(len(planned))
+        self._policy.note_plan(len(planned))
         self._waiting.keep(planned)
         actions: list[Action] = []
-        for it in list(self._simulations.values()):
-            if it.attempt is not None:
-                it.attempt.quiet_since = now
-            if it.id in planned:
+        for entry in list(self._simulations.values()):
+            if entry.attempt is not None:
+                entry.attempt.quiet_since = now
+            if entry.id in planned:
                 continue
-            if not it.state.terminal:
-                self._close(it, ScheduledState.FINISHED)
+            if not entry.state.terminal:
+                self._close(entry, ScheduledState.FINISHED)
             # Its clients may not have heard that it is over, and wait for the server. Not so those of a redraw, of
             # which the server may not know yet.
-            attempt = it.in_job
-            if attempt is not None and not attempt.is_cancelled and it.id < self._policy.num_planned:
-                actions.append(Continue(simulation=it.id, attempt=attempt.number, attached=False))
+            attempt = entry.in_job
+            if attempt is not None and not attempt.is_cancelled and entry.id < self._policy.num_planned:
+                actions.append(Continue(simulation=entry.id, attempt=attempt.number, attached=False))
         for simulation, known in planned.items():
             actions += self._want(simulation, known, new_incarnation=new_incarnation)
         self._clock.note(self._live)
@@ -180,22 +185,22 @@ class SimulationSchedule:
 
     def renumber(self, simulation: int, attempt: int) -> None:
         """The attempt that has just begun gets a higher number, since its own was used before."""
-        it = self._simulations[simulation]
-        assert it.attempt is not None
-        assert attempt >= it.highest
-        it.attempt.number = it.highest = attempt
+        entry = self._simulations[simulation]
+        assert entry.attempt is not None
+        assert attempt >= entry.highest
+        entry.attempt.number = entry.highest = attempt
 
     def begun(self, simulation: int, now: float) -> None:
         """The job of an attempt runs only now: it may have taken long to start it, and those before it."""
-        if (it := self._simulations[simulation].attempt) is not None:
-            it.begin_clock(now)
+        if (newest := self._simulations[simulation].attempt) is not None:
+            newest.begin_clock(now)
 
     def postpone(self, simulation: int, now: float) -> list[Action]:
         """The job of an attempt could not even be begun; that is not its fault. Nothing is started for a while."""
-        it = self._simulations[simulation]
-        self._leave(it)
-        if not it.state.terminal:
-            it.state = ScheduledState.WAITING
+        entry = self._simulations[simulation]
+        self._leave(entry)
+        if not entry.state.terminal:
+            entry.state = ScheduledState.WAITING
             self._waiting.add(simulation, again=True)
         self._postponed_to = now + POSTPONE_S
         return []
@@ -203,12 +208,12 @@ class SimulationSchedule:
     def progress(self, simulation: int, attempt: int, received: int, blocked: bool, now: float) -> list[Action]:
         """The server has `received` steps of this attempt; `blocked` while it holds the simulation back."""
         known = self._simulations.get(simulation)
-        it = known.attempt if known is not None and known.state is ScheduledState.RUNNING else None
+        running = known.attempt if known is not None and known.state is ScheduledState.RUNNING else None
         # What was said of the last attempt may come after the next one has begun.
-        if it is None or attempt != it.number:
+        if running is None or attempt != running.number:
             return []
-        it.progress(received, blocked, now)
-        self._clock.note([it])
+        running.progress(received, blocked, now)
+        self._clock.note([running])
         if received == 0 or self.anything_came:
             return []
         self.anything_came = True
@@ -217,10 +222,10 @@ class SimulationSchedule:
     def finished(self, simulation: int, now: float) -> list[Action]:
         """The server has all steps of a simulation, however its job ends."""
         self.anything_came = True
-        it = self._simulations.get(simulation)
-        unconfirmed = None if it is None else it.unconfirmed
+        entry = self._simulations.get(simulation)
+        unconfirmed = None if entry is None else entry.unconfirmed
         actions = self._end(simulation, ScheduledState.FINISHED, now)
-        return actions if unconfirmed is None else [*self._failed_later(unconfirmed), *actions]
+        return actions if unconfirmed is None else [*self._report_late_failure(unconfirmed), *actions]
 
     def invalid(self, simulation: int, now: float) -> list[Action]:
         """A simulation withdrew itself."""
@@ -232,19 +237,19 @@ class SimulationSchedule:
         `at_fault` tells how one of them failed, "" if none did. Returns whether this is news of the attempt: that
         nothing more is to come of it.
         """
-        it = self._running(simulation, attempt)
+        running = self._running(simulation, attempt)
         # Failures of jobs that were asked to end are not counted against them.
-        if it is None or it.is_cancelled:
+        if running is None or running.is_cancelled:
             return False
-        was_spent = it.is_spent
+        was_spent = running.is_spent
         if at_fault:
-            it.fail(at_fault)
+            running.fail(at_fault)
         elif over:
-            it.move(ScheduledEvent.SPEND)
-        if was_spent or not it.is_spent:
+            running.move(ScheduledEvent.SPEND)
+        if was_spent or not running.is_spent:
             return False
-        self._clock.restart(it, now)
-        self._clock.note_job(it)
+        self._clock.restart(running, now)
+        self._clock.note_job(running)
         return True
 
     def job_ended(
@@ -261,16 +266,16 @@ class SimulationSchedule:
 
         Called for each attempt that shared the job.
         """
-        it = self._running(simulation, attempt)
-        assert it is not None
-        it.job_ended(exit_code, reason, excuse, now)
+        running = self._running(simulation, attempt)
+        assert running is not None
+        running.job_ended(exit_code, reason, excuse, now)
         is_terminal = self.state(simulation).terminal
-        if it.phase is ScheduledPhase.KILLED and not (self.away or self.stopped or is_terminal):
-            return self._fail(it) + self._fill(now)
+        if running.phase is ScheduledPhase.KILLED and not (self.away or self.stopped or is_terminal):
+            return self._fail(running) + self._fill(now)
         if self.stopped or is_terminal:
             self._live.discard(simulation)
-        self._clock.note_job(it)
-        return [*self._failed_later(it), *self._fill(now)]
+        self._clock.note_job(running)
+        return [*self._report_late_failure(running), *self._fill(now)]
 
     def attach(self, token: int, simulation: int | None, now: float, *, client: str = "") -> list[Action]:
         """A client that attaches by itself asks for this simulation, or for any (None).
@@ -283,13 +288,13 @@ class SimulationSchedule:
     def tick(self, now: float) -> list[Action]:
         """Time has passed."""
         actions: list[Action] = []
-        for it in self._late(now):
-            if it.phase in (ScheduledPhase.RUNNING, ScheduledPhase.ATTACHED):
-                it.reason = f"sent no new time step for {self.limits.timeout_s:g} s (simulation.timeout_s)"
-            if it.has_job:
-                actions.append(self._cancel(it))
+        for attempt in self._late(now):
+            if attempt.phase in (ScheduledPhase.RUNNING, ScheduledPhase.ATTACHED):
+                attempt.reason = f"sent no new time step for {self.limits.timeout_s:g} s (simulation.timeout_s)"
+            if attempt.has_job:
+                actions.append(self._cancel(attempt))
             else:
-                actions += self._fail(it)
+                actions += self._fail(attempt)
         return actions + self._fill(now)
 
     def was_suspended(self, seconds: float, now: float) -> None:
@@ -305,34 +310,34 @@ class SimulationSchedule:
         """The study has ended: nothing more is started, and what still runs after `grace_s` is cancelled."""
         self.stopped = True
         self._cancel_at = min(self._cancel_at, now + grace_s)
-        for it in self._live:
-            if not it.has_job:
-                self._live.discard(it.simulation)
+        for attempt in self._live:
+            if not attempt.has_job:
+                self._live.discard(attempt.simulation)
         return self.tick(now)
 
     def _running(self, simulation: int, attempt: int) -> ScheduledAttempt | None:
         """This attempt, if its job has not ended."""
-        it = self._live.get(simulation)
-        return it if it is not None and it.has_job and it.number == attempt else None
+        running = self._live.get(simulation)
+        return running if running is not None and running.has_job and running.number == attempt else None
 
     def _want(self, simulation: int, known: int, *, new_incarnation: bool) -> list[Action]:
         """A simulation is still to come; the server has seen attempts up to `known`."""
-        it = self._simulations.get(simulation)
-        if it is None:
+        entry = self._simulations.get(simulation)
+        if entry is None:
             highest = max(known, self._highest_known.get(simulation, -1))
             self._simulations[simulation] = ScheduledSimulation(id=simulation, highest=highest)
             self._waiting.add(simulation, again=False, may_share=highest < 0)
             return []
-        it.highest = max(it.highest, known)
+        entry.highest = max(entry.highest, known)
         if simulation in self._waiting:
             return []
-        if it.state is ScheduledState.GIVEN_UP and it.attempt is not None:
+        if entry.state is ScheduledState.GIVEN_UP and entry.attempt is not None:
             num_given_up = self.counts[ScheduledState.GIVEN_UP]
-            return self._abort_once(self._policy.give_up(it, it.attempt, num_given_up))
-        running = it.in_job or it.attached
+            return self._abort_once(self._policy.give_up(entry, entry.attempt, num_given_up))
+        running = entry.in_job or entry.attached
         if running is not None and not self.jobs.has_moved_on(running):
-            return self._go_on(it, running, known, new_incarnation=new_incarnation)
-        if (attempt := it.unconfirmed) is not None and not new_incarnation:
+            return self._go_on(entry, running, known, new_incarnation=new_incarnation)
+        if (attempt := entry.unconfirmed) is not None and not new_incarnation:
             if attempt.phase is ScheduledPhase.ENDED:
                 # The last word of it is awaited, again if the study was to stop meanwhile.
                 self._live.add(attempt)
@@ -340,11 +345,11 @@ class SimulationSchedule:
             if simulation in self._live:
                 # It was cancelled by its own clock, not because the study stopped, and its end could not be reported.
                 return self._fail(attempt)
-        self._wait_again(it)
+        self._wait_again(entry)
         return []
 
     def _go_on(
-        self, it: ScheduledSimulation, attempt: ScheduledAttempt, known: int, *, new_incarnation: bool
+        self, entry: ScheduledSimulation, attempt: ScheduledAttempt, known: int, *, new_incarnation: bool
     ) -> list[Action]:
         if known > attempt.number:
             # The server has admitted that attempt, so it refuses this one.
@@ -353,84 +358,88 @@ class SimulationSchedule:
                 attempt.reason = "the server has seen a later attempt"
             if attempt.has_job:
                 return [] if attempt.is_cancelled else [self._cancel(attempt)]
-            self._wait_again(it)
+            self._wait_again(entry)
             return []
         self._live.add(attempt)
-        it.state = ScheduledState.RUNNING
+        entry.state = ScheduledState.RUNNING
         attempt.go_on(excuse=RESTARTED if new_incarnation else "")
         if attempt.is_cancelled:
             return []
-        return [Continue(simulation=it.id, attempt=attempt.number, attached=attempt.job is None)]
+        return [Continue(simulation=entry.id, attempt=attempt.number, attached=attempt.job is None)]
 
-    def _wait_again(self, it: ScheduledSimulation) -> None:
-        it.state = ScheduledState.WAITING
-        self._leave(it)
-        self._waiting.add(it.id, again=True, may_share=self.jobs.are_workers)
+    def _wait_again(self, entry: ScheduledSimulation) -> None:
+        entry.state = ScheduledState.WAITING
+        self._leave(entry)
+        self._waiting.add(entry.id, again=True, may_share=self.jobs.are_workers)
 
-    def _leave(self, it: ScheduledSimulation) -> None:
+    def _leave(self, entry: ScheduledSimulation) -> None:
         """Whatever becomes of the newest attempt, nothing is awaited of it."""
-        self._live.discard(it.id)
-        if it.attempt is not None:
-            it.attempt.move(ScheduledEvent.END)
+        self._live.discard(entry.id)
+        if entry.attempt is not None:
+            entry.attempt.move(ScheduledEvent.END)
 
     def _late(self, now: float) -> Iterator[ScheduledAttempt]:
         """The attempts whose clock has run out, each found after what was done about the one before."""
-        while not (self.away or self.stopped) and (it := self._clock.pop_late(now)) is not None:
-            yield it
+        while not (self.away or self.stopped) and (attempt := self._clock.pop_late(now)) is not None:
+            yield attempt
         if self.stopped and self._cancel_at <= now:
-            yield from (it for it in self._live if not it.is_cancelled)
+            yield from (attempt for attempt in self._live if not attempt.is_cancelled)
 
     def _begin(self, simulation: int, now: float, job: ScheduledJob | None, client: str = "") -> ScheduledAttempt:
-        it = self._simulations[simulation].begin(now, job, client)
-        self._live.add(it)
-        self._clock.note([it])
-        return it
+        attempt = self._simulations[simulation].begin(now, job, client)
+        self._live.add(attempt)
+        self._clock.note([attempt])
+        return attempt
 
-    def _cancel(self, it: ScheduledAttempt) -> Cancel:
-        self.jobs.cancel(it)
-        return Cancel(simulation=it.simulation, attempt=it.number)
+    def _cancel(self, attempt: ScheduledAttempt) -> Cancel:
+        self.jobs.cancel(attempt)
+        return Cancel(simulation=attempt.simulation, attempt=attempt.number)
 
     def _end(self, simulation: int, state: ScheduledState, now: float) -> list[Action]:
-        it = self._simulations.get(simulation)
-        if it is None or it.state.terminal:
+        entry = self._simulations.get(simulation)
+        if entry is None or entry.state.terminal:
             return []
         self._waiting.remove(simulation)
-        if it.attempt is not None:
-            self._clock.restart(it.attempt, now)
-        self._close(it, state)
-        if it.attempt is not None:
-            self._clock.note_job(it.attempt)
+        if entry.attempt is not None:
+            self._clock.restart(entry.attempt, now)
+        self._close(entry, state)
+        if entry.attempt is not None:
+            self._clock.note_job(entry.attempt)
         return self._fill(now)
 
-    def _close(self, it: ScheduledSimulation, state: ScheduledState) -> None:
-        it.state = state
-        if it.in_job is None:
-            self._leave(it)
-        elif it.attempt is not None:
-            it.attempt.confirm()
+    def _close(self, entry: ScheduledSimulation, state: ScheduledState) -> None:
+        entry.state = state
+        if entry.in_job is None:
+            self._leave(entry)
+        elif entry.attempt is not None:
+            entry.attempt.confirm()
 
-    def _failed_later(self, it: ScheduledAttempt) -> list[Action]:
-        failed = self.failed_later(it.simulation)
-        return [FailedLater(simulation=it.simulation, attempt=it.number, reason=it.reason)] if failed else []
+    def _report_late_failure(self, attempt: ScheduledAttempt) -> list[Action]:
+        failed = self.failed_later(attempt.simulation)
+        return (
+            [FailedLater(simulation=attempt.simulation, attempt=attempt.number, reason=attempt.reason)]
+            if failed
+            else []
+        )
 
-    def _fail(self, it: ScheduledAttempt) -> list[Action]:
-        simulation = self._simulations[it.simulation]
+    def _fail(self, attempt: ScheduledAttempt) -> list[Action]:
+        simulation = self._simulations[attempt.simulation]
         num_given_up = self.counts[ScheduledState.GIVEN_UP]
-        was_not_begun = self.jobs.was_not_begun(it)
-        if was_not_begun and it.phase is not ScheduledPhase.KILLED:
-            it.excuse = it.excuse or NOT_BEGUN
-        decided = self._policy.failed(simulation, it, anything_came=self.anything_came, num_given_up=num_given_up)
+        was_not_begun = self.jobs.was_not_begun(attempt)
+        if was_not_begun and attempt.phase is not ScheduledPhase.KILLED:
+            attempt.excuse = attempt.excuse or NOT_BEGUN
+        decided = self._policy.failed(simulation, attempt, anything_came=self.anything_came, num_given_up=num_given_up)
         self._leave(simulation)
         if simulation.state is ScheduledState.WAITING:
             # A worker that left its list of its own accord would do so again.
-            may_share = was_not_begun and bool(it.excuse) and not it.ended_well
-            self._waiting.add(it.simulation, again=True, may_share=may_share)
+            may_share = was_not_begun and bool(attempt.excuse) and not attempt.ended_well
+            self._waiting.add(attempt.simulation, again=True, may_share=may_share)
         return self._abort_once(decided)
 
     def _abort_once(self, decided: Sequence[Action]) -> list[Action]:
         """The decided actions, without `TooMany` if the study has been stopped before."""
-        actions = [it for it in decided if not (self.stopped and isinstance(it, TooMany))]
-        self.stopped = self.stopped or any(isinstance(it, TooMany) for it in actions)
+        actions = [action for action in decided if not (self.stopped and isinstance(action, TooMany))]
+        self.stopped = self.stopped or any(isinstance(action, TooMany) for action in actions)
         return actions
 
     def _fill(self, now: float) -> list[Action]:
@@ -453,7 +462,7 @@ class SimulationSchedule:
             num_free -= 1 if self.jobs.are_workers else len(job)
             shared = ScheduledJob(members=job)
             begun = [self._begin(simulation, now, shared) for simulation in job]
-            submits = [Submit(simulation=it.simulation, attempt=it.number) for it in begun]
+            submits = [Submit(simulation=attempt.simulation, attempt=attempt.number) for attempt in begun]
             actions.append(replace(submits[0], beside=tuple(submits[1:])))
         return actions + self._answer_requests(now)
 

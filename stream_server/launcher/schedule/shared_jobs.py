@@ -39,25 +39,25 @@ class LiveAttempts:
         """The attempt of this simulation, if it is live."""
         return self._all.get(simulation)
 
-    def add(self, it: ScheduledAttempt) -> None:
+    def add(self, attempt: ScheduledAttempt) -> None:
         """An attempt begins or goes on."""
-        if self._all.get(it.simulation) is it:
+        if self._all.get(attempt.simulation) is attempt:
             return
-        self.discard(it.simulation)
-        self._all[it.simulation] = it
-        if it.job is None:
-            self.attached[it.simulation] = it
+        self.discard(attempt.simulation)
+        self._all[attempt.simulation] = attempt
+        if attempt.job is None:
+            self.attached[attempt.simulation] = attempt
         else:
-            self.num_jobs += not it.job.live
-            it.job.live[it.simulation] = it
+            self.num_jobs += not attempt.job.live
+            attempt.job.live[attempt.simulation] = attempt
 
     def discard(self, simulation: int) -> None:
         """Remove the attempt of a simulation, of which nothing more is awaited, if it is here."""
-        it = self._all.pop(simulation, None)
+        attempt = self._all.pop(simulation, None)
         self.attached.pop(simulation, None)
-        if it is not None and it.job is not None:
-            del it.job.live[simulation]
-            self.num_jobs -= not it.job.live
+        if attempt is not None and attempt.job is not None:
+            del attempt.job.live[simulation]
+            self.num_jobs -= not attempt.job.live
 
 
 class SharedJobs:
@@ -73,78 +73,78 @@ class SharedJobs:
 
     @property
     def num(self) -> int:
-        """How many of `max_running` are taken, those attached apart: workers are as one simulation."""
+        """Number of `max_running` that is taken, without attached ones; a worker counts as one simulation."""
         return self._live.num_jobs if self.are_workers else len(self._live) - len(self._live.attached)
 
     def num_in_next(self, num_waiting: int) -> int:
-        """How many simulations the next job gets, of those that wait."""
+        """Number of waiting simulations that the next job gets."""
         limits = self._limits
         if not self.are_workers:
             return limits.per_job
         return num_for_worker(num_waiting, most=limits.per_worker, max_running=limits.max_running)
 
-    def members(self, it: ScheduledAttempt) -> list[ScheduledAttempt]:
+    def members(self, attempt: ScheduledAttempt) -> list[ScheduledAttempt]:
         """The attempts in the job of this one that have not ended, itself first."""
-        return [it, *_mates(it)]
+        return [attempt, *_mates(attempt)]
 
-    def is_behind(self, it: ScheduledAttempt) -> bool:
+    def is_behind(self, attempt: ScheduledAttempt) -> bool:
         """Whether its worker has yet to come to this attempt, as far as is known."""
-        if not (self.are_workers and it.job is not None and it.has_job):
+        if not (self.are_workers and attempt.job is not None and attempt.has_job):
             return False
-        return any(not mate.is_spent for mate in takewhile(lambda mate: mate is not it, it.job.running))
+        return any(not mate.is_spent for mate in takewhile(lambda mate: mate is not attempt, attempt.job.running))
 
     def what_comes_before(self, simulation: int) -> str | None:
         """Why the job of this simulation has not come to it yet though it runs; None if it has."""
-        it = self._live.get(simulation)
-        return BEHIND if it is not None and self.is_behind(it) else None
+        attempt = self._live.get(simulation)
+        return BEHIND if attempt is not None and self.is_behind(attempt) else None
 
     def attempts_of_worker(self, simulation: int) -> tuple[tuple[int, int], tuple[int, int] | None] | None:
         """The attempt of this simulation that a worker runs, and the one that it comes to next; None without one."""
-        it = self._live.get(simulation)
-        if it is None or it.job is None or not (self.are_workers and it.has_job):
+        attempt = self._live.get(simulation)
+        if attempt is None or attempt.job is None or not (self.are_workers and attempt.has_job):
             return None
-        _, *after = dropwhile(lambda mate: mate is not it, it.job.running)
-        return (it.simulation, it.number), (after[0].simulation, after[0].number) if after else None
+        _, *after = dropwhile(lambda mate: mate is not attempt, attempt.job.running)
+        return (attempt.simulation, attempt.number), (after[0].simulation, after[0].number) if after else None
 
-    def has_moved_on(self, it: ScheduledAttempt) -> bool:
+    def has_moved_on(self, attempt: ScheduledAttempt) -> bool:
         """Whether the worker of this attempt is done with it, and computes others now."""
-        is_done = self.are_workers and it.is_spent and not it.is_cancelled
-        return is_done and not all(mate.is_spent for mate in _mates(it))
+        is_done = self.are_workers and attempt.is_spent and not attempt.is_cancelled
+        return is_done and not all(mate.is_spent for mate in _mates(attempt))
 
-    def was_not_begun(self, it: ScheduledAttempt) -> bool:
+    def was_not_begun(self, attempt: ScheduledAttempt) -> bool:
         """Whether the worker of this attempt has ended before it came to it, as far as is known."""
-        return self.are_workers and it.simulation != it.members[0] and it.received == 0
+        return self.are_workers and attempt.simulation != attempt.members[0] and attempt.received == 0
 
-    def is_last(self, it: ScheduledAttempt) -> bool:
+    def is_last(self, attempt: ScheduledAttempt) -> bool:
         """Whether its worker, if it has one, had nothing to compute after this attempt."""
-        return not self.are_workers or it.simulation == it.members[-1]
+        return not self.are_workers or attempt.simulation == attempt.members[-1]
 
-    def cancel(self, it: ScheduledAttempt) -> None:
+    def cancel(self, attempt: ScheduledAttempt) -> None:
         """The job of this one is to be cancelled, since its clock has run out.
 
-        What the end of each member will mean is decided now: exit codes after that say nothing. `it` is to blame only
+        What the end of each member will mean is decided now: exit codes after that say nothing. It is to blame only
         if no rank of any member has failed by itself: those that wait for one that failed are quiet, too.
         """
-        assert it.job is not None
-        members = self.members(it)
+        assert attempt.job is not None
+        members = self.members(attempt)
         culprit = next((mate.simulation for mate in members if mate.phase is ScheduledPhase.FAILED), None)
-        of_others = f"simulation {it.simulation}, which shared the job, was cancelled"
+        of_others = f"simulation {attempt.simulation}, which shared the job, was cancelled"
         for mate in members:
             if culprit is not None:
                 mate.cancel(ENDED_WITH_JOB, excuse_of_failed(culprit))
-            elif mate is not it:
+            elif mate is not attempt:
                 mate.cancel(ENDED_WITH_JOB, of_others)
             else:
                 mate.cancel()
-        it.job.is_cancelled = True
+        attempt.job.is_cancelled = True
 
 
-def _mates(it: ScheduledAttempt) -> list[ScheduledAttempt]:
-    return [] if it.job is None else [mate for mate in it.job.running if mate is not it]
+def _mates(attempt: ScheduledAttempt) -> list[ScheduledAttempt]:
+    return [] if attempt.job is None else [mate for mate in attempt.job.running if mate is not attempt]
 
 
 def num_for_worker(num_waiting: int, *, most: int, max_running: int) -> int:
-    """How many simulations the next worker gets, of those that wait.
+    """Number of waiting simulations that the next worker gets.
 
     Guided self-scheduling (Polychronopoulos and Kuck, 1987), with half the usual share: fewer towards the end, so that
     no worker has a long list left when the others have none.

@@ -83,15 +83,15 @@ class ScheduledJob:
     @property
     def running(self) -> "Iterator[ScheduledAttempt]":
         """The attempts whose end was not told yet."""
-        return (it for simulation in self.members if (it := self.live.get(simulation)) and it.has_job)
+        return (attempt for simulation in self.members if (attempt := self.live.get(simulation)) and attempt.has_job)
 
     def first_unspent(self) -> "ScheduledAttempt | None":
         """The first attempt that runs and of which more is to come."""
         # One that is spent, or without a job, stays so: none is looked at twice.
         while self._num_spent < len(self.members):
-            it = self.live.get(self.members[self._num_spent])
-            if it is not None and it.has_job and not it.is_spent:
-                return it
+            attempt = self.live.get(self.members[self._num_spent])
+            if attempt is not None and attempt.has_job and not attempt.is_spent:
+                return attempt
             self._num_spent += 1
         return None
 
@@ -231,8 +231,8 @@ class ScheduledSimulation:
     @property
     def attached(self) -> ScheduledAttempt | None:
         """The attempt, if a client that nobody started runs it."""
-        it = self.attempt
-        return it if it is not None and it.phase is ScheduledPhase.ATTACHED else None
+        attempt = self.attempt
+        return attempt if attempt is not None and attempt.phase is ScheduledPhase.ATTACHED else None
 
     @property
     def in_job(self) -> ScheduledAttempt | None:

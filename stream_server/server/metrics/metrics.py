@@ -141,10 +141,10 @@ class Metrics:
 
         Others, histograms and figures are written under the names of validations.
         """
-        united_values: dict[str, list[Any]] = {}
-        self._apart = united_values
+        by_name: dict[str, list[Any]] = {}
+        self._apart = by_name
         try:
-            yield united_values
+            yield by_name
         finally:
             self._apart = None
 
