@@ -163,7 +163,7 @@ def _import_error(where: str, error: BaseException) -> UserCodeError:
 
 
 def _advice(error: BaseException) -> str:
-    """What to do about a module that is missing, or is another one than the file of the study with its name."""
+    """Advice about a module that is missing, or is another one than the file of the study with its name."""
     match error:
         case ImportError(name=str(name)) | AttributeError(obj=ModuleType(__name__=str(name))):
             top = name.partition(".")[0]

@@ -67,7 +67,7 @@ def rates(records: Sequence[Line]) -> Curves:
 
 
 def running_simulations(records: Sequence[Line]) -> Curves:
-    """How many simulations run at once, over the time of the training."""
+    """Number of simulations that run at once, over the time of the training."""
     return _over_time(records, {"running": "simulations/running"})
 
 
@@ -77,7 +77,7 @@ def buffers(records: Sequence[Line]) -> Curves:
 
 
 def ages(records: Sequence[Line]) -> Curves:
-    """How many samples came after those in the buffer of a rank."""
+    """Number of samples that came after those in the buffer of a rank."""
     return _over_time(records, {"mean age": "buffer/age/mean", "greatest age": "buffer/age/max"})
 
 

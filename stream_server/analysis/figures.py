@@ -54,7 +54,7 @@ def phases(records: list[Line]) -> Figure | None:
 
 
 def draw_counts(histograms: list[Line]) -> Figure | None:
-    """How often the samples in the buffers were drawn, before the buffers ran empty at the end.
+    """Number of draws of the samples in the buffers, before these ran empty at the end.
 
     An interval of several numbers of draws is as wide as these, and as high as if its samples were spread evenly over
     them.

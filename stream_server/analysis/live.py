@@ -31,7 +31,7 @@ T = TypeVar("T", bound=operator.Answer)
 
 
 def query_status(run: RunFolder, timeout_s: float) -> RunStatus:
-    """How a run is doing. A live one is asked; for any other its files are read."""
+    """Status of a run: a live one is asked, for any other its files are read."""
     status = status_of(run)
     if not status.is_live:
         return status
@@ -45,7 +45,7 @@ def query_status(run: RunFolder, timeout_s: float) -> RunStatus:
 
 
 def ask_server(run: RunFolder, timeout_s: float) -> operator.StudyStatus:
-    """How the server of a live run is doing.
+    """Status of a live run, from its server.
 
     Raises:
         NotRunning: see `ask`.

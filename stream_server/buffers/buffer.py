@@ -1,4 +1,4 @@
-"""The one object that the receiver thread, which fills it, and the training thread, which draws, share."""
+"""The buffer of a rank, which the receiver thread fills and the training thread draws from."""
 
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
@@ -69,7 +69,7 @@ class Buffer:
 
     @property
     def room(self) -> int:
-        """How many samples the policy takes now, by free places and by eviction."""
+        """Number of samples that the policy takes now, by free places and by eviction."""
         with self._lock:
             return self.policy.room
 
@@ -226,7 +226,7 @@ class Buffer:
         return draw
 
     def is_first(self, draw: Draw) -> npt.NDArray[np.bool_]:
-        """Which samples of a draw were never drawn before, each once. Training thread, before the next draw."""
+        """Mask of the samples that a draw has for the first time. Training thread, before the next draw."""
         if draw.num_first in (0, len(draw.slots)):
             return np.full(len(draw.slots), draw.num_first > 0)
         is_first: npt.NDArray[np.bool_] = self.slots.seen[draw.slots] == 1
@@ -359,12 +359,12 @@ class Buffer:
             )
 
     def seen_counts(self) -> npt.NDArray[np.uint32]:
-        """How often each sample that can be drawn has been drawn so far."""
+        """Number of draws so far of each sample that can be drawn."""
         with self._lock:
             return self.slots.seen[self.policy.slots()]
 
     def ages(self) -> npt.NDArray[np.int64]:
-        """How many samples came in after each that can be drawn; a restored buffer counts from its restart."""
+        """Number of samples that came in after each that can be drawn; a restored buffer counts from its restart."""
         with self._lock:
             return self._num_put - self._put_at[self.policy.slots()]
 

@@ -109,7 +109,7 @@ class Frozen:
 
 
 def num_slots_to_load(state: State, *, capacity: int, planned: int) -> int:
-    """How many slots a buffer must have to continue with `state`, if `planned` are enough for one that begins empty.
+    """Number of slots that a buffer needs to continue with `state`, if `planned` are enough for an empty one.
 
     What exceeds the capacity, waits, or is held by draws of another number of ranks has slots of its own.
     """
@@ -146,7 +146,7 @@ class SlotRetention:
         return not self._num_frozen
 
     def num_admissible(self, population: int) -> int:
-        """How many samples of the backlog may enter a population of this size, if the policy has room."""
+        """Number of samples of the backlog that may enter a population of this size, if the policy has room."""
         taken = population + self.num_retained + self.num_waiting
         return self.num_waiting + max(0, self._limit - taken)
 

@@ -44,7 +44,7 @@ class Policy(ABC):
 
     @property
     def draws_per_sample(self) -> float | None:
-        """How often a sample is drawn in all, on average; None, the default, where nobody can know in advance."""
+        """Draws of a sample in all, on average; None, the default, where nobody can know in advance."""
         return None
 
     @property
@@ -60,16 +60,16 @@ class Policy(ABC):
     @property
     @abstractmethod
     def room(self) -> int:
-        """How many slots can be put now, by free places and by eviction; never negative."""
+        """Number of slots that can be put now, by free places and by eviction; never negative."""
 
     @property
     @abstractmethod
     def num_left(self) -> int:
-        """How many draws are still to come if nothing is put any more; exact after `close`."""
+        """Number of draws still to come if nothing is put any more; exact after `close`."""
 
     @abstractmethod
     def ready(self, num: int) -> int:
-        """How many samples the next batch of `num` may have now; 0 while the gate is shut.
+        """Number of samples that the next batch of `num` may have now; 0 while the gate is shut.
 
         While open this is `num` or 0. After `close` what is left is split into ceil(left / num) even batches, see
         `even_share`.

@@ -120,7 +120,7 @@ class WindowBuffer(Buffer):
         return len(gone) + num_unseen
 
     def steps_to_compare(self, simulation_id: int) -> dict[int, int]:
-        """Those of windows that may still be made."""
+        """Steps of windows that may still be made."""
         with self._lock:
             waiting = {label: slot for simulation, label, slot in self._not_taken() if simulation == simulation_id}
             return self.windows.kept_of(simulation_id) | waiting

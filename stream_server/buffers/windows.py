@@ -37,7 +37,7 @@ class WindowShape:
 
     @property
     def span(self) -> int:
-        """How far the last step of a window is from its first."""
+        """Distance from the first to the last step of a window."""
         return (self.length - 1) * self.spacing
 
     def step(self, label: int) -> int:
@@ -55,7 +55,7 @@ class WindowShape:
         return [start for start in range(first, last + 1, self.spacing) if start % self.stride == 0]
 
     def num_among(self, steps: Steps) -> int:
-        """How many windows these distinct steps make."""
+        """Number of windows that these distinct steps make."""
         return len(self.places_among(steps))
 
     def places_among(self, steps: Steps) -> npt.NDArray[np.int64]:
@@ -233,7 +233,7 @@ class Windows:
         )
 
     def num_made_by(self, steps: Iterable[tuple[int, int, int]]) -> int:
-        """How many windows these steps, each a simulation, a label and a slot, would make; nothing changes."""
+        """Number of windows that these steps, each a simulation, a label and a slot, would make; nothing changes."""
         trajectories, num = deepcopy(self._trajectories), 0
         for simulation, label, slot in steps:
             starts, _ = trajectories[simulation].arrive(self.shape, self.shape.step(label), slot)

@@ -157,7 +157,7 @@ class DataConnection:
 
     @property
     def circumstance(self) -> str:
-        """What may be why nothing comes, to be said after that nothing does; "" if nothing is known."""
+        """A possible reason for the silence, as the end of a message; "" if none is known."""
         if self.stale:
             return f"; a new server is there ({self.stale})"
         return f".{unreached_advice()}" if not self.is_open and self.dealer.is_tcp else ""

@@ -39,12 +39,12 @@ class SilenceTimer:
 
     @property
     def silent_s(self) -> float:
-        """How long the silence had lasted then."""
+        """Length of the silence at the end of the last turn."""
         return self._listened - self._heard
 
     @property
     def slice_s(self) -> float:
-        """How long to wait before looking at `is_over` and `may_repeat` again."""
+        """Time to wait before `is_over` and `may_repeat` are looked at again."""
         return min(self._asked + self._repeat_s, self._heard + self._timeout_s) - time.monotonic()
 
     def has_lasted(self, most_s: float) -> bool:

@@ -74,7 +74,7 @@ class Simulation:
         wanted: bool = True,
         stop_reason: str = "",
     ) -> None:
-        """Of a study, or alone: without a `session` every call does nothing, and `send` returns `wanted`."""
+        """Make one of a study or, without a `session`, one alone: calls do nothing, and `send` returns `wanted`."""
         self.id = id
         self.parameters = parameters
         self.time_steps: range | None = None
@@ -97,7 +97,7 @@ class Simulation:
 
     @property
     def attempt(self) -> int:
-        """How often it was started before. A new server may give another number to one that attached by itself."""
+        """Number of earlier starts. A new server may renumber one that attached by itself."""
         return self._attempt if self._session is None else self._session.welcome.attempt
 
     @property

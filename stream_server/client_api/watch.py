@@ -34,7 +34,7 @@ class ConnectionWatch:
 
     @property
     def slice_s(self) -> float:
-        """How long until the file is to be looked at again."""
+        """Time until the file is to be looked at again."""
         return math.inf if self._path is None else max(0.0, self._next_look - time.monotonic())
 
     def newer_than(self, incarnation: int, *, look_now: bool = False) -> bool:

@@ -130,7 +130,7 @@ SamplerName = Annotated[str, NameOrClass("sampler", (*SAMPLERS, *GENERATORS), "s
 
 
 class SamplerSettings(NamedClass):
-    """How points are chosen within the bounds: a built-in sampler, or a class that suggests them while the study runs.
+    """The choice of points within the bounds: a built-in sampler, or a class that suggests them meanwhile.
 
     In study.json a sampler without further keys is written as its name alone.
     """

@@ -135,7 +135,7 @@ class TimeStepRange(Section):
 
     @property
     def num(self) -> int:
-        """How many time steps there are."""
+        """Number of time steps."""
         return (self.last - self.first) // self.every + 1
 
     @property
@@ -155,11 +155,11 @@ class WindowSettings(Section):
 
     @property
     def span(self) -> int:
-        """How far the last step of a sample is from its first, in time steps."""
+        """Distance from the first to the last step of a sample, in time steps."""
         return (self.length - 1) * self.spacing
 
     def num_in(self, num_steps: int) -> int:
-        """How many samples a simulation of `num_steps` time steps makes."""
+        """Number of samples that a simulation of `num_steps` time steps makes."""
         return max(0, -(-(num_steps - self.span) // self.stride))
 
 

@@ -133,7 +133,7 @@ class StudyConfig(Section):
 
     @property
     def max_simulations_at_once(self) -> int:
-        """How many simulations can be connected at the same time: started ones and attached ones."""
+        """Most simulations that can be connected at the same time: started ones and attached ones."""
         started = self.launcher.max_running if self.simulation.command is not None else 0
         return started + self.client.max_attached
 
@@ -144,12 +144,12 @@ class StudyConfig(Section):
 
     @property
     def samples_per_simulation(self) -> int | None:
-        """How many samples a simulation makes that sends all its time steps; None if their number is not known."""
+        """Number of samples of a simulation that sends all its time steps; None if their number is not known."""
         steps = self.study.time_steps
         return None if steps is None else self.num_samples_of(steps.num)
 
     def num_samples_of(self, num_steps: int) -> int:
-        """How many samples so many time steps of one simulation make, none of which is missing."""
+        """Number of samples that so many time steps of one simulation make, none of which is missing."""
         return num_steps if self.window is None else self.window.num_in(num_steps)
 
     def resolved(self) -> dict[str, Any]:

@@ -46,7 +46,7 @@ class ColumnChange:
 
     @property
     def num_cells(self) -> int:
-        """How many values it sends."""
+        """Number of values that it sends."""
         columns = [*(self.replaced or {}).values(), *(self.appended or {}).values(), *(self.patched or {}).values()]
         return sum(map(len, columns))
 

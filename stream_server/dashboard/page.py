@@ -371,7 +371,7 @@ class Page:
 def _styles(
     curves: Mapping[Path, columns.Curves], chosen: list[Path], watch: Watch
 ) -> dict[object, tuple[CurveStyle, Columns]]:
-    """Of one run a colour for each curve; of several a colour for each run, and a dash for each curve."""
+    """Styles by curve: of one run a colour each, of several a colour for each run and a dash for each curve."""
     names = list(dict.fromkeys(name for of_run in curves.values() for name in of_run))[:MAX_CURVES]
     styled: dict[object, tuple[CurveStyle, Columns]] = {}
     for path, of_run in curves.items():

@@ -120,7 +120,7 @@ def question(what: str, run: str) -> Html:
 
 
 def no_run(folder: object) -> Html:
-    """What to do where there is no run yet."""
+    """Advice for a folder without a run."""
     return fill(NO_RUN, folder=folder)
 
 

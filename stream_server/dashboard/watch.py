@@ -86,7 +86,7 @@ class Watch:
             return self._runs if self._has_listed else None
 
     def unread_folders(self) -> str:
-        """Which folders no run was looked for in, in words; "" if there are none."""
+        """The folders that were not searched for runs, in words; "" if there are none."""
         with self._changed:
             return self._unread_folders
 

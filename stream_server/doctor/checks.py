@@ -212,7 +212,7 @@ def check_mpi(config: StudyConfig | None = None) -> Finding:
 
 
 def _starts(config: StudyConfig | None, folder: str) -> Iterator[tuple[str, int, list[str], Mapping[str, str]]]:
-    """What starts ranks here: its name, how many ranks, the beginning of its command, and its environment."""
+    """Ways to start ranks here: name, number of ranks, beginning of the command, environment."""
     num_ranks = NUM_RANKS if config is None else ServerSize.of(config).num_ranks
     mpirun = shutil.which("mpirun")
     words = None if config is None else config.server.job.mpirun

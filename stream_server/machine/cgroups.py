@@ -46,6 +46,6 @@ def _quota_of(group: Path) -> float:
 
 
 def within_quota(num_cores: int) -> int:
-    """As many of these cores as the groups of this process let it keep busy, and one at least."""
+    """Number of these cores that the groups of this process let it keep busy, at least one."""
     quota = cpu_quota()
     return num_cores if quota >= num_cores else max(1, math.floor(quota))

@@ -67,7 +67,7 @@ def verdict(connections: int, hard: int | None) -> str:
 
 
 def most_connections(connections: int) -> int:
-    """How many connections a rank may have over TCP, of which so many are those of clients and ranks.
+    """Most TCP connections that a rank may have, of which so many are those of clients and ranks.
 
     There is room for each of these once more, since a connection that was lost may be there for a while beside the
     one that takes its place. But half of what the limit of this process leaves to spare stays free for what is

@@ -1,4 +1,4 @@
-"""How a Python process of ours is started: without the working folder on its import path, and in UTF-8 mode.
+"""The start of a Python process of ours: without the working folder on its import path, and in UTF-8 mode.
 
 `python -m` and `python -c` take modules from there before those of the standard library: a file `copy.py` of a
 stranger, in a folder that he may write to, or one of the user's that means something else. Names of files and texts are

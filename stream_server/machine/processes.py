@@ -96,7 +96,7 @@ def command_line(pid: int) -> tuple[str, ...]:
 
 
 def age_s() -> float:
-    """How long ago this process was started; 0 if /proc does not tell."""
+    """Time since this process was started; 0 if /proc does not tell."""
     if (status := _status(os.getpid())) is None:
         return 0.0
     return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - status[1] / os.sysconf("SC_CLK_TCK"))

@@ -323,7 +323,7 @@ class ConnectionGuard:
             self._is_stopping.wait(self._rest_s())
 
     def _rest_s(self) -> float:
-        """How long events may gather: not in a flood, nor beyond the moment at which connections are to be measured."""
+        """Time for which events may gather: not in a flood, nor beyond the next measurement."""
         num = self.table.num_connections
         if num >= self.table.max_connections:
             return 0.0

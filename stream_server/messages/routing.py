@@ -17,7 +17,7 @@ class Dealing:
 
     @property
     def stride(self) -> int:
-        """How far apart two neighbouring steps of a simulation are on one server rank."""
+        """Distance between two neighbouring steps of a simulation on one server rank."""
         return self.num_ranks if self.routing is Routing.STEPS else 1
 
     def server_rank(self, simulation: int, index: int) -> int:

@@ -1,4 +1,4 @@
-"""What chooses the parameters of simulations: sequences of points, classes that learn, and the door to a user's class.
+"""Choice of the parameters: sequences of points, classes that learn, and the door to a user's class.
 
 The server finds each by the name that study.json gives it (`stream_server.built_in`), and knows none of them.
 

@@ -58,7 +58,7 @@ class Run:
 
     @property
     def status(self) -> RunStatus:
-        """How it is doing now: a live one is asked, and files tell of any other one.
+        """Status now: a live run is asked, and files tell of any other one.
 
         While its server is started again there is nobody to ask: after 10 s files tell then, too.
         """

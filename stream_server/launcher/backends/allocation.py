@@ -49,7 +49,7 @@ def time_left_s() -> float:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ServerSize:
-    """How many ranks the server has, at most `num_on_node` of them on one node; where it was chosen, `why`."""
+    """Number of ranks of the server, at most `num_on_node` of them on one node; `why` says where it was chosen."""
 
     num_ranks: int
     num_on_node: int
@@ -87,7 +87,7 @@ class ServerSize:
 
 
 def _bounded(num_ranks: int, allocation: Allocation | None) -> int:
-    """How many of these ranks mpirun puts on one node: as many as that has tasks, unless there are more in all."""
+    """Number of these ranks that mpirun puts on one node: as many as that has tasks, unless there are more in all."""
     if allocation is None or num_ranks > allocation.num_tasks:
         return num_ranks
     return min(num_ranks, math.ceil(allocation.num_tasks / allocation.num_nodes))

@@ -120,7 +120,7 @@ def program(name: str) -> str:
 
 
 def server_ranks(ranks: int, words: Sequence[str] | None = None, *, is_job: bool = False) -> list[str]:
-    """What stands before the command of a server to start its ranks: `words` of `server.job.mpirun`, or the usual ones.
+    """The words before the command of a server that start its ranks: those of `server.job.mpirun`, or the usual ones.
 
     Those of MPICH are started here without its mpirun, unless this `is_job`, or that may go to other nodes.
 

@@ -153,5 +153,5 @@ def num_for_worker(num_waiting: int, *, most: int, max_running: int) -> int:
 
 
 def excuse_of_failed(culprit: int) -> str:
-    """The excuse of those whose job another one has brought down."""
+    """The excuse of attempts whose job this simulation has brought down."""
     return f"simulation {culprit}, which shared the job, failed"

@@ -47,7 +47,7 @@ class Continuation:
 
     @property
     def told(self) -> str:
-        """What this start continues, in words; "" for the first one, which begins."""
+        """The checkpoint or run that this start continues, in words; "" for the first one."""
         if self.base is not None:
             batches = counted(self.base.batches, "batch")
             other = "; the file with the server class has changed since then" if self.has_other_class else ""

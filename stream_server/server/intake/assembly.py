@@ -210,7 +210,7 @@ class Assembly:
         )
 
     def credit_from(self, connection: Connection, index: int, *, num_pending: int = 0) -> int:
-        """How many steps from `index` on need not be checked one by one: all are new, and there is credit for them.
+        """Number of steps from `index` on that need no single check: all are new, and there is credit for them.
 
         `num_pending` steps before them are received and not settled yet.
         """

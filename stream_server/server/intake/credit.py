@@ -13,7 +13,7 @@ ENOUGH_BYTES = 256 * 1024
 
 
 def credit_per_simulation(*, retained_bytes: int, sample_bytes: int, capacity: int, max_simulations: int) -> int:
-    """How many steps one simulation may have unacknowledged at one server rank.
+    """Number of steps that one simulation may have unacknowledged at one server rank.
 
     What a client may retain is an upper limit of what is under way. The credit of all `max_simulations` that may run at
     once takes at most an eighth of the buffer's `capacity` (in samples), or, for many simulations of small samples,

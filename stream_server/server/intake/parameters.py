@@ -69,7 +69,7 @@ class SimulationParameters:
 
     @classmethod
     def redealt(cls, states: Sequence[Mapping[str, Any]], rank: int, dealing: object) -> dict[str, Any]:
-        """Those of all simulations, on every rank."""
+        """The parameters of all simulations, on every rank."""
         of_all = cls()
         for state in states:
             of_all.load_state_dict(state)

@@ -107,7 +107,7 @@ class Source(SampleSource, Protocol):
     """
 
     def count(self, stack: ExitStack) -> Sequence[int] | None:
-        """How many samples each rank is going to train, if that is known before it is entered. Collective.
+        """Number of samples that each rank will train, if known before it is entered. Collective.
 
         What it opens for that is closed with the `stack`.
         """
@@ -132,7 +132,7 @@ class Source(SampleSource, Protocol):
 
     @property
     def num_received(self) -> int:
-        """How many steps this rank has settled, ever."""
+        """Number of steps that this rank has settled, ever."""
         ...
 
     @property
@@ -151,7 +151,7 @@ class Source(SampleSource, Protocol):
         ...
 
     def counts(self) -> tuple[dict[str, int], int]:
-        """How many simulations are in each state, and how many samples all ranks have. Rank 0."""
+        """Number of simulations in each state, and samples of all ranks. Rank 0."""
         ...
 
     @property

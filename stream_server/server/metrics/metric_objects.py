@@ -148,7 +148,7 @@ def _metrics_in(attribute: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _num_updates(metric: Any) -> int | None:
-    """How often it was updated since its reset; None if nobody knows."""
+    """Number of updates since its reset; None if nobody knows."""
     members = metric.modules() if hasattr(metric, "modules") else [metric]
     counts = [member.update_count for member in members if hasattr(member, "update_count")]
     return sum(counts) if counts else None

@@ -254,7 +254,7 @@ class Metrics:
         return self._of_batches[step]
 
     def _gather(self, mine: Mapping[str, Any]) -> list[Any] | None:
-        """What all ranks have to be written, on rank 0; what was logged for batches of their own is written first."""
+        """All values that ranks have to be written, on rank 0; what was logged for batches is written first."""
         with self._lock:
             of_batches, self._of_batches = self._of_batches, {}
         plain = [(step, of_batches[step].to_json()) for step in sorted(of_batches)]

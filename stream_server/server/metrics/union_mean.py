@@ -36,7 +36,7 @@ class UnionMean:
 
     @property
     def sizes(self) -> Sequence[int]:
-        """How many samples each rank has in the present step; empty outside of one."""
+        """Number of samples of each rank in the present step; empty outside of one."""
         return self._sizes
 
     @property

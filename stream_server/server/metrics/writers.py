@@ -139,7 +139,7 @@ class HistogramsWriter(JsonLinesWriter):
 
 
 def _short(value: float) -> float:
-    """As many digits as a picture needs."""
+    """A number with as many digits as a picture needs."""
     return float(f"{value:.6g}")
 
 

@@ -1,4 +1,4 @@
-"""How often a rank has met the others.
+"""Counts how often a rank has met the others.
 
 Why: docs/decisions/0006-failing-rank.md
 """

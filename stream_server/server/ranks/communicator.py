@@ -38,7 +38,7 @@ _RANK_VARIABLES = ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK")
 
 
 def told_sizes(environment: Mapping[str, str]) -> set[int]:
-    """How many ranks there are, as far as those say who started this one."""
+    """Numbers of ranks according to whatever started this one."""
     return {int(environment[name]) for name in SIZES if environment.get(name, "").isdecimal()}
 
 
@@ -438,7 +438,7 @@ def environment_rank() -> int | None:
 
 
 def environment_size() -> int | None:
-    """How many ranks the MPI launcher has started, as it wrote into the environment, or None outside of MPI."""
+    """Number of ranks that the MPI launcher started, from the environment; None outside of MPI."""
     return None if environment_rank() is None else max(told_sizes(os.environ), default=1)
 
 

@@ -166,13 +166,13 @@ class Reception(Source):
 
     @property
     def num_drawn(self) -> int:
-        """How many of the samples that this rank has accepted were drawn, on whatever rank."""
+        """Number of samples accepted by this rank that were drawn, on whatever rank."""
         with self.receiver.turn:
             return self.receiver.intake.num_drawn
 
     @property
     def num_missing(self) -> int:
-        """How many steps of training simulations will never come, less those of simulations that were redrawn."""
+        """Number of steps of training simulations that will never come, less those of redrawn ones."""
         return 0 if self.roster is None else self.roster.num_missing
 
     @property

@@ -254,7 +254,7 @@ class FileRecording:
         return range(1)
 
     def simulations_at_once(self, config: StudyConfig) -> int:
-        """How many simulations are gone through in turn where samples are windows."""
+        """Number of simulations that are gone through in turn where samples are windows."""
         return config.max_simulations_at_once if config.offline.shuffle else 1
 
     def close(self) -> None:

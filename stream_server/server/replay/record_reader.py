@@ -350,7 +350,7 @@ class Recording:
         return range(self.study.latest_ranks or self.study.ranks)
 
     def simulations_at_once(self, config: StudyConfig) -> int:
-        """How many simulations are gone through in turn where samples are windows."""
+        """Number of simulations that are gone through in turn where samples are windows."""
         return config.max_simulations_at_once
 
     def dtypes(self, config: StudyConfig) -> dict[str, npt.DTypeLike]:

@@ -122,7 +122,7 @@ def routing(config: StudyConfig) -> Routing:
 
 
 def scarcity(config: StudyConfig, num_ranks: int) -> str:
-    """What makes ranks wait for each other where each window is made on one rank; "" if nothing does."""
+    """A reason why ranks may wait for each other where each window is made on one rank; "" if there is none."""
     at_once = config.max_simulations_at_once
     if config.window is None or at_once >= num_ranks:
         return ""
@@ -140,7 +140,7 @@ def num_redraws(config: StudyConfig) -> int:
 
 
 def allowed_failures(config: StudyConfig) -> str:
-    """How many simulations may fail, and what in study.json says so, for people."""
+    """Number of simulations that may fail, and what in study.json says so, for people."""
     simulation, num_planned = config.simulation, _num_planned(config)
     if simulation.on_failure == "stop":
         return "the first simulation that fails for good ends the study (simulation.on_failure is stop)"

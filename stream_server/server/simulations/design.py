@@ -83,7 +83,7 @@ class ParameterDesign:
 
 
 class DesignWarnings:
-    """What people should know of the parameters of a study, as far as they are known. Pure."""
+    """Warnings about the parameters of a study, as far as they are known. Pure."""
 
     def __init__(self, config: StudyConfig, names: Sequence[str]) -> None:
         self._config = config
@@ -131,7 +131,7 @@ class DesignWarnings:
         )
 
     def _of_coarse(self) -> Iterator[str]:
-        """Of parameters whose values float32 hardly tells apart, unless they are normalized before they become that."""
+        """A warning of parameters that float32 hardly tells apart, unless they are normalized before."""
         if self._config.training.precision == "64-true" or self._config.normalization.parameters:
             return
         for name, least, largest in zip(self._names, self._least, self._largest, strict=True):

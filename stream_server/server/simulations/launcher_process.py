@@ -48,7 +48,7 @@ class LauncherProcess:
 
     @property
     def exit_code(self) -> int | None:
-        """How the launcher ended, None while it runs."""
+        """Exit code of the launcher, None while it runs."""
         assert self._process is not None
         return self._process.poll()
 

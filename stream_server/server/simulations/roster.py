@@ -180,7 +180,7 @@ class Roster:
 
     @property
     def ends(self) -> dict[int, SimulationEnd]:
-        """How every simulation ended, for the closing account."""
+        """The end of every simulation, for the closing account."""
         steps = self.facts.time_steps.num
         failing = {
             attempt["id"]: f"attempt {attempt['attempts'] - 1} failed: {attempt['reason']}" for attempt in self.failing

@@ -81,14 +81,14 @@ class SimulationState:
 
     @property
     def num_steps(self) -> int | None:
-        """How many steps the simulation said it has, or the study gave it; None while neither has said."""
+        """Number of steps, as the simulation or the study gave it; None while neither has."""
         totals = [share.total for share in self.shares.values() if share.total is not None]
         # A rank that has its whole share may not have heard yet that the simulation ended early.
         return min(totals, default=self.total)
 
     @property
     def num_repeated(self) -> int:
-        """How many steps the current attempt has sent again, although nobody asked for them."""
+        """Number of steps that the current attempt has sent again without being asked."""
         return sum(share.repeated for share in self.shares.values())
 
     @property

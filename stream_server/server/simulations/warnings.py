@@ -1,4 +1,4 @@
-"""What people should know of single simulations although the study goes on. Rank 0; pure."""
+"""Warnings about single simulations, with which the study goes on. Rank 0; pure."""
 
 from collections.abc import Mapping
 from enum import StrEnum

@@ -185,7 +185,7 @@ class Suggester:
         return [f"{text}{why}{written}"]
 
     def counts(self) -> dict[str, int]:
-        """How many suggestions came from whom."""
+        """Number of suggestions by their origin."""
         return dict(Counter(suggestion.by for suggestion in self.suggestions))
 
     def start(

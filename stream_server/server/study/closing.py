@@ -238,7 +238,7 @@ def _row(name: str, lines: str) -> str:
 
 
 def _result(report: Mapping[str, Any], *, hands_over: bool) -> str:
-    """How the study ended and why, in a sentence."""
+    """The result of the study and its reason, in a sentence."""
     reason, code = report["exit_reason"], report["exit_code"]
     why = escaped(first_line(report["message"]))
     result = RESULTS.get(reason, f"FAILED with exit code {code}")
@@ -339,7 +339,7 @@ def _over_variance(ratio: float) -> str:
 
 
 def _simulations(report: Mapping[str, Any]) -> str:
-    """How many simulations ended in which way: what failed comes before what was merely stopped."""
+    """Number of simulations that ended in each way; failures come before those merely stopped."""
     counts = report["simulations"]
     named = {
         "requested": counts["requested"],

@@ -189,7 +189,7 @@ def _left_out(account: Account) -> list[str]:
 
 
 def _count(simulations: Mapping[int, SimulationEnd], failures: Sequence[Mapping[str, Any]]) -> dict[str, int]:
-    """How many simulations ended in each way; the `failed` ones could have been tried again."""
+    """Number of simulations that ended in each way; the `failed` ones could have been tried again."""
     terminal = [phase.value for phase in SimulationPhase if phase.terminal]
     counts = {"requested": len(simulations), **dict.fromkeys((*terminal, "failed"), 0)}
     failed = {failure["id"] for failure in failures}

@@ -205,7 +205,7 @@ class StudyRank(Composition):
         return training
 
     def results(self) -> dict[str, Any]:
-        """What report.json has of validations and models: nothing unless the study was set up."""
+        """The part of report.json on validations and models: nothing unless the study was set up."""
         if not self.is_set_up:
             return {"validation": [], "best_models": [], "best": {}, "rollout": None}
         validation, best_models = self.validation, self.best_models

@@ -67,7 +67,7 @@ class Mark(NamedTuple):
 
 
 class Rates:
-    """How fast counts have grown over the last seconds; `is_steady` once that is over enough of them to foretell."""
+    """Growth of counts over the last seconds; `is_steady` once that is over enough of them to foretell."""
 
     def __init__(self) -> None:
         self._marks: deque[Mark] = deque()

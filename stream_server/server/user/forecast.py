@@ -24,7 +24,7 @@ def rounding_of(precision: str) -> float:
 
 
 def scale_of_target(field: Array, target: Any, denormalize: Scale, rounding: float) -> Scale | None:
-    """What brings a target to the unit of this field, `denormalize` or nothing; None: it is not this field."""
+    """Function that gives a target the unit of this field, `denormalize` or none; None: it is not this field."""
     if target is None:
         return None
     targets = array_of(target)

@@ -47,7 +47,7 @@ class Step(Protocol):
 
     @property
     def rounding(self) -> str:
-        """What people should know of updates that are rounded away, "" as long as there are not many."""
+        """A warning of updates that are rounded away, "" as long as there are not many."""
         ...
 
     @property

@@ -45,7 +45,7 @@ class LastCall:
 
 
 class SkippedBatch:
-    """What `skip_batch` gives: `training_step` returns it in the place of a loss."""
+    """Result of `skip_batch`, which `training_step` returns in place of a loss."""
 
 
 class TorchServer(StreamServer):
@@ -127,7 +127,7 @@ class TorchServer(StreamServer):
 
     @property
     def expected_lr_steps(self) -> int:
-        """How often the `lr_scheduler` will be stepped in the whole study: what `T_max` or `total_iters` ask for.
+        """Number of steps of the `lr_scheduler` in the whole study: for `T_max` or `total_iters`.
 
         It stays what it was at the first start of the study, also on another number of ranks and in an evaluation.
 

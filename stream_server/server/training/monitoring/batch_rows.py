@@ -25,7 +25,7 @@ class BatchRows:
 
     @property
     def warnings(self) -> list[str]:
-        """How many batches had fewer rows than samples."""
+        """Number of batches with fewer rows than samples, in words."""
         return [f"in {self._num_short:,} of {self._num:,} batches, {self._first}"] if self._num_short else []
 
     def note(self, batch: Batch) -> None:

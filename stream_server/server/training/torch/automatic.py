@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class Reader(Enum):
-    """What reads a gradient; the value says what it does."""
+    """The code that reads a gradient; the value says what it does."""
 
     CLIPPING = "clips gradients"
     SCALER = "scales its loss by a GradScaler"

@@ -101,7 +101,7 @@ class ManualOptimization:
                     parameter.grad = gradient if parameter.grad is None else gradient.add_(parameter.grad)
 
     def _stepping(self, optimizer: Any) -> Callable[..., Any]:
-        """What `training_step` calls in the place of an optimizer's own step."""
+        """A function that `training_step` calls in place of an optimizer's own step."""
         own = optimizer.step
 
         # Schedulers note at the step that they count it.

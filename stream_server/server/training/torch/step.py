@@ -256,7 +256,7 @@ class TorchStep:
             )
 
     def _further_fingerprints(self) -> Fingerprints:
-        """Those of what a checkpoint has beside the model and the optimizers."""
+        """Fingerprints of all that a checkpoint has beside the model and the optimizers."""
         modules = other_modules(self._server)
         of_modules = {
             f"{own}.{name}": value for own, module in modules.items() for name, value in of_model(module).items()

@@ -307,5 +307,5 @@ def _is_computed(module: nn.Module, key: str, value: Any) -> bool:
 
 
 def _mark(tensor: Tensor) -> tuple[int, int]:
-    """What changes when a parameter gets other values, in place or by other memory."""
+    """A mark that changes when a parameter gets other values, in place or by other memory."""
     return tensor.data_ptr(), tensor._version

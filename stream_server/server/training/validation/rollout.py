@@ -260,7 +260,7 @@ class Rollouts:
 
 
 def trajectories(steps: HeldOutRows, shape: WindowShape, fields: Sequence[str]) -> list[Rows]:
-    """Of each simulation the rows of its steps, `shape.spacing` apart, until one of them or of these fields is missing.
+    """Rows of the steps of each simulation, `shape.spacing` apart, until a step or one of these fields is missing.
 
     Also until one of these fields has another number of rows than in the first step: no forecast says which rows of a
     step go on in the next one. The rows of a simulation must be in the order of their time steps.
