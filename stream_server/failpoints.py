@@ -9,7 +9,6 @@ from collections.abc import Callable
 
 
 def failpoint(name: str) -> None:
-    """Mark a failpoint."""
     if _hook is not None and (error := _hook(name)) is not None:
         raise error
 

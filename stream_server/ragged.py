@@ -83,7 +83,6 @@ def array_of(arrays: Sequence[Array]) -> Array:
 
 
 def is_ragged(array: Any) -> bool:
-    """Whether its elements are arrays."""
     return isinstance(array, np.ndarray) and array.dtype == object
 
 

@@ -72,7 +72,6 @@ def running_simulations(records: Sequence[Line]) -> Curves:
 
 
 def buffers(records: Sequence[Line]) -> Curves:
-    """Samples in the buffer of a rank, and those of them that were never drawn."""
     return _over_time(records, {"in the buffer": "buffer/population", "never drawn": "buffer/unseen"})
 
 

@@ -62,10 +62,8 @@ def query_simulations(run: RunFolder, timeout_s: float) -> list[SimulationSummar
     summaries = ask_simulations(run, timeout_s) if status_of(run).is_live else simulations_of(run)
     errors, failures = errors_of_simulations(run), newest_failures(run)
     return [
-        replace(
-            summary, error=errors.get(summary.simulation), reason=summary.reason or failures.get(summary.simulation, "")
-        )
-        for summary in summaries
+        replace(each, error=errors.get(each.simulation), reason=each.reason or failures.get(each.simulation, ""))
+        for each in summaries
     ]
 
 

@@ -167,7 +167,7 @@ def _assembled(batch: int, parts: list[tuple[dict[str, Any], Mapping[str, Array]
     samples = [sample for facts, arrays in parts for sample in _samples(facts, arrays)]
     stacked = {name: np.concatenate([arrays[name] for _, arrays in parts]) for name in _COLUMNS}
     if len({array.shape for array in stacked.values()}) != 1 or any(
-        array.dtype.kind not in "iuf" for array in stacked.values()
+        each.dtype.kind not in "iuf" for each in stacked.values()
     ):
         raise ValueError("its columns differ in length, or hold no numbers")
     values = {name: np.nan if value is None else value for name, value in newest["values"].items()}

@@ -120,9 +120,7 @@ class _WindowDealer:
             "kept": np.column_stack([kept[:, :-1], np.searchsorted(rows, kept[:, -1])]),
             "num_taken": len(taken),
             **{name: self._of_rank(rank, np.concatenate([saved[name] for saved in self._saved])) for name in tables},
-            "ended": [
-                simulation for saved in self._saved for simulation in saved["ended"] if simulation % self._num == rank
-            ],
+            "ended": [each for saved in self._saved for each in saved["ended"] if each % self._num == rank],
             "num_made": sum(saved["num_made"] for saved in self._saved) if rank == 0 else 0,
             "observed": self._observed[rows],
         }

@@ -55,7 +55,6 @@ class WindowShape:
         return [start for start in range(first, last + 1, self.spacing) if start % self.stride == 0]
 
     def num_among(self, steps: Steps) -> int:
-        """Number of windows that these distinct steps make."""
         return len(self.places_among(steps))
 
     def places_among(self, steps: Steps) -> npt.NDArray[np.int64]:
@@ -228,9 +227,7 @@ class Windows:
 
     def kept(self) -> SlotArray:
         """The slots of the steps that windows need which may still be made."""
-        return np.array(
-            [slot for trajectory in self._trajectories.values() for slot in trajectory.slots.values()], np.intp
-        )
+        return np.array([slot for each in self._trajectories.values() for slot in each.slots.values()], np.intp)
 
     def num_made_by(self, steps: Iterable[tuple[int, int, int]]) -> int:
         """Number of windows that these steps, each a simulation, a label and a slot, would make; nothing changes."""

@@ -74,7 +74,6 @@ class PendingSteps:
         return self.num == self._capacity
 
     def fits(self, index: int, present: int) -> bool:
-        """Whether this step continues the others."""
         return self.num == 0 or (present == self.present and index == self.index + self.num * self._stride)
 
     def add(self, index: int, present: int, arrays: Sequence[np.ndarray]) -> None:

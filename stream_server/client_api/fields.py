@@ -145,9 +145,7 @@ class Fields:
                     f"field {spec.name!r} is missing: it is sent once per simulation, and must be given before the "
                     "first send"
                 )
-        given = [
-            static for static in (self._statics.get(spec.name) for spec in self._static_specs) if static is not None
-        ]
+        given = [each for each in (self._statics.get(spec.name) for spec in self._static_specs) if each is not None]
         return tuple(block for block, _ in given), [array for _, array in given]
 
     def arrays(self, sample: Mapping[str, Any]) -> tuple[int, list[np.ndarray]]:

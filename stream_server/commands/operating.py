@@ -233,8 +233,7 @@ def print_table(table: Table, console: Console) -> None:
 
 def _lines(table: Table) -> Iterator[str]:
     columns = [
-        [str(cell) for cell in (*([column.header] if table.show_header else []), *column.cells)]
-        for column in table.columns
+        [str(cell) for cell in (*([each.header] if table.show_header else []), *each.cells)] for each in table.columns
     ]
     widths = [max(map(cell_len, cells), default=0) for cells in columns]
     for row in zip(*columns, strict=True):

@@ -70,7 +70,6 @@ def change(old: Columns, new: Columns) -> ColumnChange | None:
 
 
 def num_rows(columns: Columns) -> int:
-    """The length of the columns."""
     return len(next(iter(columns.values()), ()))
 
 
@@ -311,5 +310,4 @@ class ParameterSpace:
         bring_up_to_date(self.source, points)
 
     def name_axes(self, x: str, y: str) -> None:
-        """Say which parameters are shown."""
         self.figure.xaxis.axis_label, self.figure.yaxis.axis_label = x, y

@@ -302,9 +302,7 @@ class Page:
     def _show_predictions(self, run: RunSnapshot) -> None:
         """The truth of one held-out sample, the prediction of it in the newest validation, and their difference."""
         validation = run.validation
-        samples = (
-            {} if validation is None else {sample_name(sample): sample for sample in validation.samples if sample.shown}
-        )
+        samples = {} if validation is None else {sample_name(each): each for each in validation.samples if each.shown}
         _set(self._prediction_row, visible=bool(samples))
         if validation is None or not samples:
             return
@@ -317,9 +315,7 @@ class Page:
             self._shown.value = next(iter(sample.shown))
         name = self._shown.value
         unit = validation.units.get(name, "")
-        of_one_value = [
-            sample for sample in samples.values() if name in sample.shown and sample.shown[name][0].size == 1
-        ]
+        of_one_value = [each for each in samples.values() if name in each.shown and each.shown[name][0].size == 1]
         is_one_value = sample.shown[name][0].size == 1
         for part in (self._sample, self._prediction_charts):
             _set(part, visible=not is_one_value)

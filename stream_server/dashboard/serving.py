@@ -87,7 +87,6 @@ class Access:
         self._token = secrets.token_urlsafe(24)
 
     def link(self, port: int) -> str:
-        """The link to the page of a server at a port."""
         return f"http://{self.host}:{port}{self.place}/?{TOKEN}={self._token}"
 
     def answer(self, request: RequestStartLine, headers: HTTPHeaders) -> Answer | None:

@@ -82,7 +82,6 @@ def say(div: Div, text: Html) -> None:
 
 
 def heading(text: str, below: str = "") -> Html:
-    """The heading of a panel, and what is said below it."""
     return fill("<h2>{text}</h2>{below}", text=text, below=below)
 
 
@@ -106,7 +105,6 @@ def messages(problems: Iterable[str], notice: str) -> Html:
 
 
 def log(text: str) -> Html:
-    """The end of a log."""
     return fill("<pre><code>{text}</code></pre>", text=text)
 
 

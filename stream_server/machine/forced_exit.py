@@ -28,9 +28,7 @@ _STOPPING = (*URGENT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU, signal.SIG
 
 def stop_signals() -> tuple[signal.Signals, ...]:
     """The signals by which a study is asked to save and leave; without HUP where it is ignored, as under nohup."""
-    return tuple(
-        number for number in _STOPPING if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN
-    )
+    return tuple(each for each in _STOPPING if each != signal.SIGHUP or signal.getsignal(each) is not signal.SIG_IGN)
 
 
 class UrgentSignals:

@@ -85,7 +85,6 @@ def link(folder: Path) -> str:
 
 
 def of(address: str) -> Path:
-    """The folder of an address."""
     return Path(address.removeprefix("ipc://")).parent
 
 

@@ -63,9 +63,7 @@ def segments(pid: int | str = "self") -> set[MemorySegment]:
 
 def names_of(pid: int | str = "self") -> set[str]:
     """The names of MPICH's segments that a process has mapped; none of one that is gone or of somebody else."""
-    return {
-        segment.path for segment in segments(pid) if segment.path.startswith(PREFIX) and _whose(segment.status) == ""
-    }
+    return {each.path for each in segments(pid) if each.path.startswith(PREFIX) and _whose(each.status) == ""}
 
 
 def lack(num_ranks: int) -> str:

@@ -119,12 +119,10 @@ def latin_hypercube(cube: UnitCube, seed: SeedSequence, num: int) -> Sampler:
 
 
 def halton(cube: UnitCube, seed: SeedSequence, num: int) -> Sampler:
-    """Make the sampler `halton`."""
     return LowDiscrepancy(cube, seed, "halton")
 
 
 def sobol(cube: UnitCube, seed: SeedSequence, num: int) -> Sampler:
-    """Make the sampler `sobol`."""
     return LowDiscrepancy(cube, seed, "sobol")
 
 

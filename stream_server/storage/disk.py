@@ -112,7 +112,6 @@ def is_in_place(folder: Path) -> bool:
 
 
 def exists(path: Path) -> bool:
-    """Whether there is something at a path."""
     return Path(place_of(path)).exists()
 
 

@@ -60,9 +60,7 @@ class Pictures(dict[str, "Figure"]):
     """Figures by name. A notebook shows them all; `pictures["loss"]` is a `matplotlib.figure.Figure`."""
 
     def _repr_html_(self) -> str:
-        return "".join(
-            f'<img alt="{name}" src="data:image/png;base64,{_png(figure)}">' for name, figure in self.items()
-        )
+        return "".join(f'<img alt="{name}" src="data:image/png;base64,{_png(each)}">' for name, each in self.items())
 
 
 def pictures_of(run: RunFolder, names: tuple[str, ...]) -> Pictures:

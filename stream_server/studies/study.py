@@ -136,7 +136,7 @@ class Study:
             OutputFolder(self.output_dir).check_start(self.config, resume=False)
             self._write()
         overrides = [*self._overrides, *([] if ranks is None else [f"server.ranks={ranks}"])]
-        options = [f"--set={override}" for override in overrides] + (
+        options = [f"--set={each}" for each in overrides] + (
             [] if time_limit is None else [f"--time-limit={time_limit}"]
         )
         options += [] if retry is None else ["--retry", *map(str, retry)]

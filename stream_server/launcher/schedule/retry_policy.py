@@ -47,7 +47,6 @@ class RetryPolicy:
         self._early_failures: set[tuple[int, tuple[int, ...]]] = set()
 
     def note_plan(self, num: int) -> None:
-        """A plan has so many simulations."""
         self.num_planned = max(self.num_planned, num)
 
     def is_exhausted(self, entry: ScheduledSimulation) -> bool:

@@ -68,7 +68,6 @@ class SimulationSchedule:
         return {state: counted[state] for state in ScheduledState}
 
     def state(self, simulation: int) -> ScheduledState:
-        """The state of a simulation."""
         return self._simulations[simulation].state
 
     def runs(self, simulation: int, attempt: int) -> bool:

@@ -36,7 +36,6 @@ class LiveAttempts:
         return iter(list(self._all.values()))
 
     def get(self, simulation: int) -> ScheduledAttempt | None:
-        """The attempt of this simulation, if it is live."""
         return self._all.get(simulation)
 
     def add(self, attempt: ScheduledAttempt) -> None:

@@ -130,7 +130,6 @@ class ScheduledAttempt:
 
     @property
     def has_job(self) -> bool:
-        """Its job has not ended."""
         return self.phase in _JOB_RUNS
 
     @property
@@ -167,7 +166,6 @@ class ScheduledAttempt:
         return f"{self.reason}, but had not finished: {came}, {finish}"
 
     def move(self, event: ScheduledEvent) -> None:
-        """Change the phase as `SCHEDULED_TRANSITIONS` says."""
         self.phase = SCHEDULED_TRANSITIONS.get((self.phase, event), self.phase)
 
     def begin_clock(self, now: float) -> None:

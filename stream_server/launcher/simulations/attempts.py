@@ -55,7 +55,6 @@ class AttemptFolders:
         return attempt_folder(self.output_dir, simulation, attempt)
 
     def log(self, simulation: int, attempt: int) -> Path:
-        """The output of an attempt."""
         return self.folder(simulation, attempt) / LOG_FILE
 
     def free_number(self, simulation: int, attempt: int) -> int:

@@ -297,18 +297,16 @@ class Ensemble:
     def _cancelling(self, simulation: int) -> list[records.AttemptCancelled]:
         return [
             records.AttemptCancelled(
-                simulation=attempt.simulation, attempt=attempt.number, reason=attempt.reason, excuse=attempt.excuse
+                simulation=each.simulation, attempt=each.number, reason=each.reason, excuse=each.excuse
             )
-            for attempt in self.schedule.decided(simulation)
+            for each in self.schedule.decided(simulation)
         ]
 
     def _take_queue(self, now: float) -> None:
         """No clock runs while a job waits for its turn; rank 0 hears of what has changed."""
         jobs = self.jobs.queue.items()
         queue = {
-            simulation: waits_for
-            for (simulation, attempt), waits_for in jobs
-            if self.schedule.runs(simulation, attempt)
+            simulation: waits_for for (simulation, each), waits_for in jobs if self.schedule.runs(simulation, each)
         }
         for simulation in queue:
             self.schedule.begun(simulation, now)

@@ -28,8 +28,8 @@ MAX_CHARS = 500
 OWN_CODES = {
     *range(1, 129),
     *(
-        128 + number
-        for number in (signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGSEGV, signal.SIGSYS)
+        128 + each
+        for each in (signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGSEGV, signal.SIGSYS)
     ),
 }
 PYTHON = re.compile(r"python[\d.]*")

@@ -67,9 +67,7 @@ class Starter:
         All are in the journal before the first is submitted. Those that cannot be prepared are left out of their job.
         While the disk refuses, none is started.
         """
-        jobs = [
-            [self._number(submit.simulation, submit.attempt) for submit in (first, *first.beside)] for first in submits
-        ]
+        jobs = [[self._number(each.simulation, each.attempt) for each in (first, *first.beside)] for first in submits]
         members = [member for job in jobs for member in job]
         keys = {simulation: self._new_keys() for simulation, _ in members}
         self._public_keys |= {simulation: pair.public if pair else None for simulation, pair in keys.items()}

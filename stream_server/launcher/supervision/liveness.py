@@ -89,7 +89,6 @@ class RankLiveness:
             self._broken_since.pop(rank, None)
 
     def is_broken(self, rank: int) -> None:
-        """A rank has no connection."""
         self._broken_since.setdefault(rank, self._now)
 
     def leave(self, rank: int) -> None:

@@ -251,9 +251,7 @@ class LocalServer(ServerJob):
             return
         running = processes.running(MARK)
         ranks = {(rank.pid, rank.started) for rank in self.ranks.values()}
-        members = self._job.members(running) | {
-            process.pid for process in running if (process.pid, process.started) in ranks
-        }
+        members = self._job.members(running) | {each.pid for each in running if (each.pid, each.started) in ranks}
         stopped = {process.pid for process in running if process.stopped and process.pid in members}
         self._stopped_since = {pid: self._stopped_since.get(pid, now) for pid in stopped}
         if ending:

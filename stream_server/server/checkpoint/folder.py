@@ -131,7 +131,6 @@ class CheckpointFolder:
         return self.folder / f"{number:06d}"
 
     def temporary(self, number: int, incarnation: int) -> Path:
-        """The folder of a checkpoint while it is written."""
         return self.folder / f"{number:06d}.incarnation-{incarnation}.tmp"
 
     def numbers(self) -> list[int]:
@@ -141,7 +140,6 @@ class CheckpointFolder:
         return [number for number in numbers if Path(place_of(self.path(number))).is_dir()]
 
     def were_damaged(self) -> bool:
-        """Whether checkpoints were set aside as damaged."""
         return any(_DAMAGED.fullmatch(name) for name in names_in(self.folder))
 
     def manifest(self, number: int) -> Manifest:

@@ -41,7 +41,6 @@ class StepSet:
         return len(self._unpacked())
 
     def has_any(self, indices: range) -> bool:
-        """Whether any of these is in the set."""
         return 1 in self._unpacked()[indices.start : indices.stop : indices.step]
 
     def add(self, indices: range) -> None:

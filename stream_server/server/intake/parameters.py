@@ -50,7 +50,6 @@ class SimulationParameters:
         self._known[simulation] = True
 
     def know(self, simulation_ids: NDArray[np.int64]) -> bool:
-        """Whether all of these simulations have begun."""
         return simulation_ids.max(initial=-1) < len(self._known) and bool(self._known[simulation_ids].all())
 
     def take(self, simulation_ids: NDArray[np.int64]) -> NDArray[np.float64]:

@@ -30,7 +30,6 @@ class StepNumbering:
     limit: int
 
     def label(self, index: int) -> int:
-        """The time step that an index stands for."""
         return self.time_steps.first + index * self.time_steps.every
 
     def index(self, label: int) -> int:

@@ -29,7 +29,6 @@ class Record:
 
     @property
     def axes(self) -> dict[str, float]:
-        """The position of the record, by the names of `AXES`."""
         return {"batch": self.batch, "update": self.update, "sample": self.sample, "wall_s": round(self.wall_s, 3)}
 
 

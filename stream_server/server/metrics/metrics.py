@@ -307,9 +307,9 @@ class Metrics:
         if not (record.values or record.histograms or record.figures):
             return writers
         return [
-            writer
-            for writer in writers
-            if self._did(writer, partial(writer.write, replace(record, values=dict(record.values))))
+            each
+            for each in writers
+            if self._did(each, partial(each.write, replace(record, values=dict(record.values))))
         ]
 
     def _did(self, writer: Writer, action: Callable[[], None]) -> bool:

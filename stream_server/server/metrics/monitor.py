@@ -20,7 +20,6 @@ class Monitor:
 
     @property
     def is_validated(self) -> bool:
-        """Whether the monitored value comes from validations."""
         return self.name.startswith(VALIDATED)
 
     def of_validation(self, metrics: Mapping[str, float]) -> float | None:

@@ -77,11 +77,7 @@ def writer_makers(wanted: WantedWriters, study_dir: Path) -> list[WriterMaker]:
     makers: list[WriterMaker] = []
     for name, args in wanted:
         factory = load_named(name, WRITERS, study_dir, kind="metrics.writers")
-        lacks = (
-            []
-            if name in WRITERS
-            else [method for method in ("write", "flush", "close") if not hasattr(factory, method)]
-        )
+        lacks = [] if name in WRITERS else [call for call in ("write", "flush", "close") if not hasattr(factory, call)]
         if lacks:
             raise ConfigError(f"metrics.writers: {name} must define {' and '.join(lacks)}")
         # The run itself is known only where the writer is opened.

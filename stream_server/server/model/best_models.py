@@ -71,8 +71,8 @@ class BestModels(Callback):
     def best(self) -> list[dict[str, Any]]:
         """The kept models, the best first: batch, value, and the name of the folder. Rank 0."""
         return [
-            {**entry, "monitor": self._monitor.name, "folder": self._folder.path(entry["batch"]).name}
-            for entry in self._kept
+            {**best, "monitor": self._monitor.name, "folder": self._folder.path(best["batch"]).name}
+            for best in self._kept
         ]
 
     def on_train_start(self, server: Any) -> None:
@@ -95,7 +95,7 @@ class BestModels(Callback):
         return {
             "monitor": self._monitor.name,
             "mode": self._monitor.mode,
-            "kept": [dict(entry) for entry in self._kept],
+            "kept": [dict(best) for best in self._kept],
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -145,7 +145,6 @@ class BestFolder:
         self._is_outdated = is_outdated
 
     def path(self, batch: int) -> Path:
-        """The folder of the model after this batch."""
         return self.folder / f"batch-{batch:06d}"
 
     def write(self, batch: int, files: Sequence[PendingFile], facts: Mapping[str, Any]) -> Path:

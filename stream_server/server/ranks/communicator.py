@@ -115,9 +115,7 @@ class Ranks(Protocol):
         """The sum over the ranks of float32 or float64 arrays of one shape."""
         ...
 
-    def broadcast(self, value: Any, root: int = 0) -> Any:
-        """The value that `root` passed, on every rank."""
-        ...
+    def broadcast(self, value: Any, root: int = 0) -> Any: ...
 
     def broadcast_bytes(self, data: bytes, root: int = 0) -> bytes:
         """The bytes that `root` passed, on every rank."""

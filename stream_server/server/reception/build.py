@@ -66,7 +66,6 @@ def make_intake(
     buffer: Buffer,
     validation: ValidationStore,
 ) -> Intake:
-    """The intake of one rank."""
     return Intake(
         IntakeState(
             rank=ranks.rank,

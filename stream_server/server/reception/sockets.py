@@ -250,7 +250,6 @@ class Sockets:
                     yield int(number), frames[-1].bytes
 
     def link(self) -> Iterator[bytes]:
-        """The messages of the launcher."""
         for frames in self._messages(self._link, copy=True):
             yield frames[0]
 

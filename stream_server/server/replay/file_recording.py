@@ -191,7 +191,6 @@ class FilesRecord:
         )
 
     def close(self) -> None:
-        """Close the files."""
         while self._open:
             self._open.popitem()[1].close()
 
@@ -258,7 +257,6 @@ class FileRecording:
         return config.max_simulations_at_once if config.offline.shuffle else 1
 
     def close(self) -> None:
-        """Close the files."""
         self.ranks[0].close()
 
     def check(self, config: StudyConfig, parameters: Sequence[str]) -> None:

@@ -257,7 +257,6 @@ class RankRecord:
         )
 
     def close(self) -> None:
-        """Close the files."""
         while self._files:
             os.close(self._files.pop())
 
@@ -300,7 +299,6 @@ class RankRecord:
 
 
 def is_record(folder: Path) -> bool:
-    """Whether there is a record in a folder, or in an output folder."""
     return (folder / STUDY_FILE).exists() or (folder / SUBFOLDER / STUDY_FILE).exists()
 
 
@@ -333,7 +331,6 @@ class Recording:
         self.close()
 
     def close(self) -> None:
-        """Close the files."""
         self._stack.close()
 
     def check(self, config: StudyConfig, parameters: Sequence[str]) -> None:

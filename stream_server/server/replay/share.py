@@ -143,7 +143,6 @@ class ReplayShare:
 
     @property
     def samples_of_ranks(self) -> list[int]:
-        """The number of samples that each rank is given to train on."""
         return [
             sum(self._received(i, num).num_samples for i, num in mine.items() if self._is_trained(i))
             for mine in self.counts.samples
@@ -177,7 +176,6 @@ class ReplayShare:
 
     @property
     def num_samples(self) -> int:
-        """The number of samples that this rank is given to train on."""
         return self.samples_of_ranks[self._rank]
 
     def samples(self) -> Playback:

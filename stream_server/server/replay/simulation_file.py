@@ -58,7 +58,6 @@ def load_h5py() -> Any:
 
 
 def path_of(folder: Path, simulation: int) -> Path:
-    """The file of a simulation."""
     return folder / f"simulation-{simulation:06d}.h5"
 
 
@@ -213,7 +212,6 @@ class SimulationFile:
             self.close()
 
     def open(self) -> None:
-        """Open the file again."""
         if self._file is None:
             disk.close(disk.open_regular(self.path))
             self._file = load_h5py().File(self.path, "r", locking=False)

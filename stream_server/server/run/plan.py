@@ -175,7 +175,6 @@ def _of_machine(proc: Path, key: str) -> Iterator[MemoryLimit]:
 
 
 def _of_cgroups(proc: Path, root: Path) -> Iterator[MemoryLimit]:
-    """The limits of the control groups of this process."""
     for group in own_groups("memory", root, proc / "self" / "cgroup"):
         for file in (group / "memory.max", group / "memory.limit_in_bytes"):
             # "max", or in version 1 a number above all memory, means that there is none.

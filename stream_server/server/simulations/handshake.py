@@ -305,7 +305,6 @@ def brought(hello: Hello, entry: SimulationState) -> dict[str, float]:
 
 
 def refuse(peer: bytes, reason: Reason, text: str) -> Reply:
-    """The refusal of a client, with its reason."""
     return Reply(peer=peer, message=Refusal(reason=reason, text=text))
 
 

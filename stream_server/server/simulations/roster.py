@@ -182,9 +182,7 @@ class Roster:
     def ends(self) -> dict[int, SimulationEnd]:
         """The end of every simulation, for the closing account."""
         steps = self.facts.time_steps.num
-        failing = {
-            attempt["id"]: f"attempt {attempt['attempts'] - 1} failed: {attempt['reason']}" for attempt in self.failing
-        }
+        failing = {each["id"]: f"attempt {each['attempts'] - 1} failed: {each['reason']}" for each in self.failing}
         return {
             simulation: SimulationEnd(
                 state=entry.phase.value,

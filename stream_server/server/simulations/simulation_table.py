@@ -215,10 +215,7 @@ class SimulationTable:
         return self._num_in[phase]
 
     def of_phase(self, *phases: SimulationPhase) -> list[int]:
-        """The ids in these phases, phase by phase."""
-        return [
-            i for phase in phases if self._num_in[phase] for i, entry in self.entries.items() if entry.phase is phase
-        ]
+        return [i for phase in phases if self._num_in[phase] for i, each in self.entries.items() if each.phase is phase]
 
     def counts(self) -> dict[str, int]:
         """How many simulations are in each state; of those that were started, the `queued` ones do not run yet."""

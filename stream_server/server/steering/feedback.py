@@ -147,9 +147,7 @@ class Feedback(Callback):
             "simulations": np.array(list(self._results), np.int64),
             "names": names,
             "values": np.array(rows, np.float64).reshape(len(rows), len(names)),
-            "firsts": np.array(
-                [self._firsts.get(simulation, (0.0, 0.0)) for simulation in self._results], np.float64
-            ).reshape(-1, 2),
+            "firsts": np.array([self._firsts.get(i, (0.0, 0.0)) for i in self._results], np.float64).reshape(-1, 2),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -424,7 +424,4 @@ class Suggester:
 
 
 def _origins(suggestions: Sequence[Suggestion]) -> dict[int, Origin]:
-    return {
-        suggestion.simulation: Origin(by=suggestion.by, at=suggestion.at, score=suggestion.score)
-        for suggestion in suggestions
-    }
+    return {each.simulation: Origin(by=each.by, at=each.at, score=each.score) for each in suggestions}

@@ -70,10 +70,7 @@ class SuggestionLog:
         Raises:
             OSError: they are not there.
         """
-        rows = [
-            [suggestion.simulation, list(suggestion.values), suggestion.by, suggestion.at, suggestion.score]
-            for suggestion in suggestions
-        ]
+        rows = [[each.simulation, list(each.values), each.by, each.at, each.score] for each in suggestions]
         self._lines.append(checksummed_json({"suggestions": rows}, indent=None))
         self.suggestions += suggestions
 

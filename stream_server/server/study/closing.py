@@ -404,7 +404,7 @@ def _retried(report: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 def _counts(counts: Mapping[str, int], names: tuple[str, ...]) -> str:
     required = names[:2]
     return ", ".join(
-        f"{counts[name]:,} {name.replace('_', ' ')}" for name in names if counts.get(name) or name in required
+        f"{counts[kind]:,} {kind.replace('_', ' ')}" for kind in names if counts.get(kind) or kind in required
     )
 
 
@@ -440,7 +440,7 @@ def bottleneck_of_run(phases_s: Mapping[str, float], *, oversubscribed: bool = F
         "checkpoint": seconds.get("checkpoint", 0.0),
         "log": seconds.get("log", 0.0),
         "ranks": seconds.get("all_reduce", 0.0) + seconds.get("round", 0.0),
-        "training": sum(seconds.get(name, 0.0) for name in TRAINING),
+        "training": sum(seconds.get(kind, 0.0) for kind in TRAINING),
     }
     name = max(groups, key=groups.__getitem__)
     share = groups[name] / total

@@ -115,7 +115,6 @@ class Display:
         live.stop()
 
     def _follow_size(self) -> None:
-        """Take the size that the window of the terminal has now."""
         if self._terminal is not None and (size := size_of(self._terminal)):
             self._console.size = ConsoleDimensions(*size)
 

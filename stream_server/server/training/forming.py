@@ -195,9 +195,7 @@ class BatchForming:
                 return data, np.ones(len(results), bool)
             fits = np.array([self._stacked(stacking, [result]) is not TOO_LARGE for result in results])
             is_whole = not fits.any()
-            tell_too_large(
-                name, [sample for sample, fit in zip(samples, fits, strict=True) if not fit], is_whole=is_whole
-            )
+            tell_too_large(name, [each for each, fit in zip(samples, fits, strict=True) if not fit], is_whole=is_whole)
             if is_whole:
                 # The training skips such a batch, and a batch of no samples is none.
                 fits = ~fits
@@ -248,8 +246,8 @@ def tell_too_large(name: str, samples: Sequence[SimulationData], *, is_whole: bo
     """
     fields = {
         field
-        for sample in samples
-        for field, array in sample.fields.items()
+        for each in samples
+        for field, array in each.fields.items()
         if np.abs(array).max(initial=0.0) > np.finfo(np.float32).max
     }
     pairs = ", ".join(f"({sample.simulation_id}, {sample.time_step})" for sample in samples[:MOST_TOLD])

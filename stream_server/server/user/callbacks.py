@@ -86,7 +86,7 @@ class Callbacks:
             for event in EVENTS:
                 name = f"{type(callback).__name__}.{event}"
                 self._listening[event] += [
-                    partial(call_user, name, method, server) for method in _methods([callback], event)
+                    partial(call_user, name, call, server) for call in _methods([callback], event)
                 ]
 
     def surround(self, *, before: Sequence[Callback] = (), after: Sequence[Callback] = ()) -> None:
@@ -94,7 +94,7 @@ class Callbacks:
         self._built_in += [*before, *after]
         for event in EVENTS:
             first, last = (
-                [partial(method, self._server) for method in _methods(group, event)] for group in (before, after)
+                [partial(call, self._server) for call in _methods(group, event)] for group in (before, after)
             )
             self._listening[event] = [*first, *self._listening[event], *last]
 

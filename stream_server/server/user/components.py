@@ -177,9 +177,7 @@ def _require_signatures(cls: type) -> None:
         if name.startswith("_") or _is_ours(_first_owner(cls, name)) or not inspect.isfunction(vars(ours)[name]):
             continue
         needed = [
-            parameter
-            for parameter in list(inspect.signature(vars(ours)[name]).parameters.values())[1:]
-            if _is_needed(parameter)
+            each for each in list(inspect.signature(vars(ours)[name]).parameters.values())[1:] if _is_needed(each)
         ]
         positional = [each.name for each in needed if each.kind is not each.KEYWORD_ONLY]
         named = {each.name: None for each in needed if each.kind is each.KEYWORD_ONLY}

@@ -53,9 +53,7 @@ class UnsavedArrays(Callback):
     def state_dict(self) -> dict[str, Any]:
         """The numbers that the training has changed."""
         start = self._numbers_at_start
-        return (
-            {name: value for name, value in self._numbers().items() if start.get(name, value) != value} if start else {}
-        )
+        return {name: mark for name, mark in self._numbers().items() if start.get(name, mark) != mark} if start else {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._numbers_saved = state

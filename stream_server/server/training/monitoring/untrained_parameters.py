@@ -33,9 +33,7 @@ class UntrainedParameters(Callback):
         if server.rank or not server.progress.updates:
             return
         optimized, others = self._step.trainable()
-        same = [
-            [name for name, value in of.items() if value == self._start.get(name, ...)] for of in (optimized, others)
-        ]
+        same = [[name for name, mark in of.items() if mark == self._start.get(name, ...)] for of in (optimized, others)]
         num, num_same = len(optimized) + len(others), sum(map(len, same))
         self.are_all = 0 < num == num_same
         updates = counted(server.progress.updates, "update")

@@ -242,7 +242,7 @@ class TorchStep:
         # What has not changed since the first batch is no result of one.
         now = self._arrays_beside_state() if self._made_late else {}
         constant = {
-            name: value for name, value in self._made_late.items() if self._num_forward > 1 and now.get(name) == value
+            name: mark for name, mark in self._made_late.items() if self._num_forward > 1 and now.get(name) == mark
         }
         self._tell_of_constants(differing(self._ranks, lambda: constant, missing=None))
         names = differing(self._ranks, self._further_fingerprints)
@@ -259,7 +259,7 @@ class TorchStep:
         """Fingerprints of all that a checkpoint has beside the model and the optimizers."""
         modules = other_modules(self._server)
         of_modules = {
-            f"{own}.{name}": value for own, module in modules.items() for name, value in of_model(module).items()
+            f"{own}.{name}": mark for own, module in modules.items() for name, mark in of_model(module).items()
         }
         return {**of_modules, **self._of_user_state()}
 

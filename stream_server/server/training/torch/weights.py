@@ -68,9 +68,7 @@ class ServerModules:
 
     def trainable(self) -> dict[str, Tensor]:
         """The parameters that require a gradient by name, each once, also those that no module has registered."""
-        hidden = (
-            (_full(name, key), tensor) for name, module in self._modules() for key, tensor in _in_containers(module)
-        )
+        hidden = ((_full(name, key), each) for name, module in self._modules() for key, each in _in_containers(module))
         unique: dict[int, tuple[str, Tensor]] = {}
         for name, tensor in (*self._parameters(), *hidden):
             unique.setdefault(id(tensor), (name, tensor))
@@ -84,9 +82,7 @@ class ServerModules:
             saved = _tensors(module)
             buffers = module.named_buffers()
             tensors |= {
-                _full(name, key): buffer
-                for key, buffer in buffers
-                if id(buffer) not in saved and buffer.is_floating_point()
+                _full(name, key): each for key, each in buffers if id(each) not in saved and each.is_floating_point()
             }
         return tensors
 
@@ -97,9 +93,9 @@ class ServerModules:
         """
         return {
             _full(name, place).strip("."): {
-                key: value
-                for key, value in vars(part).items()
-                if key not in IN_STATE and not _is_computed(part, key, value)
+                key: each
+                for key, each in vars(part).items()
+                if key not in IN_STATE and not _is_computed(part, key, each)
             }
             for name, module in self._modules()
             for place, part in module.named_modules()
@@ -164,9 +160,9 @@ class ServerModules:
         """The tensors of the model that are saved, each with a number that grows when it is changed in place."""
         state = self._server.model.state_dict(keep_vars=True).items()
         tensors = {
-            name: value
-            for name, value in state
-            if isinstance(value, Tensor) and not (is_lazy(value) or value.is_inference())
+            name: each
+            for name, each in state
+            if isinstance(each, Tensor) and not (is_lazy(each) or each.is_inference())
         }
         return {name: (tensor, tensor._version) for name, tensor in tensors.items()}
 
