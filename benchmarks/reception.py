@@ -22,9 +22,9 @@ from stream_server.server.intake.intake import Intake
 from stream_server.server.intake.mailbox import BeginStudy
 from stream_server.server.intake.state import IntakeState
 from stream_server.server.intake.validation_store import ValidationStore
+from stream_server.server.reception.access import CurveAccess
 from stream_server.server.reception.receiver import Receiver
 from stream_server.server.reception.sockets import ReceiverSettings
-from stream_server.server.run.curve import CurveAccess
 from stream_server.server.simulations.handshake import StudyFacts
 from stream_server.server.simulations.roster import Roster
 

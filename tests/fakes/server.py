@@ -40,7 +40,7 @@ from stream_server.messages.client import (
 from stream_server.messages.connection import ConnectionFile, Security
 from stream_server.messages.curve import KeyPair, secure_server_socket
 from stream_server.messages.routing import Dealing
-from stream_server.server.run.curve import CurveAccess
+from stream_server.server.reception.access import CurveAccess
 from tests.support.payloads import check_payload
 
 

@@ -7,7 +7,7 @@ import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from stream_server.messages.curve import ZAP_ADDRESS, KeyPair, secure_server_socket
-from stream_server.server.run.curve import CurveAccess
+from stream_server.server.reception.access import CurveAccess
 
 DEADLINE_MS = 60_000
 LET_IN = zmq.EVENT_HANDSHAKE_SUCCEEDED

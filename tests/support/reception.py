@@ -31,9 +31,9 @@ from stream_server.server.intake.mailbox import BeginStudy, CheckpointCommitted
 from stream_server.server.intake.source import ReceptionSnapshot
 from stream_server.server.intake.state import IntakeState
 from stream_server.server.intake.validation_store import ValidationStore
+from stream_server.server.reception.access import CurveAccess
 from stream_server.server.reception.receiver import Receiver
 from stream_server.server.reception.sockets import Endpoints, ReceiverSettings
-from stream_server.server.run.curve import CurveAccess
 from stream_server.server.simulations.handshake import StudyFacts
 from stream_server.server.simulations.roster import Roster
 from stream_server.storage.plain_state import read_state

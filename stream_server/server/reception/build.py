@@ -16,9 +16,9 @@ from stream_server.server.intake.intake import Intake
 from stream_server.server.intake.state import MAX_UNSAID_RANKS, IntakeState
 from stream_server.server.intake.validation_store import ValidationStore
 from stream_server.server.ranks.communicator import Ranks
+from stream_server.server.reception.access import CurveAccess
 from stream_server.server.reception.sockets import Endpoints
 from stream_server.server.run import build
-from stream_server.server.run.curve import CurveAccess
 from stream_server.server.run.identity import Identity
 from stream_server.server.run.plan import RankPlan
 from stream_server.server.simulations.design import ParameterDesign

@@ -13,8 +13,8 @@ from stream_server.failpoints import failpoint
 from stream_server.messages import launcher_link, notices, operator, wire
 from stream_server.messages.client import Data, End, Hello, Invalidate, Message, Open, Ping, Reason, Refusal
 from stream_server.server.intake import mailbox
+from stream_server.server.reception.access import CurveAccess
 from stream_server.server.reception.operator_desk import OperatorDesk
-from stream_server.server.run.curve import CurveAccess
 from stream_server.server.simulations.handshake import Action, Reply
 from stream_server.server.simulations.roster import Roster
 

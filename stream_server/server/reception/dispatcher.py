@@ -31,7 +31,7 @@ from stream_server.server.intake.attempts import AttemptState, Connection
 from stream_server.server.intake.filling import Payload
 from stream_server.server.intake.intake import Intake
 from stream_server.server.intake.parameters import SimulationParameters
-from stream_server.server.run.curve import CurveAccess
+from stream_server.server.reception.access import CurveAccess
 
 MAX_LEFT = 1024
 

@@ -26,10 +26,10 @@ from stream_server.server.intake.account import RankAccount
 from stream_server.server.intake.intake import Intake
 from stream_server.server.intake.parameters import SimulationParameters
 from stream_server.server.intake.source import ReceptionSnapshot
+from stream_server.server.reception.access import CurveAccess
 from stream_server.server.reception.coordinator import Coordinator
 from stream_server.server.reception.dispatcher import Dispatcher
 from stream_server.server.reception.sockets import Endpoints, ReceiverSettings, Sockets
-from stream_server.server.run.curve import CurveAccess
 from stream_server.server.simulations.roster import Roster
 
 MESSAGES_PER_TURN = 64

@@ -17,7 +17,7 @@ from stream_server.messages.connection_guard import ConnectionGuard, user_of
 from stream_server.messages.curve import ZAP_ADDRESS, KeyPair, secure_peer_socket, secure_server_socket
 from stream_server.messages.ipc import PrivateIpcPaths
 from stream_server.messages.tcp import ANYWHERE, bind_tcp, connect_socket
-from stream_server.server.run.curve import CurveAccess
+from stream_server.server.reception.access import CurveAccess
 
 LINGER_MS = 1000
 MAX_CONTROL_MESSAGES = 64

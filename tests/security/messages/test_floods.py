@@ -21,11 +21,10 @@ from stream_server.launcher.simulations.server_connection import ServerConnectio
 from stream_server.launcher.supervision.liveness import LivenessSocket
 from stream_server.messages import launcher_link, wire
 from stream_server.messages.client import Hello, TimeSteps
-from stream_server.messages.curve import secure_client_socket, secure_peer_socket
+from stream_server.messages.curve import KeyPair, secure_client_socket, secure_peer_socket
 from stream_server.server.reception.coordinator import Coordinator
 from stream_server.server.reception.dispatcher import Dispatcher
 from stream_server.server.reception.heartbeat import Heartbeat
-from stream_server.server.run.curve import KeyPair
 from tests.faults.resources.victim import NUM_SIMULATIONS, limited, victim
 from tests.support.reception import DEADLINE_S, STUDY, Crew, StudyShape, reception
 from tests.support.timing import until

@@ -13,7 +13,7 @@ from stream_server.client_api import connect
 from stream_server.machine.processes import PROC
 from stream_server.messages import wire
 from stream_server.messages.client import Ack, Hello, Opened, Ping, Refusal, TimeSteps
-from stream_server.server.run.curve import KeyPair
+from stream_server.messages.curve import KeyPair
 from tests.faults.network.faults import Slow
 from tests.faults.network.proxy import Proxy
 from tests.server.reception.test_receiver import data, opening, value, welcome

@@ -16,8 +16,9 @@ from stream_server.errors import MalformedMessage, Refused, Unreachable
 from stream_server.messages import operator, wire
 from stream_server.messages.client import Hello
 from stream_server.messages.connection import ConnectionFile
+from stream_server.messages.curve import KeyPair
 from stream_server.messages.operator import AskStatus
-from stream_server.server.run.curve import CurveAccess, KeyPair
+from stream_server.server.reception.access import CurveAccess
 from tests.client_api.clients import SMALL, assert_has
 from tests.fakes.server import FakeServer
 from tests.native.native_client import NativeClient, built, client, library, program

@@ -7,9 +7,9 @@ from stream_server.messages import launcher_link, operator
 from stream_server.messages.client import Away, Routing, TimeSteps
 from stream_server.messages.curve import KeyPair
 from stream_server.server.intake import mailbox
+from stream_server.server.reception.access import CurveAccess
 from stream_server.server.reception.coordinator import MOST_UNANSWERED, Coordinator
 from stream_server.server.reception.operator_desk import STOP_TEXT
-from stream_server.server.run.curve import CurveAccess
 from stream_server.server.simulations.handshake import StudyFacts
 from stream_server.server.simulations.roster import Roster
 from tests.support.connections import NOWHERE

@@ -8,8 +8,8 @@ import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from stream_server.messages.curve import KeyPair
+from stream_server.server.reception.access import CurveAccess
 from stream_server.server.reception.sockets import MAX_CONTROL_MESSAGES, MAX_FRAME_BYTES, ReceiverSettings, Sockets
-from stream_server.server.run.curve import CurveAccess
 
 DEADLINE_S = 60.0
 UNREAD = 4

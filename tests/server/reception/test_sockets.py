@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from stream_server.messages.curve import KeyPair
+from stream_server.server.reception.access import CurveAccess
 from stream_server.server.reception.sockets import ReceiverSettings, Sockets
-from stream_server.server.run.curve import CurveAccess
 
 
 def test_a_wake_while_the_receiver_wakes_up_does_not_silence_the_next_one(

@@ -6,8 +6,8 @@ from stream_server.messages import launcher_link
 from stream_server.messages.client import Away, Hello, Message, Routing, TimeSteps, Welcome
 from stream_server.messages.curve import KeyPair
 from stream_server.messages.notices import Channel
+from stream_server.server.reception.access import CurveAccess
 from stream_server.server.reception.coordinator import Coordinator
-from stream_server.server.run.curve import CurveAccess
 from stream_server.server.simulations.handshake import StudyFacts
 from stream_server.server.simulations.roster import Roster
 

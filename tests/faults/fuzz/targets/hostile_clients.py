@@ -13,8 +13,8 @@ from stream_server.messages.routing import Dealing
 from stream_server.server.intake.intake import Intake
 from stream_server.server.intake.state import IntakeState
 from stream_server.server.intake.validation_store import ValidationStore
+from stream_server.server.reception.access import CurveAccess
 from stream_server.server.reception.dispatcher import Dispatcher
-from stream_server.server.run.curve import CurveAccess
 from tests.fakes.hostile_messages import (
     FIELDS,
     INCARNATION,

@@ -4,7 +4,7 @@ from zmq.utils import z85
 
 from stream_server.messages.client import ATTACHING, Hello, Invalidate
 from stream_server.messages.curve import DOMAIN, KeyPair
-from stream_server.server.run.curve import CurveAccess
+from stream_server.server.reception.access import CurveAccess
 
 
 def request(key: str, mechanism: bytes = b"CURVE", domain: str = DOMAIN) -> list[bytes]:
