@@ -41,7 +41,7 @@ def _run(module: str) -> int:
 
 
 def _begin() -> None:
-    """Start this process anew unless it was started as one of ours: whoever typed the command did not do that.
+    """Start this process again unless it was started as one of ours: whoever typed the command did not do that.
 
     The script that pip installs has no options for Python, without which the processes of multiprocessing would look
     into the working folder first. What little is imported until here costs some hundredths of a second.

@@ -113,7 +113,7 @@ class OtherFormat(DamagedCheckpoint):
 
 
 class NoUsableCheckpoint(StreamServerError):
-    """The study was saved before, but nothing of it can be continued; it is not begun anew without being told to."""
+    """The study was saved before, but nothing of it can be continued; it is not started over without being told to."""
 
     exit_code = 6
 

@@ -31,7 +31,7 @@ def load_class(name: str, folder: Path, *, kind: str) -> Any:
 
     Args:
         name: a relative FILE starts at `folder`.
-        folder: folder of the study; it becomes the last entry of the import path, in the place of that of another
+        folder: folder of the study; it becomes the last entry of the import path, in place of that of another
             study, so that the files of a study can import each other, and none is taken for a module of Python or of
             an installed package. A file is run once, however many of its classes are named.
         kind: key of study.json that holds the name, such as `server.class`; errors begin with it.

@@ -16,7 +16,7 @@ from stream_server.messages.simulation_phase import QUEUED, SimulationPhase
 Columns = Mapping[str, Sequence[Any]]
 Curves = dict[str, Columns]
 
-# The palette of Okabe and Ito, which people with any kind of colour vision can tell apart, with grey in the place of
+# The palette of Okabe and Ito, which people with any kind of colour vision can tell apart, with grey in place of
 # its yellow, in which a line on white is hardly seen.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7F7F7F", "#000000")
 AXES = {"batch": "batch", "sample": "samples trained", "wall_s": "training time (s)"}

@@ -38,7 +38,7 @@ class Table:
 
 
 def export(runs: Sequence[RunFolder], to: Path, *, wide: bool = False, per_rank: bool = False) -> int:
-    """Write the table of these runs; gives the number of its rows. See `table` for what is in it.
+    """Write the table of these runs; returns the number of its rows. See `table` for what is in it.
 
     Raises:
         ConfigError: a run has no metrics yet, or the file cannot be written.

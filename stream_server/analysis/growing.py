@@ -18,7 +18,7 @@ T = TypeVar("T")
 class GrowingFile(Generic[T]):
     """The items in the whole lines of a file so far: only what is new is read.
 
-    A server that is started again takes out of its files what it does again, and a new run begins them anew: then the
+    A server that is started again takes out of its files what it does again, and a new run begins them again: then the
     file is another one, is shorter, or has other bytes before the position, and is read from its beginning.
     `parse` takes whole lines and the number of the first of them. A file of more than MAX_FOLLOWED_BYTES is not
     followed: what has been read of it is kept.

@@ -95,7 +95,7 @@ def ask_simulations(run: RunFolder, timeout_s: float) -> list[SimulationSummary]
 
 
 def stop(run: RunFolder, timeout_s: float, *, finish: bool) -> str:
-    """Tell a study to save a checkpoint and leave, or to `finish`: to end early; gives what it says to that.
+    """Tell a study to save a checkpoint and leave, or to `finish`: to end early; returns what it says to that.
 
     Raises:
         NotRunning: it is not running, or see `ask`.

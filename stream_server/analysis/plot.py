@@ -262,7 +262,7 @@ class Picture:
 
 
 def plot(run: RunFolder, to: Path, formats: Sequence[str] = ("png",)) -> list[Path]:
-    """Write each picture for which there is something to show, in each of the formats; gives the files.
+    """Write each picture for which there is something to show, in each of the formats; returns the files.
 
     Raises:
         ConfigError: the run has no metrics yet, or the folder cannot be written.

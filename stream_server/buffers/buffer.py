@@ -121,7 +121,7 @@ class Buffer:
         return 0
 
     def admit(self, most: int = NO_LIMIT) -> list[int]:
-        """Move what there is room for from the backlog into the policy, `most` at once; gives those slots.
+        """Move what there is room for from the backlog into the policy, `most` at once; returns those slots.
 
         Receiver thread.
         """
@@ -132,7 +132,7 @@ class Buffer:
         return admitted
 
     def withdraw(self, simulation_id: int) -> int:
-        """Drop all samples of a simulation; gives how many of them were never drawn. Receiver thread."""
+        """Drop all samples of a simulation; returns how many of them were never drawn. Receiver thread."""
         with self._lock:
             num_unseen = self._withdraw(simulation_id)
             self._gate.wake_if_ready()

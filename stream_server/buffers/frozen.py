@@ -155,7 +155,7 @@ class SlotRetention:
         self.num_waiting -= min(num, self.num_waiting)
 
     def retain(self, slots: Sequence[int]) -> list[int]:
-        """Take slots that nobody holds any more; gives those that are free at once and keeps the frozen ones back."""
+        """Take slots that nobody holds any more; returns those that are free at once and keeps the frozen ones back."""
         numbers = np.asarray(slots, np.intp)
         frozen = self._frozen[numbers]
         kept = numbers[frozen]
@@ -164,7 +164,7 @@ class SlotRetention:
         return list(numbers[~frozen].tolist())
 
     def thaw(self, slots: SlotArray) -> list[int]:
-        """Say that these rows are on disk; gives the slots that are free by this."""
+        """Say that these rows are on disk; returns the slots that are free by this."""
         self._num_frozen -= int(np.count_nonzero(self._frozen[slots]))
         self._frozen[slots] = False
         freed = slots[self._retained[slots]]
@@ -173,5 +173,5 @@ class SlotRetention:
         return list(freed.tolist())
 
     def thaw_all(self) -> list[int]:
-        """Say that no row is needed any more; gives the slots that are free by this."""
+        """Say that no row is needed any more; returns the slots that are free by this."""
         return self.thaw(np.flatnonzero(self._frozen))

@@ -25,7 +25,7 @@ class Gate:
         self._wanted = 0
 
     def wait(self, num: int, timeout_s: float) -> int:
-        """Wait until a batch of `num` samples can be drawn; gives its size, 0 when the time is over.
+        """Wait until a batch of `num` samples can be drawn; returns its size, 0 when the time is over.
 
         Raises:
             Closed: nothing comes any more, and everything was drawn.

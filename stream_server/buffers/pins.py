@@ -1,4 +1,4 @@
-"""The slots that draws still read, and that must not be filled anew meanwhile."""
+"""The slots that draws still read, and that must not be refilled meanwhile."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -45,7 +45,7 @@ class Pins:
         return draw
 
     def release(self, draw: Draw) -> list[int]:
-        """Let go of a draw; gives the retired slots that are free by this."""
+        """Let go of a draw; returns the retired slots that are free by this."""
         assert draw.ticket in self._held, "a draw was released twice"
         del self._held[draw.ticket]
         self._held_slots = None
@@ -55,7 +55,7 @@ class Pins:
         return self.retire(retired)
 
     def retire(self, slots: Sequence[int] | SlotArray) -> list[int]:
-        """Say that the slots left the population; gives those that are free at once and keeps the others back."""
+        """Say that the slots left the population; returns those that are free at once and keeps the others back."""
         numbers: list[int] = slots.tolist() if isinstance(slots, np.ndarray) else list(slots)
         if not self._held:
             return numbers

@@ -89,7 +89,7 @@ class Policy(ABC):
 
     @abstractmethod
     def remove(self, slots: SlotArray) -> int:
-        """Forget these slots of the population; gives how many of them were never drawn."""
+        """Forget these slots of the population; returns how many of them were never drawn."""
 
     @abstractmethod
     def close(self) -> SlotArray:
@@ -151,7 +151,7 @@ def deal_evenly(
     Args:
         states: as `Policy.state_dict` gives them. Every array must have one element for each of `slots`, and goes with
             it; integers are sums, which are split; `closed` is true if it is true in all; `random`, if there is one,
-            is the state of a generator, and begins anew from the seed.
+            is the state of a generator, and starts over from the seed.
         seeds: one for each of the states returned.
         order: given all slots in one state, in the order of arrival as far as it can be told across ranks, the key by
             which they are sorted before they are dealt like cards. Default: no sorting.

@@ -68,7 +68,7 @@ def redeal(states: Sequence[State], *, policy: type[Policy], seeds: Sequence[See
 def _dealt(
     policy: State, backlog: Rows, draws: list[State], keys: State, starts: Rows, further: Sequence[Rows] = ()
 ) -> Dealt:
-    """The share of one rank, with the rows numbered anew; `further` are rows that it has besides."""
+    """The share of one rank, with the rows renumbered; `further` are rows that it has besides."""
     all_rows: Rows = np.unique(np.concatenate([policy["slots"], backlog, *(draw["rows"] for draw in draws), *further]))
     ranks = np.searchsorted(starts, all_rows, "right") - 1
     state = {

@@ -16,7 +16,7 @@ from stream_server.ragged import array_of
 FieldArrays = dict[str, npt.NDArray[Any]]
 
 # Between two looks at what is still needed, the number of simulations may grow by this part, and by so many or, of
-# large fields, as many as have so many bytes.
+# large fields, as many as have this many bytes.
 SURPLUS_SHARE = 4
 SURPLUS = 16
 SURPLUS_BYTES = 2**26

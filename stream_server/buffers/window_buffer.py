@@ -71,7 +71,7 @@ class WindowBuffer(Buffer):
     def _admit(self, most: int) -> list[int]:
         """Take steps of the backlog in as far as there is room for their windows, of which at most `most` are put.
 
-        Gives the steps that are done with, which may be free already: nobody fills them before the receiver claims
+        Returns the steps that are done with, which may be free already: nobody fills them before the receiver claims
         them.
         """
         admitted: list[int] = []

@@ -82,7 +82,7 @@ class _Trajectory:
     late: dict[int, int] = field(default_factory=dict)
 
     def arrive(self, shape: WindowShape, step: int, slot: int) -> tuple[list[int], int]:
-        """Take a step in; gives the windows that are whole now, and how many it was too late for."""
+        """Take a step in; returns the windows that are whole now, and how many it was too late for."""
         whole, num_open, num_late = [], 0, 0
         for start in shape.starts(step):
             if start in self.impossible:
@@ -100,7 +100,7 @@ class _Trajectory:
         return whole, num_late
 
     def close(self, shape: WindowShape, start: int) -> list[int]:
-        """Note that a window is not open any more; gives the slots that no open one needs now."""
+        """Note that a window is not open any more; returns the slots that no open one needs now."""
         if self.missing.pop(start, None) is None:
             return []
         for step in (closed := [step for step in shape.steps(start) if step in self.slots]):
@@ -108,7 +108,7 @@ class _Trajectory:
         return self.release(step for step in closed if not self.num_open[step])
 
     def leave_out(self, shape: WindowShape, step: int) -> list[int]:
-        """Note that a step will never come; gives the slots that no open window needs now."""
+        """Note that a step will never come; returns the slots that no open window needs now."""
         starts = shape.starts(step)
         self.impossible.update(starts)
         for start in starts:
@@ -116,12 +116,12 @@ class _Trajectory:
         return [slot for start in starts for slot in self.close(shape, start)]
 
     def give_up(self, shape: WindowShape, starts: Sequence[int]) -> list[int]:
-        """Give up windows that are not made yet; gives the slots that no open one needs now."""
+        """Give up windows that are not made yet; returns the slots that no open one needs now."""
         self.late.update((start, self.missing.get(start, shape.length)) for start in starts)
         return [slot for start in starts for slot in self.close(shape, start)]
 
     def release(self, steps: Iterable[int]) -> list[int]:
-        """Forget steps; gives their slots."""
+        """Forget steps; returns their slots."""
         released = []
         for step in steps:
             del self.num_open[step]
@@ -155,7 +155,7 @@ class Windows:
         self._trajectories: defaultdict[int, _Trajectory] = defaultdict(_Trajectory)
 
     def take(self, simulation: int, label: int, slot: int) -> tuple[list[int], list[int]]:
-        """Take a step in; gives the windows that it makes whole, in their order, and the slots that are out of use.
+        """Take a step in; returns the windows that it makes whole, in their order, and the slots that are out of use.
 
         The step's own slot is held, until `let_go`.
         """
@@ -183,7 +183,7 @@ class Windows:
         return complete, freed
 
     def leave_out(self, simulation: int, label: int) -> list[int]:
-        """Note that a step will never come; gives the slots that are out of use now."""
+        """Note that a step will never come; returns the slots that are out of use now."""
         return self._unkeep(self._trajectories[simulation].leave_out(self.shape, self.shape.step(label)))
 
     def kept_of(self, simulation: int) -> dict[int, int]:
@@ -192,7 +192,7 @@ class Windows:
         return {self.shape.first + step * self.shape.every: slot for step, slot in slots.items()}
 
     def give_up(self, simulation: int, labels: Iterable[int], is_settled: Callable[[int], bool]) -> list[int]:
-        """Give up the windows with one of these steps and one that is not settled; gives the slots out of use now."""
+        """Give up the windows with one of these steps and one that is not settled; returns the slots out of use now."""
         shape, trajectory, freed = self.shape, self._trajectories[simulation], []
         for step in map(shape.step, labels):
             starts = [
@@ -206,15 +206,15 @@ class Windows:
         return freed
 
     def end(self, simulation: int) -> list[int]:
-        """Note that nothing more comes of a simulation; gives the slots that are out of use now."""
+        """Note that nothing more comes of a simulation; returns the slots that are out of use now."""
         return self._unkeep(list(self._trajectories.pop(simulation, _Trajectory()).slots.values()))
 
     def end_all(self) -> list[int]:
-        """Note that nothing more comes of any simulation; gives the slots that are out of use now."""
+        """Note that nothing more comes of any simulation; returns the slots that are out of use now."""
         return [slot for simulation in list(self._trajectories) for slot in self.end(simulation)]
 
     def let_go(self, slot: int) -> list[int]:
-        """Let go of the slot of a step that was taken in; gives it if it is out of use now."""
+        """Let go of the slot of a step that was taken in; returns it if it is out of use now."""
         self._uses[slot] -= 1
         if self._uses[slot]:
             return []
@@ -222,7 +222,7 @@ class Windows:
         return [slot]
 
     def drop(self, windows: Sequence[int] | SlotArray) -> list[int]:
-        """Forget windows; gives the slots that are out of use now."""
+        """Forget windows; returns the slots that are out of use now."""
         return [freed for slot in self.slots[windows].reshape(-1).tolist() for freed in self.let_go(slot)]
 
     def kept(self) -> SlotArray:

@@ -18,7 +18,7 @@ OVERSLEPT_S = 1.0
 
 
 class SilenceTimer:
-    """Measures the server's silence during one wait, and when the question is to be asked again.
+    """Measures the server's silence during one wait, and when the question must be asked again.
 
     The silence may have lasted for `silent_s` before. That the launcher says that the next server will come ends it.
     A server that is slow, but answers, is waited for without limit. Time in which this process itself was stopped is

@@ -34,11 +34,11 @@ class ConnectionWatch:
 
     @property
     def slice_s(self) -> float:
-        """Time until the file is to be looked at again."""
+        """Time until the file must be looked at again."""
         return math.inf if self._path is None else max(0.0, self._next_look - time.monotonic())
 
     def newer_than(self, incarnation: int, *, look_now: bool = False) -> bool:
-        """Whether the file is of a later incarnation; it is looked at every LOOK_S at most, unless it has to be now."""
+        """Whether the file is of a later incarnation; it is looked at every LOOK_S at most, unless it must be now."""
         if self._path is not None and (look_now or time.monotonic() >= self._next_look):
             self._next_look = time.monotonic() + LOOK_S
             self._look()

@@ -89,7 +89,7 @@ class CurveStyle:
 
 
 def bring_up_to_date(source: ColumnDataSource, columns: Columns) -> int:
-    """Send to a source what changed of its columns; gives the number of values."""
+    """Send to a source what changed of its columns; returns the number of values."""
     before: Any = source.data
     changed = change(before, columns)
     if changed is None:
@@ -160,7 +160,7 @@ class LineChart:
             each.add_tools(hover)
 
     def show(self, curves: Mapping[object, tuple[CurveStyle, Columns]], *, on_log: bool = False) -> int:
-        """Draw these curves and no others; gives the number of values that were sent.
+        """Draw these curves and no others; returns the number of values that were sent.
 
         Of two figures the first one has a logarithmic axis. Without anything to draw none is to be seen.
         """

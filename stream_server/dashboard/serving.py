@@ -239,7 +239,7 @@ async def _serve(folder: Path, port: int | None, announce: Callable[[str], None]
 
 @contextmanager
 def _running(watch: Watch, sockets: Sequence[socket.socket]) -> Iterator[str]:
-    """A server in the loop of this thread; gives the link to its page."""
+    """A server in the loop of this thread; returns the link to its page."""
     # Whatever the environment of the user says: the browser may have no other way than to this server.
     settings.resources = "server"
     # Charts are empty at first, and Access looks at origins.

@@ -218,7 +218,7 @@ def _starts(config: StudyConfig | None, folder: str) -> Iterator[tuple[str, int,
     words = None if config is None else config.server.job.mpirun
     if mpirun is not None:
         yield "", max(NUM_RANKS, num_ranks), [mpirun, "-n", str(max(NUM_RANKS, num_ranks))], os.environ
-    # What a job starts is to be tried in one.
+    # What a job starts must be tried in one.
     is_here = config is None or config.server.backend == "local" or _job()
     if (mpirun or words) and is_here:
         yield "stream-launcher's ", num_ranks, server_ranks(num_ranks, words), mpirun_environment(config, folder)
@@ -367,7 +367,7 @@ def report(config: StudyConfig | None = None) -> int:
     """
     console = Console(highlight=False)
     if not console.is_terminal:
-        # A path in a file or a pipe is to be copied, and may be long.
+        # A path in a file or a pipe must be copied, and may be long.
         console.width = MAX_WIDTH
     with console.status("Looking at Python, torch and MPI"):
         findings = list(examine(config))

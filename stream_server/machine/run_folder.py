@@ -38,7 +38,7 @@ def attempt_folders(folder: Path, simulation: int) -> dict[int, Path]:
 
 
 def check(folder: Path, *, resume: bool) -> None:
-    """See that a run may begin or go on here; nothing is changed.
+    """Ensure that a run may begin or go on here; nothing is changed.
 
     Raises:
         ConfigError: what is in the folder is no run, or not our own; or `resume` insists on a run, and there is none.
@@ -129,7 +129,7 @@ def claim(folder: Path, group: str | None) -> str:
 
 @contextmanager
 def hold(folder: Path, *, resume: bool) -> Iterator[None]:
-    """Within the block, all is done in the folder that has the name now, which was looked at anew.
+    """Within the block, all is done in the folder that has the name now, which was looked at again.
 
     Raises:
         ConfigError: as `check` does.
@@ -158,7 +158,7 @@ def _remove_access_lists(descriptor: int) -> None:
 
 
 def require_own(folder: Path) -> None:
-    """See that a folder, if it is there, is ours, and that nobody else has put anything into it.
+    """Ensure that a folder, if it is there, is ours, and that nobody else has put anything into it.
 
     Raises:
         ConfigError: it is not.

@@ -67,7 +67,7 @@ def names_of(pid: int | str = "self") -> set[str]:
 
 
 def lack(num_ranks: int) -> str:
-    """Say that so many ranks of MPICH share more on this node than there is room for, "" if they do not.
+    """Say that this many ranks of MPICH share more on this node than there is room for, "" if they do not.
 
     They would end with SIGBUS.
     """

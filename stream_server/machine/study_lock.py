@@ -81,7 +81,7 @@ class Holder:
         return Leader(pid=self.pid, started=self.started).alive and not processes.is_dying(self.pid)
 
     def write(self, descriptor: int) -> None:
-        """Write it into the file, in the place of another one."""
+        """Write it into the file, in place of another one."""
         disk.truncate(descriptor, 0)
         disk.write_all(descriptor, memoryview(msgspec.json.encode(self) + b"\n"))
 

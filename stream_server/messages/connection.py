@@ -97,7 +97,7 @@ class ConnectionFile(KeyFile, frozen=True, kw_only=True):
 
 
 def _require_trusted(status: os.stat_result, path: str | os.PathLike[str], *, holds_key: bool) -> None:
-    """See that nobody else can have written where we are sent to, or read the key.
+    """Ensure that nobody else can have written where we are sent to, or read the key.
 
     Raises:
         ConfigError: somebody else can.

@@ -102,7 +102,7 @@ class PointGenerator:
         """Tell it how simulations have fared.
 
         Returns:
-            The simulations that are to be stopped.
+            The simulations that must be stopped.
 
         Raises:
             UserCodeError: it raised, or returned no numbers of simulations.

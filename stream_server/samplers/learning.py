@@ -42,7 +42,7 @@ class LearningGenerator(Generator):  # type: ignore[misc]
         cube_of(vocs)
 
     def ingest(self, results: Sequence[Mapping[str, Any]]) -> None:
-        """Take the newest results of simulations, whoever suggested them."""
+        """Take the newest results of simulations, regardless of who suggested them."""
         for result in results:
             if result.get("held_out") and self._metric not in result:
                 continue
@@ -111,7 +111,7 @@ class ModelGenerator(LearningGenerator):
         places, scores = self.scored
         explored = self.random.random((self._size, len(self.cube)))
         chosen = self.random.random(self._size) < self._share
-        # Nothing is to be learned from scores that are all the same.
+        # Scores that are all the same teach nothing.
         if len(scores) < LEAST_SCORES or np.ptp(scores) == 0 or not chosen.any():
             return [(place, None) for place in explored]
         self.learn(places, (scores - scores.min()) / np.ptp(scores), time.monotonic() + self._fit_s)

@@ -48,7 +48,7 @@ class Uncertainty(ModelGenerator):
         self._networks: Networks | None = None
 
     def learn(self, places: Array, scores: Array, until: float) -> None:
-        """Fit an ensemble anew: one that went on from the last fit would have lost its differences."""
+        """Fit an ensemble again: one that went on from the last fit would have lost its differences."""
         num, dimensions = places.shape
         self._networks = Networks(NUM_NETWORKS, dimensions, 1, self._torch, lr=1e-2)
         drawn = torch.from_numpy(self.random.integers(num, size=(NUM_NETWORKS, num)))

@@ -96,7 +96,7 @@ class ChecksumFile:
             self._write_chunk(view[start : start + CHUNK_BYTES])
 
     def close(self) -> FileRecord:
-        """Sync the file and close it; gives its size and checksum.
+        """Sync the file and close it; returns its size and checksum.
 
         Raises:
             OSError: it is not on disk. A second `fsync` could succeed all the same, so the file must be given up.

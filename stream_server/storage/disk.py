@@ -430,7 +430,7 @@ def swap_private_file(path: Path, data: bytes) -> None:
 
 
 def rename_file(old: Path, new: Path) -> None:
-    """Rename within one folder, in the place of a file that has the name, and put it on disk."""
+    """Rename within one folder, in place of a file that has the name, and put it on disk."""
     with _at(old) as place:
         os.replace(place, place_of(new))
     sync_folder(new.parent)
@@ -466,7 +466,7 @@ def remove_folder(folder: Path) -> None:
 def remove_tree(folder: Path) -> None:
     """Remove a folder with all that is in it; what somebody else removed meanwhile is no error.
 
-    Of a link, also of one in the place of the folder, nothing but the link is removed.
+    Of a link, also of one in place of the folder, nothing but the link is removed.
     """
     if os.path.islink(place := place_of(folder)):
         remove_file(folder)

@@ -88,7 +88,7 @@ class LineFile:
 def whole_lines(content: bytes) -> bytes:
     """The content of such a file without a last line that was never written to its end.
 
-    That one may have an end all the same: a power failure can leave zeros in the place of any sector of it.
+    That one may have an end all the same: a power failure can leave zeros in place of any sector of it.
     """
     end = content.rfind(b"\n") + 1
     start = content.rfind(b"\n", 0, max(end - 1, 0)) + 1

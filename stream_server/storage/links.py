@@ -38,7 +38,7 @@ def open_by_own_links(path: Path | str, flags: int, mode: int = 0o777) -> int:
 def end_of(path: Path | str) -> Iterator[tuple[int, str, int]]:
     """The folder in which a path ends behind all links, by its descriptor, and the name there, be it in use or free.
 
-    The name is to be opened with the flag that comes with it: somebody may put a link there meanwhile. An error in the
+    The name must be opened with the flag that comes with it: somebody may put a link there meanwhile. An error in the
     block says the path.
 
     Raises:
@@ -69,7 +69,7 @@ class _Walk:
         self.folder = os.open("/" if path.startswith("/") else ".", _FOLDER)
 
     def to_the_end(self) -> int:
-        """Walk until `name` is the last one; gives the flag by which that is to be opened."""
+        """Walk until `name` is the last one; returns the flag by which that must be opened."""
         while True:
             self.name = self._names.pop()
             if self._names:

@@ -64,7 +64,7 @@ def _is_of_one_user(status: os.stat_result) -> bool:
 
 
 def require_ours(status: os.stat_result, path: Path | str) -> None:
-    """See that nobody else can have made or changed a file.
+    """Ensure that nobody else can have made or changed a file.
 
     Raises:
         PermissionError: it belongs to somebody else, or others may write into it.

@@ -34,7 +34,7 @@ NUM_LINES = 20
 class Run:
     """A run, live or dead. `Study.start` gives one, and `Run.open` one that anybody else has started.
 
-    It keeps nothing but the path: every call asks the run, or reads its files, anew. A run does not end with this
+    It keeps nothing but the path: every call asks the run, or reads its files, again. A run does not end with this
     object, nor with the Python process that started it. In a notebook it is shown as its status.
     """
 
@@ -65,9 +65,9 @@ class Run:
         return self._status(ANSWER_S)
 
     def wait(self, timeout_s: float | None = None) -> RunStatus:
-        """Wait for its end, or for so long; gives the status, which says how it ended, or that it goes on.
+        """Wait for its end, or for so long; returns the status, which says how it ended, or that it goes on.
 
-        A notebook shows the status below the cell meanwhile, anew each second.
+        A notebook shows the status below the cell meanwhile, updated each second.
 
         Nothing is raised if the study fails: the status has its exit code, the reason, and the last lines of its log.
         An interrupt (Ctrl-C, the stop button of a notebook) ends the wait alone: the study goes on.
@@ -83,7 +83,7 @@ class Run:
         return self.status
 
     def stop(self, *, finish: bool = False, timeout_s: float = STOP_S) -> str:
-        """Tell it to save a checkpoint and leave, or to `finish`; gives what it says to that. `wait` for its end.
+        """Tell it to save a checkpoint and leave, or to `finish`; returns what it says to that. `wait` for its end.
 
         With `finish` no simulation is started any more; what the running ones bring is trained, and the study ends as
         ever. Otherwise the same study goes on when it is started again.
@@ -133,7 +133,7 @@ class Run:
         return trained_model(self.folder, checkpoint)
 
     def server(self, checkpoint: str | Path | None = None) -> "StreamServer":
-        """The user's server, made anew in this process, as it was in a checkpoint: model, state, normalisation.
+        """The user's server, made again in this process, as it was in a checkpoint: model, state, normalisation.
 
         It is the newest checkpoint by default, also of a run that goes on. Others are "best", the best of the best
         models, and paths such as `run.path / "checkpoints/000042"`.

@@ -83,7 +83,7 @@ class Study:
 
         Raises:
             ConfigError: `start` would be refused: a class, program or value of the study cannot be used on this
-                machine, on so many ranks, or for the run in the output folder.
+                machine, on this many ranks, or for the run in the output folder.
             UserCodeError: a file of the user raised while it was imported.
         """
         from stream_server.server.commands.check import facts_of, require_start

@@ -25,7 +25,7 @@ def trained_server(run: RunFolder, checkpoint: str | Path | None) -> StreamServe
     """The user's server as it was in a checkpoint: with its model, its own state and its normalisation.
 
     Of a TorchServer the model is the one that is evaluated, and all its modules are in evaluation mode. The class is
-    imported anew, from the files beside the study as they are now. Torch's random numbers in this process go on as if
+    imported again, from the files beside the study as they are now. Torch's random numbers in this process go on as if
     nothing had happened.
 
     Args:

@@ -1,4 +1,4 @@
-"""Makes the folder of a new study: a copy of an example, or a small study that runs and is to be filled in.
+"""Makes the folder of a new study: a copy of an example, or a small study that runs, to be filled in.
 
 The examples are the studies in `configs` of the repository. A link leads from here to them, which packaging follows, so
 that they are files of this folder once installed.

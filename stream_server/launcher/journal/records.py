@@ -31,7 +31,7 @@ class OtherJournalFormat(DamagedJournal):
 
 
 class LauncherStarted(JsonMessage, frozen=True, kw_only=True):
-    """A launcher has begun: a new run, or, when `resumed`, in the place of one that was killed, with the jobs of that.
+    """A launcher has begun: a new run, or, when `resumed`, in place of one that was killed, with the jobs of that.
 
     `boot` tells which start of which machine its process numbers belong to. At `link` rank 0 speaks to it. One that
     `supervises` starts the server itself, one that does not was started by rank 0.

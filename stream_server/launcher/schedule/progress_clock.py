@@ -66,7 +66,7 @@ class ProgressClock:
         return math.inf
 
     def pop_late(self, now: float) -> ScheduledAttempt | None:
-        """An attempt whose clock has run out, None if there is none; if it goes on, it is to be noted again."""
+        """An attempt whose clock has run out, None if there is none; if it goes on, it must be noted again."""
         if self.earliest() > now:
             return None
         _, simulation = heappop(self._heap)

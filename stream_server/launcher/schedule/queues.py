@@ -113,7 +113,7 @@ class AttachQueue:
 
     @property
     def deadlines(self) -> list[float]:
-        """The times at which those that wait are to be answered at the latest."""
+        """The times at which those that wait must be answered at the latest."""
         return [request.since + ATTACH_WAIT_S for request in self._open]
 
     def add(self, token: int, simulation: int | None, now: float, *, client: str = "") -> None:

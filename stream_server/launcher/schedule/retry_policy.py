@@ -90,7 +90,7 @@ class RetryPolicy:
         return f"{MAX_EARLY_FAILURES} attempts in a row failed and no time step ever came"
 
     def _too_many(self, num_given_up: int) -> str:
-        """Return why the study must stop now that so many simulations failed for good."""
+        """Return why the study must stop now that this many simulations failed for good."""
         if self.limits.on_failure == "stop":
             return "a simulation failed for good, and simulation.on_failure is stop"
         if num_given_up > most_failed(self.limits.max_failed, self.num_planned):

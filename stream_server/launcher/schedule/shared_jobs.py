@@ -119,7 +119,7 @@ class SharedJobs:
         return not self.are_workers or attempt.simulation == attempt.members[-1]
 
     def cancel(self, attempt: ScheduledAttempt) -> None:
-        """The job of this one is to be cancelled, since its clock has run out.
+        """The job of this one must be cancelled, since its clock has run out.
 
         What the end of each member will mean is decided now: exit codes after that say nothing. It is to blame only
         if no rank of any member has failed by itself: those that wait for one that failed are quiet, too.

@@ -173,7 +173,7 @@ class ScheduledAttempt:
         self.started = self.quiet_since = now
 
     def go_on(self, *, excuse: str) -> None:
-        """Continue under a new plan; what the server has received counts anew."""
+        """Continue under a new plan; what the server has received counts from zero."""
         self.received, self.blocked = 0, False
         self.excuse = self.excuse or excuse
 

@@ -42,7 +42,7 @@ class RemoteAccess:
 
     @classmethod
     def of(cls, config: StudyConfig, num_ranks: int, before: Path) -> Self | None:
-        """The access of a study whose server has so many ranks; None where all of them run on this node, beside us.
+        """The access of a study whose server has this many ranks; None where all of them run on this node, beside us.
 
         `before` is the file of a launcher that was killed, if it has left one.
 
@@ -116,7 +116,7 @@ class RankRouter:
         if self.remote is None:
             self._socket.bind(self.address)
             return self
-        # Whoever has the keys may send a message of any size, such as the plan of a large study.
+        # A holder of the keys may send a message of any size, such as the plan of a large study.
         self._guard = ConnectionGuard(
             self.name,
             max_connections=self.remote.max_connections,

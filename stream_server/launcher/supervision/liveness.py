@@ -102,7 +102,7 @@ class LivenessSocket(RankRouter):
     """
 
     name = "alive"
-    # A rank that connects anew takes over its name from the connection that it has lost.
+    # A rank that reconnects takes over its name from the connection that it has lost.
     options: ClassVar = {
         zmq.LINGER: 0,
         zmq.MAXMSGSIZE: MAX_BYTES,
@@ -126,7 +126,7 @@ class LivenessSocket(RankRouter):
         self.wake_at = 0.0
 
     def take(self, now: float) -> None:
-        """Take note of all that has come, and ask again when it is time."""
+        """Note all that has come, and ask again when it is time."""
         self._receive()
         self.ranks.tick(now)
         if now >= self.wake_at:

@@ -119,7 +119,7 @@ class ServerCommand:
         return [*server_ranks(self.ranks, self.mpirun, is_job=self.is_job), *self._server, *options, *limit, *hidden]
 
     def require_room(self) -> None:
-        """See that this node has room for what the ranks share, while none of them runs.
+        """Ensure that this node has room for what the ranks share, while none of them runs.
 
         Raises:
             ConfigError: it has not, or mpirun is missing.

@@ -97,7 +97,7 @@ class StudyCapture:
         return self.progress.batches, self.source.num_received
 
     def capture(self) -> list[PendingFile]:
-        """Capture this rank's state as it is now; gives the files, which are written later.
+        """Capture this rank's state as it is now; returns the files, which are written later.
 
         Raises:
             RanksDiverged: the ranks hold different weights, of which nothing must be saved; on all ranks.

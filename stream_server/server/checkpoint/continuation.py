@@ -66,7 +66,7 @@ class Continuation:
         return self.checkpoints.path(self.base_number)
 
     def seed(self, config: StudyConfig, stream: int, num_ranks: int) -> tuple[int, ...]:
-        """Begins a random stream anew, with the rank behind it, where its state cannot be taken back.
+        """Begins a random stream again, with the rank behind it, where its state cannot be taken back.
 
         Another checkpoint or another number of ranks begins another stream: none repeats what was drawn before. The
         number of ranks is never 0, since NumPy takes a seed with zeros behind it for the one without them.

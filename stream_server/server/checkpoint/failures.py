@@ -35,7 +35,7 @@ def cause_of(error: BaseException) -> str:
 def noting_space(folder: Path) -> Iterator[None]:
     """Add a note to an error that is met while writing below `folder`: how much is free there, for `reason_of`.
 
-    On the thread that writes, since a file system that hangs keeps whoever asks it.
+    On the thread that writes, since a file system that hangs blocks whoever calls it.
     """
     try:
         yield

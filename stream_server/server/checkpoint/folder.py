@@ -154,7 +154,7 @@ class CheckpointFolder:
         return manifest
 
     def verify(self, manifest: Manifest, paths: Iterable[str]) -> dict[str, str]:
-        """Read these files of a committed checkpoint; gives what is wrong with each that is not as it was written.
+        """Read these files of a committed checkpoint; returns what is wrong with each that is not as it was written.
 
         Ranks may share the files among them.
         """
@@ -172,7 +172,7 @@ class CheckpointFolder:
         return path
 
     def prune(self) -> list[int]:
-        """Remove all but the newest valid checkpoints and milestones; gives the numbers of the removed ones.
+        """Remove all but the newest valid checkpoints and milestones; returns the numbers of the removed ones.
 
         Raises:
             OSError: one could not be removed; it is not valid any more, and a later `sweep` finds it.
@@ -189,7 +189,7 @@ class CheckpointFolder:
     def sweep(self) -> list[str]:
         """Remove what earlier starts left half-written or half-removed; before anything new is begun.
 
-        Gives the names. What cannot be removed is logged and stays: it is in nobody's way.
+        Returns the names. What cannot be removed is logged and stays: it is in nobody's way.
         """
         names = names_in(self.folder)
         swept = []

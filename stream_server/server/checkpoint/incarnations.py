@@ -100,7 +100,7 @@ def read_incarnations(folder: Path) -> Incarnations:
 def begin_incarnation(
     folder: Path, *, base: int, batches: int, ranks: int, started: str, retried: Sequence[int] = ()
 ) -> Incarnation:
-    """Begin the next incarnation, which continues checkpoint `base` of so many batches; older servers save no more.
+    """Begin the next incarnation, which continues checkpoint `base` of this many batches; older servers save no more.
 
     Raises:
         StaleIncarnation: another server is being started on this folder right now.

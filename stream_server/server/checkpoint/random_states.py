@@ -32,7 +32,7 @@ def set_random_states(states: Any) -> None:
 
 
 class RandomStates:
-    """The global generators of a rank and those of the framework. On other ranks they begin anew, none as before."""
+    """The global generators of a rank and those of the framework. On other ranks they start over, none as before."""
 
     def __init__(self, step: Step) -> None:
         self._step = step

@@ -113,7 +113,7 @@ class RankRestore:
         return self.dealt is None
 
     def load(self, parts: Mapping[str, Part], *, optional: Collection[str] = ()) -> None:
-        """Give each part its state, one after the other. One that is `optional` begins anew if it was not saved.
+        """Give each part its state, one after the other. One that is `optional` starts over if it was not saved.
 
         Raises:
             DamagedCheckpoint: a part was not saved, or its state cannot be what was saved.
@@ -210,7 +210,7 @@ def restore_rank(
     """Read what a rank of `dealing` takes back from a checkpoint of an `incarnation` of `num_saved` ranks.
 
     Where parts are dealt out again, the class `policy` of the buffer deals, and `seed`, with the rank, begins the
-    buffer's random stream anew.
+    buffer's random stream again.
 
     Raises:
         DamagedCheckpoint: a file cannot be what was saved.

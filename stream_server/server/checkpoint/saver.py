@@ -56,7 +56,7 @@ class Saver:
         return self._worker.submit(noting_space(self.checkpoints.folder)(_write), writer, files)
 
     def commit(self, manifest: Manifest) -> Future[Path]:
-        """Commit the checkpoint that all ranks have written, and remove old ones. Rank 0; gives its folder."""
+        """Commit the checkpoint that all ranks have written, and remove old ones. Rank 0; returns its folder."""
         committed = self._worker.submit(noting_space(self.checkpoints.folder)(commit), self.checkpoints, manifest)
         self._worker.submit(self._prune_after, committed)
         return committed
@@ -116,7 +116,7 @@ def write_files(writer: FolderWriter, files: Sequence[PendingFile]) -> dict[str,
 
 
 def commit(checkpoints: CheckpointFolder, manifest: Manifest) -> Path:
-    """Make a checkpoint valid, of which the files of all ranks are on disk already; gives its folder. Rank 0 only.
+    """Make a checkpoint valid, of which the files of all ranks are on disk already; returns its folder. Rank 0 only.
 
     When this fails, what was committed before is as it was, and the new checkpoint is removed, unless it failed after
     the rename.

@@ -42,10 +42,10 @@ def describe(config: StudyConfig, replay: Path | None = None) -> str:
 def facts_of(config: StudyConfig, replay: Path | None = None) -> list[tuple[str, str]]:
     """Totals, sizes per server rank, the command line of the simulations, and connections against the limit, by name.
 
-    With a `replay`, what there is to be trained from.
+    With a `replay`, what there is to train from.
 
     Raises:
-        ConfigError: what is to be replayed does not fit, h5py is missing, the server class lacks a method or cannot
+        ConfigError: what is replayed does not fit, h5py is missing, the server class lacks a method or cannot
             train in this precision here, or a class that study.json names is not there or does not take its arguments.
         UserCodeError: the file of a class raised while it was imported, or the class of the sampler when it was asked.
     """
@@ -91,7 +91,7 @@ def require_start(config: StudyConfig, replay: Path | None = None, *, fresh: boo
     """Refuse a study, or a `replay`, that would be refused when stream-launcher starts it here.
 
     Raises:
-        ConfigError: it cannot run on so many ranks, or go on with the run in its folder unless it starts over, its
+        ConfigError: it cannot run on this many ranks, or go on with the run in its folder unless it starts over, its
             ranks need more memory or open files than this node gives, there is no such group or model to begin with, a
             program is missing, or the scheduler would not take the jobs.
         DamagedCheckpoint: the model to begin with is not as it was saved.

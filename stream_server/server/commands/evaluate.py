@@ -49,7 +49,7 @@ def ranks_of_this_job(config: StudyConfig) -> Iterator[Ranks]:
 
 
 def leave_because_of(error: Exception, ranks: Ranks, *, phase: str) -> int:
-    """Make all ranks end because of `error`, which rank 0 prints; gives the exit code of all."""
+    """Make all ranks end because of `error`, which rank 0 prints; returns the exit code of all."""
     failure = Failure.of(error, rank=ranks.rank, phase=phase)
     text = f"rank {failure.rank} failed in {failure.phase}:\n{failure.traceback}"
     agreed = leave_together(error, ranks, None, phase=failure.phase)

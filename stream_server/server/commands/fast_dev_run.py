@@ -73,7 +73,7 @@ class SyntheticSample:
 
 
 class SyntheticSource(SampleSource):
-    """A source of samples in the place of simulations: everything has come before the training begins.
+    """A source of samples in place of simulations: everything has come before the training begins.
 
     `buffer` holds `num_batches` full batches of the first training simulations, and is closed. `validation_store`
     holds one batch and a sample more of the first held-out ones; if there are none, and `is_validated`, of the others.
@@ -261,7 +261,7 @@ class Trial:
         self._config = config
 
     def run(self) -> dict[str, float]:
-        """Train, validate once at the end, save and restore; gives the newest value of all that was logged.
+        """Train, validate once at the end, save and restore; returns the newest value of all that was logged.
 
         Raises:
             UserCodeError: a method of the user's class raised, which is the cause.
@@ -357,7 +357,7 @@ def _print_error(error: StreamServerError) -> None:
 
 
 def _print_result(trial: Trial, logged: dict[str, float]) -> int:
-    """Say whether something was learned; gives the exit code."""
+    """Say whether something was learned; returns the exit code."""
     progress, untrained = trial.progress, trial.untrained
     loss = logged.get("train/loss", 0.0)
     if not isfinite(loss):

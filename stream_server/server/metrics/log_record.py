@@ -42,7 +42,7 @@ class LoggedRun:
         folder: the folder `metrics` of the study, which exists.
         num_ranks: number of ranks of the server.
         after: last batch that stays. A study that is killed goes on from a checkpoint, and trains the batches behind it
-            again: what earlier starts have written behind batch `after` is to be dropped, if the writer can do so.
+            again: what earlier starts have written behind batch `after` must be dropped, if the writer can do so.
         is_validated: whether the validation after that batch stays, too; otherwise it is done again.
         settings: study.json with all its defaults, for a table of hyperparameters.
     """

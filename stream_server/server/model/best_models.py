@@ -148,7 +148,7 @@ class BestFolder:
         return self.folder / f"batch-{batch:06d}"
 
     def write(self, batch: int, files: Sequence[PendingFile], facts: Mapping[str, Any]) -> Path:
-        """Put a model on disk, in the place of one of the same batch; `facts` are plain.
+        """Put a model on disk, in place of one of the same batch; `facts` are plain.
 
         Raises:
             OSError: the disk is full or fails, or the server is outdated; a model of the same batch is as it was.

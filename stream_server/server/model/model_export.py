@@ -81,7 +81,7 @@ class ModelExport(Callback):
 def export_model(
     folder: Path, tensors: Mapping[str, Any], *, owner: str, config: "StudyConfig", normalization: Normalization
 ) -> None:
-    """Write the folder of a model, in the place of an older one; `owner` is the name of the server class.
+    """Write the folder of a model, in place of an older one; `owner` is the name of the server class.
 
     Raises:
         OSError: the disk is full or fails; an older folder is as it was.

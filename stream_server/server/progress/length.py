@@ -38,7 +38,7 @@ class TrainingLength:
         *,
         draws_per_sample: float | None,
     ) -> Self:
-        """The length of a study on so many ranks, of which a replay knows how many samples each will get.
+        """The length of a study on this many ranks, of which a replay knows how many samples each will get.
 
         `draws_per_sample` is that of the buffer's policy.
         """
@@ -75,7 +75,7 @@ class TrainingLength:
         return min(num, math.ceil((self.max_batches or num * self.accumulate) / self.accumulate))
 
     def less(self, num_missing: int) -> "TrainingLength":
-        """The length if so many samples never come; fewer than none are those that come in addition."""
+        """The length if this many samples never come; fewer than none are those that come in addition."""
         if not num_missing or self.samples is None:
             return self
         samples = max(0, self.samples - num_missing)

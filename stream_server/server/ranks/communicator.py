@@ -372,7 +372,7 @@ def _with_closed_ports() -> Iterator[None]:
     """Within, MPI is told to listen to nobody where it can do without, unless the user tells it otherwise.
 
     An empty message to the sockets of UCX, which no folder guards, ends a rank where it lets a transport sleep. The
-    port by which UCX (MPICH) speaks to other nodes is open to whoever reaches it, and writes what he sends to the
+    port by which UCX (MPICH) speaks to other nodes is open to anyone who reaches it, and writes what he sends to the
     address that he names; at that of Open MPI a rank stands still while a connection does not say who it is. Neither
     is needed where the starter of the ranks says that all are on one node.
     """

@@ -177,7 +177,7 @@ class OutputFolder:
         return bool(given_up)
 
     def check_start(self, config: StudyConfig, *, resume: bool) -> bool:
-        """See that a run may begin here, or go on as `config` says; nothing is changed. Gives whether one goes on.
+        """Ensure that a run may begin here, or go on as `config` says; nothing is changed. Gives whether one goes on.
 
         Raises:
             ConfigError: what is in the folder is no run, not our own, or one of another study; or `resume` insists on a

@@ -58,7 +58,7 @@ class LauncherProcess:
         return log_end(self._log).rpartition("\n")[2]
 
     def restart(self) -> None:
-        """Start another launcher in the place of one that has ended without being told to.
+        """Start another launcher in place of one that has ended without being told to.
 
         It takes over what runs, and asks for the plan of the study.
         """

@@ -37,7 +37,7 @@ class Roster:
     `table` has the state of each, and counts. `num_survived` counts simulations that went on, while they ran, after the
     server had been away. `num_missing` are the samples of training simulations that will never come; those that redraws
     bring in their place are taken off. `warnings` are what people should know of single simulations.
-    `num_samples_of` says how many samples so many steps of one simulation make, as if none between them was missing.
+    `num_samples_of` says how many samples this many steps of one simulation make, as if none between them was missing.
     Unless the study `starts_jobs`, simulations only attach by themselves.
     """
 

@@ -229,7 +229,7 @@ class SimulationTable:
         return dict(Counter(entry.waits_for or "" for entry in self._queued()).most_common())
 
     def rows(self) -> bytes:
-        """All simulations, for a checkpoint: as one value, of which only what may have changed is encoded anew."""
+        """All simulations, for a checkpoint: as one value, of which only what may have changed is encoded again."""
         for i in sorted(self._unsaved):
             entry = self.entries[i]
             counts = entry.num_steps, entry.num_settled
@@ -240,7 +240,7 @@ class SimulationTable:
         return msgspec.msgpack.encode([*self._rows.values()])
 
     def load(self, rows: bytes, continued: Callable[[int, SimulationState], bool]) -> int:
-        """Replace all simulations by those of `rows` that are `continued`; gives the id after the last."""
+        """Replace all simulations by those of `rows` that are `continued`; returns the id after the last."""
         self._clear()
         following = 0
         for saved in saved_simulations(rows):

@@ -33,12 +33,12 @@ class SimulationWarnings:
         return [*self._texts, *(f"{counted(num, 'more time')} a simulation {kind}" for kind, num in beyond.items())]
 
     def kept(self, simulation: int, why: str, reason: str) -> list[SimulationWarning]:
-        """Note that one could not be withdrawn any more, for its own `reason`; gives what is to be told now."""
+        """Note that one could not be withdrawn any more, for its own `reason`; returns what is to be told now."""
         text = f"{WarningKind.KEPT}, and what it sent is trained on: {why}. Its reason: {reason}"
         return self._add(WarningKind.KEPT, f"simulation {simulation} {text}")
 
     def repeated(self, simulation: int, attempt: int) -> list[SimulationWarning]:
-        """Note that an attempt sent a time step more than once; gives what is to be told now."""
+        """Note that an attempt sent a time step more than once; returns what is to be told now."""
         text = (
             f"simulation {simulation}, attempt {attempt} {WarningKind.REPEATED}: what came first is kept, "
             "and the rest is dropped. Does the program count its time step on?"
@@ -46,7 +46,7 @@ class SimulationWarnings:
         return self._add(WarningKind.REPEATED, text)
 
     def differs(self, simulation: int, attempt: int, difference: str) -> list[SimulationWarning]:
-        """Note that an attempt went along another trajectory than an earlier one; gives what is to be told now."""
+        """Note that an attempt went along another trajectory than an earlier one; returns what is to be told now."""
         text = (
             f"simulation {simulation}, attempt {attempt} {WarningKind.DIFFERENT}, in {difference}. Its "
             "samples are of two trajectories now, and windows with steps of both are left out of the training. Seed "
@@ -56,7 +56,7 @@ class SimulationWarnings:
         return self._add(WarningKind.DIFFERENT, text)
 
     def short(self, simulation: int, num_sent: int, num_steps: int) -> list[SimulationWarning]:
-        """Note that one finished before all time steps of the study; gives what is to be told now."""
+        """Note that one finished before all time steps of the study; returns what is to be told now."""
         text = f"{WarningKind.SHORT}: it sent {num_sent} of the {num_steps} steps of study.time_steps"
         return self._add(WarningKind.SHORT, f"simulation {simulation} {text}")
 

@@ -72,7 +72,7 @@ class SampleScores:
             self._add(simulations, {name: np.broadcast_to(np.asarray(values, np.float64), simulations.shape)})
 
     def take(self) -> dict[int, dict[str, list[float]]]:
-        """Sum and count of each score of each simulation, from which the next ones are counted anew."""
+        """Sum and count of each score of each simulation, from which the next ones are counted from zero."""
         taken, self._sums = dict(self._sums), defaultdict(dict)
         return taken
 

@@ -273,7 +273,7 @@ class Suggester:
             try:
                 append_csv(self._parameters_csv, parameters, _origins(suggested))
             except OSError as error:
-                # Written anew at the next start; nothing else depends on it.
+                # Written again at the next start; nothing else depends on it.
                 log.error("%s lacks simulations: %s", self._parameters_csv.name, error)
             self._deliver(parameters)
 
@@ -288,7 +288,7 @@ class Suggester:
             self._note(f"{self._settings}: {error}" if isinstance(error, NoAnswer) else str(error))
             if not self._process.runs:
                 with self._condition:
-                    # It is told all of them when it has begun anew.
+                    # It is told all of them when it has started over.
                     self._news = {}
 
     def _by_name(self, suggestion: Suggestion) -> dict[str, float]:
@@ -331,7 +331,7 @@ class Suggester:
         pairs: list[tuple[Values, float | None]] = []
         known = set(self._known[stream])
         most_asked = num + len(known)
-        # A class that begins anew after a restart may suggest again what it has suggested before.
+        # A class that starts over after a restart may suggest again what it has suggested before.
         while len(pairs) < num and most_asked > 0:
             missing = num - len(pairs)
             most_asked -= missing
@@ -384,10 +384,10 @@ class Suggester:
         ]
 
     def _start_process(self) -> bool:
-        """Start the process anew; returns whether the class learns."""
+        """Start the process again; returns whether the class learns."""
         if self._num_lost >= MOST_LOST:
             raise NoAnswer(f"it was switched off after {MOST_LOST} failures in a row")
-        # One that begins anew must not draw the same random numbers again.
+        # One that starts over must not draw the same random numbers again.
         key = [len(self.suggestions)] if self.suggestions else []
         seeds = {name: generator_seed(self._config.study.seed, stream, *key) for name, stream in STREAMS.items()}
         request = {

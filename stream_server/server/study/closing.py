@@ -131,7 +131,7 @@ def close(study: StudyRank, outcome: Outcome) -> int:
 
 
 def write_and_show(study: StudyRank, outcome: Outcome, parts: list[RankReport]) -> int:
-    """Write report.json and show the summary; gives the exit code. Not collective.
+    """Write report.json and show the summary; returns the exit code. Not collective.
 
     Without `parts`, just before this rank aborts all, there is no account. A server that a newer start has replaced
     writes nothing: report.json is the newer one's.

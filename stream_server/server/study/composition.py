@@ -231,7 +231,7 @@ class Composition:
         """Make the training, and put the built-in callbacks around the user's.
 
         Args:
-            log_every: metrics are written every so many batches; a float is a fraction of the run.
+            log_every: metrics are written every this many batches; a float is a fraction of the run.
             leave_at_s: the monotonic time at which to save and leave.
             before_user: called for each event after the built-in callbacks that come before the user's.
             before_logging, after_logging: called after the user's callbacks.

@@ -81,7 +81,7 @@ class StudyCollector:
 
 @contextmanager
 def serve_metrics(collector: StudyCollector, port: int, file: Path) -> Iterator[str]:
-    """Serve the collector's metrics on the loopback interface; gives the address of the page.
+    """Serve the collector's metrics on the loopback interface; returns the address of the page.
 
     Args:
         port: 0 for a free one.

@@ -74,7 +74,7 @@ class Rates:
         self.is_steady = False
 
     def note(self, mark: Mark) -> Mark:
-        """Take the counts of a moment into account; gives what each grows by in a second."""
+        """Take the counts of a moment into account; returns what each grows by in a second."""
         self._marks.append(mark)
         while len(self._marks) > 2 and self._marks[1].now < mark.now - RATE_WINDOW_S:
             self._marks.popleft()

@@ -129,7 +129,7 @@ class LoaderStream(BatchStream):
         super().release()
 
     def form_again(self) -> Batch:
-        """The first batch, by a loader that begins anew with the same samples; those that were None are None again."""
+        """The first batch, by a loader that starts over with the same samples; those that were None are None again."""
         before = self._made
         self._worker.quiesce()
         self._worker.__exit__()
@@ -188,7 +188,7 @@ class LoaderStream(BatchStream):
                 self._give(block)
 
     def _allow(self, num_batches: int) -> None:
-        """Let the loader make so many batches, all in all."""
+        """Let the loader make this many batches, all in all."""
         for _ in range(self._num_allowed, num_batches):
             self._worker.begin(True)
         self._num_allowed = max(self._num_allowed, num_batches)

@@ -109,7 +109,7 @@ class Callbacks:
         return {name: state for name, state in states.items() if state}
 
     def load_state_dict(self, states: Mapping[str, Any]) -> None:
-        """Restore the states that `state_dict` returned; a built-in callback that was not in use then begins anew."""
+        """Restore the states that `state_dict` returned; a built-in callback that was not in use then starts over."""
         for name, callback in _named(self._built_in):
             if name in states:
                 callback.load_state_dict(states[name])

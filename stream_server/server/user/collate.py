@@ -155,7 +155,7 @@ class KeptSample:
 
 
 class SharedArrays:
-    """Notices an array that samples of one batch share and that is filled anew: they would all hold its last content.
+    """Notices an array that samples of one batch share and that is refilled: they would all hold its last content.
 
     It keeps such arrays, and no samples. One that the samples share and that stays as it is, such as a grid, is right.
     """

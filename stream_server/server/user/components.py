@@ -167,7 +167,7 @@ def _is_named_again(name: str, owner: type) -> bool:
 
 
 def _require_signatures(cls: type) -> None:
-    """Check that the methods that a user's class has in the place of ours can be called as ours are.
+    """Check that the methods that a user's class has in place of ours can be called as ours are.
 
     Raises:
         ConfigError: one cannot.

@@ -60,7 +60,7 @@ class Step(Protocol):
     def __exit__(self, *exc_info: object) -> None: ...
 
     def stage(self, data: Any) -> Any:
-        """Begin to bring a batch's data where the model is; gives what `to_device` takes. Any thread."""
+        """Begin to bring a batch's data where the model is; returns what `to_device` takes. Any thread."""
         ...
 
     def to_device(self, data: Any) -> Any:
@@ -152,7 +152,7 @@ class Step(Protocol):
         ...
 
     def seed_random_state(self, seed: int) -> None:
-        """Begin the random streams of this rank anew."""
+        """Begin the random streams of this rank again."""
         ...
 
     def load_random_state(self, state: dict[str, Any]) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 
 
 def seed_generators(seed: int) -> None:
-    """Begin the global random streams of Python and NumPy anew, from which user code may draw."""
+    """Begin the global random streams of Python and NumPy again, from which user code may draw."""
     random.seed(seed)
     np.random.seed([seed % 2**32, (seed >> 32) % 2**32])
 

@@ -162,7 +162,7 @@ class Observed:
         self.clear()
 
     def clear(self) -> None:
-        """Begin anew: the ranks came together."""
+        """Start over: the ranks came together."""
         self.num_samples = 0
         self.wants_to_freeze = False
         self.moments = _nothing(self._shapes)
@@ -189,7 +189,7 @@ class Normalization(Callback):
     """Mean and standard deviation of fields and parameters, over all samples that any rank has drawn.
 
     Each sample counts once, when it is first drawn. A rank keeps what it saw to itself until the ranks `sync`: before
-    the first training step, then every so many batches, and at the end. So all ranks hold the same numbers, bit by
+    the first training step, then every this many batches, and at the end. So all ranks hold the same numbers, bit by
     bit, and these do not change between two syncs. Before the first one `is_ready` is False, and `normalize` and its
     like give back what they are given. Main thread.
 

@@ -16,7 +16,7 @@ _log = logging.getLogger(__name__)
 
 
 class UnsavedArrays(Callback):
-    """Finds arrays that begin anew at a restart: attributes of the server and of callbacks, and buffers of modules.
+    """Finds arrays that start over at a restart: attributes of the server and of callbacks, and buffers of modules.
 
     Only those that are there when the training starts are looked at, and have changed by the first checkpoint or the
     end. What is made later is mostly a batch or a result.

@@ -49,7 +49,7 @@ class Gradients:
     def clip(self, optimizer: torch.optim.Optimizer) -> float:
         """Clip what this optimizer has as the settings say, after taking out the loss scale, which its step would do.
 
-        Gives the norm before clipping, or 0 without `training.clip_norm`.
+        Returns the norm before clipping, or 0 without `training.clip_norm`.
         """
         settings = self._settings
         if settings.clip_norm is None and settings.clip_value is None:

@@ -79,10 +79,10 @@ class UnionGradients:
                     _broadcast(tensor, source)
 
     def reduce(self, named: Mapping[str, Tensor], numbers: Sequence[float], sizes: Sequence[int]) -> list[float]:
-        """Replace the gradients of `named` parameters by their sums over the ranks; gives the sums of `numbers`.
+        """Replace the gradients of `named` parameters by their sums over the ranks; returns the sums of `numbers`.
 
         `sizes`: how many samples each rank had. A rank without a batch, drained or waiting for data, ran no user code,
-        and takes from the others which parameters are to be trained.
+        and takes from the others which parameters are trained.
 
         Raises:
             UserCodeError: the ranks train different parameters, or one has a sparse gradient.

@@ -23,7 +23,7 @@ IN_STATE = ("_parameters", "_buffers", "_modules")
 
 
 class ServerModules:
-    """Saves and restores all modules of a server, and puts what `model_to_evaluate` gives in the place of the model.
+    """Saves and restores all modules of a server, and puts what `model_to_evaluate` gives in place of the model.
 
     Besides the model these are the modules that are attributes of the server, alone or in lists and dicts, such as
     averages of the weights, and the parameters that only an optimizer has. A checkpoint leaves out frozen parameters
