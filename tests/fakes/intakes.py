@@ -28,8 +28,8 @@ from stream_server.server.intake.attempts import Connection, MessageSeries, Step
 from stream_server.server.intake.intake import Intake
 from stream_server.server.intake.state import MAX_UNSAID_RANKS, IntakeState
 from stream_server.server.intake.validation_store import ValidationStore
+from stream_server.server.reception.access import CurveAccess
 from stream_server.server.reception.dispatcher import Dispatcher
-from stream_server.server.run.curve import CurveAccess
 
 INCARNATION = 0
 U = FieldSpec(name="u", shape=(4,), dtype="<f8")
