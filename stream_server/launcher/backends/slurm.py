@@ -5,7 +5,7 @@ from collections.abc import Collection, Mapping
 
 from stream_server.config import walltime_s
 from stream_server.errors import ConfigError
-from stream_server.launcher.backends import slurm_commands, slurm_options
+from stream_server.launcher.backends import slurm_commands
 from stream_server.launcher.backends.scheduler import (
     BatchJob,
     CommandScheduler,
@@ -58,7 +58,7 @@ class Slurm(CommandScheduler):
                 f"{in_words(limit)}: such a job would wait for ever"
             )
         try:
-            slurm_commands.check(slurm_options.job_options(resources, ranks), "#!/bin/sh\n")
+            slurm_commands.check(slurm_commands.job_options(resources, ranks), "#!/bin/sh\n")
         except NotSubmitted as error:
             if slurm_commands.NO_CLUSTER in str(error):
                 raise ConfigError(
@@ -69,7 +69,7 @@ class Slurm(CommandScheduler):
 
     def submit(self, job: BatchJob) -> str:
         """Call sbatch."""
-        options = slurm_options.job_options(self.resources, job.ranks) + slurm_options.placing_options(
+        options = slurm_commands.job_options(self.resources, job.ranks) + slurm_commands.placing_options(
             job.name, job.folder
         )
         return slurm_commands.submit(options, job.script)

@@ -1,4 +1,4 @@
-"""Slurm's commands: the one door to them, what they are asked, and what their answers mean.
+"""Slurm's commands: the one door to them, their options, what fits into an allocation, and what their answers mean.
 
 Why: docs/decisions/0050-slurm-commands.md
 """

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from stream_server.config import StudyConfig
 from stream_server.errors import ConfigError
-from stream_server.launcher.backends import job_script, slurm_commands, slurm_options
+from stream_server.launcher.backends import job_script, slurm_commands
 from stream_server.launcher.backends.backend import (
     EXIT_FILE,
     LOG_FILE,
@@ -132,7 +132,7 @@ class SlurmSteps(LocalBackend):
         Raises:
             ConfigError: it does not: `srun` would refuse it.
         """
-        size = slurm_options.AllocationSize.of(os.environ)
+        size = slurm_commands.AllocationSize.of(os.environ)
         if size is not None and (problem := size.problem(self.resources, self.ranks)):
             raise ConfigError(problem)
 
@@ -143,7 +143,7 @@ class SlurmSteps(LocalBackend):
             SubmitError: the system refuses another process.
         """
         name = job_script.job_name(self.study, spec.folder, secrets.token_hex(6))
-        options = [*slurm_options.resource_options(self.resources, self.ranks), "--exact", "--quiet"]
+        options = [*slurm_commands.resource_options(self.resources, self.ranks), "--exact", "--quiet"]
         options += [f"--jobid={self.allocation}", f"--job-name={name}"]
         if self.ranks == 1:
             options.append("--nodes=1")

@@ -8,7 +8,7 @@ import pytest
 
 from stream_server.config.job_sections import JobSettings
 from stream_server.errors import ConfigError
-from stream_server.launcher.backends import job_script, slurm_commands, slurm_options
+from stream_server.launcher.backends import job_script, slurm_commands
 from stream_server.launcher.backends.backend import JobState
 from stream_server.launcher.backends.outage import Outage
 from stream_server.launcher.backends.registry import load_backend
@@ -131,13 +131,13 @@ def test_a_machine_of_no_cluster_is_to_blame_and_not_the_jobs(tmp_path: Path, mo
 )
 def test_a_step_that_cannot_fit_into_the_allocation_is_told(job: dict[str, int], ranks: int, told: str) -> None:
     variables = {"SLURM_JOB_CPUS_PER_NODE": "3(x2)", "SLURM_MEM_PER_NODE": "2000"}
-    size = slurm_options.AllocationSize.of(variables)
+    size = slurm_commands.AllocationSize.of(variables)
     assert size is not None
     assert re.fullmatch(f"{told}.*", size.problem(JobSettings(**job), ranks))
     assert bool(size.problem(JobSettings(**job), ranks)) == bool(told)
 
 
 def test_the_cores_of_an_allocation_are_those_of_all_its_nodes() -> None:
-    size = slurm_options.AllocationSize.of({"SLURM_JOB_CPUS_PER_NODE": "72(x2),36", "SLURM_MEM_PER_CPU": "100"})
-    assert size == slurm_options.AllocationSize(cores=(72, 72, 36), bytes_per_core=100 * 2**20)
-    assert slurm_options.AllocationSize.of({}) is None
+    size = slurm_commands.AllocationSize.of({"SLURM_JOB_CPUS_PER_NODE": "72(x2),36", "SLURM_MEM_PER_CPU": "100"})
+    assert size == slurm_commands.AllocationSize(cores=(72, 72, 36), bytes_per_core=100 * 2**20)
+    assert slurm_commands.AllocationSize.of({}) is None
