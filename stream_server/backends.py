@@ -6,10 +6,9 @@ docs/guide/backends.md shows how it goes together. A package gives its backend a
 
 from stream_server.config import StudyConfig
 from stream_server.errors import ConfigError
-from stream_server.launcher.backends.backend import Backend, JobSpec, JobState, JobStatus, SavedJob, SubmitError
+from stream_server.launcher.backends.backend import Backend, JobSpec, JobState, JobStatus, Outage, SavedJob, SubmitError
 from stream_server.launcher.backends.batch_backend import BatchBackend
 from stream_server.launcher.backends.job_script import write_scripts
-from stream_server.launcher.backends.outage import Outage
 from stream_server.launcher.backends.scheduler import (
     BatchJob,
     CommandScheduler,

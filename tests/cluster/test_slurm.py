@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 
 from stream_server.errors import ConfigError
-from stream_server.launcher.backends.backend import JobState, SavedJob
+from stream_server.launcher.backends.backend import JobState, Outage, SavedJob
 from stream_server.launcher.backends.batch_backend import BatchBackend
-from stream_server.launcher.backends.outage import Outage
 from stream_server.launcher.backends.registry import load_backend
 from tests.cluster.jobs import STUBBORN, WAITING, backend_of, ended, exit_code, job, output, python, state, use
 from tests.support.cluster import PROJECT, Cluster

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from stream_server.errors import ConfigError
-from stream_server.launcher.backends.outage import Outage
+from stream_server.launcher.backends.backend import Outage
 from stream_server.launcher.backends.registry import load_backend
 from stream_server.server.simulations.design import ParameterDesign
 from tests.support.studies import StudyFolder

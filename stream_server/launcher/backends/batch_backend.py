@@ -27,12 +27,13 @@ from stream_server.launcher.backends.backend import (
     JobSpec,
     JobState,
     JobStatus,
+    Outage,
     SavedJob,
     SubmitError,
     describe,
     exit_code_of,
+    stderr_of,
 )
-from stream_server.launcher.backends.outage import Outage, stderr_of
 from stream_server.launcher.backends.scheduler import (
     BatchJob,
     JobKind,

@@ -9,9 +9,8 @@ from typing import Any
 from stream_server.built_in import BACKENDS, load_named
 from stream_server.config import StudyConfig
 from stream_server.errors import ConfigError, UserCodeError
-from stream_server.launcher.backends.backend import Backend, JobSpec, JobState, JobStatus, SavedJob, SubmitError
+from stream_server.launcher.backends.backend import Backend, JobSpec, JobState, JobStatus, Outage, SavedJob, SubmitError
 from stream_server.launcher.backends.batch_backend import BatchBackend
-from stream_server.launcher.backends.outage import Outage
 from stream_server.launcher.backends.scheduler import CommandScheduler, JobKind
 from stream_server.user_code import call_user
 

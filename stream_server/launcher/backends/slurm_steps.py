@@ -26,13 +26,13 @@ from stream_server.launcher.backends.backend import (
     JobSpec,
     JobState,
     JobStatus,
+    Outage,
     SavedJob,
     SubmitError,
 )
 from stream_server.launcher.backends.batch_backend import RETRY_S
 from stream_server.launcher.backends.environment import OF_SRUN
 from stream_server.launcher.backends.local import GRACE_S, LocalBackend
-from stream_server.launcher.backends.outage import Outage
 from stream_server.launcher.backends.scheduler import JobKind, require
 from stream_server.launcher.backends.slurm import Slurm
 from stream_server.machine.log_end import log_end

@@ -18,14 +18,15 @@ from stream_server.launcher.backends.backend import (
     JobSpec,
     JobState,
     JobStatus,
+    Outage,
     SavedJob,
     SubmitError,
     describe,
     exit_code_in,
     exit_code_of,
+    stderr_of,
 )
 from stream_server.launcher.backends.mpirun import RANKS_FILE, Mpirun
-from stream_server.launcher.backends.outage import Outage, stderr_of
 from stream_server.launcher.journal.history import History
 from stream_server.launcher.journal.records import AttemptEnded
 from stream_server.launcher.schedule.shared_jobs import ENDED_WITH_JOB, excuse_of_failed

@@ -11,10 +11,9 @@ from pathlib import Path
 
 from stream_server.config import StudyConfig
 from stream_server.errors import ConfigError, UserCodeError
-from stream_server.launcher.backends.backend import Backend
+from stream_server.launcher.backends.backend import Backend, Outage
 from stream_server.launcher.backends.environment import release_cores, simulation_environment
 from stream_server.launcher.backends.mpirun import Mpirun
-from stream_server.launcher.backends.outage import Outage
 from stream_server.launcher.backends.registry import OwnBackend, check_backend, check_server_backend, load_backend
 from stream_server.launcher.journal.history import History
 from stream_server.launcher.journal.journal import Journal

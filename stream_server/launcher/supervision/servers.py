@@ -13,17 +13,19 @@ from typing import Self
 from stream_server.config import StudyConfig
 from stream_server.launcher.backends.backend import (
     EXIT_FILE,
+    EXPECTED,
     LOG_FILE,
     Backend,
     JobSpec,
     JobState,
     JobStatus,
+    Outage,
     SavedJob,
     SubmitError,
     exit_code_of,
+    stderr_of,
 )
 from stream_server.launcher.backends.environment import mpirun_environment, scrubbed, server_environment, with_threads
-from stream_server.launcher.backends.outage import EXPECTED, Outage, stderr_of
 from stream_server.launcher.backends.registry import load_server_backend
 from stream_server.launcher.journal.history import OpenServer
 from stream_server.launcher.journal.records import ServerStarting

@@ -5,9 +5,8 @@ from collections.abc import Collection
 from contextlib import closing
 from pathlib import Path
 
-from stream_server.launcher.backends.backend import JobSpec, JobState, JobStatus
+from stream_server.launcher.backends.backend import FIRST_S, JobSpec, JobState, JobStatus
 from stream_server.launcher.backends.batch_backend import BatchBackend
-from stream_server.launcher.backends.outage import FIRST_S
 from stream_server.launcher.backends.scheduler import BatchJob, JobKind, NotSubmitted, QueueEntry, SubmitRefusal
 from tests.support.studies import StudyFolder
 from tests.support.timing import until

@@ -4,7 +4,7 @@ import subprocess
 
 import pytest
 
-from stream_server.launcher.backends.outage import FIRST_S, Outage
+from stream_server.launcher.backends.backend import FIRST_S, Outage
 from stream_server.launcher.schedule.retry_policy import ScheduleLimits
 from stream_server.launcher.schedule.schedule import SimulationSchedule
 from stream_server.launcher.simulations.attempt_jobs import AttemptJobs

@@ -8,8 +8,8 @@ import pytest
 
 from stream_server.config import load
 from stream_server.errors import ConfigError, UserCodeError
+from stream_server.launcher.backends.backend import Outage
 from stream_server.launcher.backends.local import LocalBackend
-from stream_server.launcher.backends.outage import Outage
 from stream_server.launcher.backends.registry import load_backend, load_server_backend
 from stream_server.messages import launcher_link
 from tests.fakes.rank_0 import Rank0

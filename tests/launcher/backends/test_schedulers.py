@@ -16,9 +16,8 @@ from stream_server.config import StudyConfig
 from stream_server.config.job_sections import JobSettings
 from stream_server.errors import ConfigError
 from stream_server.launcher.backends import batch_backend, flux, lsf, oar, pbs, scheduler
-from stream_server.launcher.backends.backend import JobState, JobStatus, SavedJob
+from stream_server.launcher.backends.backend import JobState, JobStatus, Outage, SavedJob
 from stream_server.launcher.backends.batch_backend import BatchBackend
-from stream_server.launcher.backends.outage import Outage
 from stream_server.launcher.backends.registry import load_backend, load_server_backend
 from stream_server.launcher.backends.scheduler import BatchJob, JobKind, NotSubmitted, Scheduler, SubmitRefusal
 from tests.cluster.jobs import STUBBORN, WAITING, ended, exit_code, job, output, python, state

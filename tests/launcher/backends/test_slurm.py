@@ -9,8 +9,7 @@ import pytest
 from stream_server.config.job_sections import JobSettings
 from stream_server.errors import ConfigError
 from stream_server.launcher.backends import job_script, slurm_commands
-from stream_server.launcher.backends.backend import JobState
-from stream_server.launcher.backends.outage import Outage
+from stream_server.launcher.backends.backend import JobState, Outage
 from stream_server.launcher.backends.registry import load_backend
 from stream_server.launcher.backends.scheduler import SubmitRefusal, advice, refusal_of
 from tests.support.studies import StudyFolder

@@ -10,8 +10,7 @@ import pytest
 
 from stream_server.launcher.backends import slurm_commands
 from stream_server.launcher.backends.allocation import time_left_s
-from stream_server.launcher.backends.backend import JobSpec, JobState, JobStatus, SavedJob
-from stream_server.launcher.backends.outage import FIRST_S
+from stream_server.launcher.backends.backend import FIRST_S, JobSpec, JobState, JobStatus, SavedJob
 from stream_server.launcher.backends.slurm_steps import SlurmSteps
 from tests.support.studies import StudyFolder
 from tests.support.timing import until

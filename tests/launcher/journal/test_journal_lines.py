@@ -1,7 +1,6 @@
 """How many lines, each of which is one fsync, the launcher writes for what one turn decides."""
 
-from stream_server.launcher.backends.backend import JobSpec
-from stream_server.launcher.backends.outage import Outage
+from stream_server.launcher.backends.backend import JobSpec, Outage
 from stream_server.launcher.journal import records
 from stream_server.launcher.schedule.retry_policy import ScheduleLimits
 from stream_server.launcher.schedule.schedule import SimulationSchedule

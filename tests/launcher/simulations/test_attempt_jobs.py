@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from stream_server.launcher.backends.backend import Backend, JobSpec, JobState, JobStatus, SavedJob, SubmitError
-from stream_server.launcher.backends.outage import Outage
+from stream_server.launcher.backends.backend import Backend, JobSpec, JobState, JobStatus, Outage, SavedJob, SubmitError
 from stream_server.launcher.journal.history import History
 from stream_server.launcher.journal.records import AttemptCancelled, AttemptStarted, AttemptStarting
 from stream_server.launcher.schedule.simulation import RESTARTED

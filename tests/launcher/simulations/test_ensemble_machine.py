@@ -10,7 +10,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from stream_server.launcher.backends.outage import Outage
+from stream_server.launcher.backends.backend import Outage
 from stream_server.launcher.journal import records
 from stream_server.launcher.journal.history import History
 from stream_server.launcher.schedule.progress_clock import CONFIRM_S

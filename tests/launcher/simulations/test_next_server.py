@@ -1,6 +1,6 @@
 """The word of the launcher to its jobs while the next server is on its way."""
 
-from stream_server.launcher.backends.outage import Outage
+from stream_server.launcher.backends.backend import Outage
 from stream_server.launcher.schedule.retry_policy import ScheduleLimits
 from stream_server.launcher.schedule.schedule import SimulationSchedule
 from stream_server.launcher.simulations.attempt_jobs import AttemptJobs

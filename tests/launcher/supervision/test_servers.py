@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from stream_server.launcher.backends.backend import Backend, JobSpec, JobState, JobStatus, SavedJob, SubmitError
-from stream_server.launcher.backends.outage import Outage
+from stream_server.launcher.backends.backend import Backend, JobSpec, JobState, JobStatus, Outage, SavedJob, SubmitError
 from stream_server.launcher.journal.records import ServerStarting
 from stream_server.launcher.supervision.liveness import LivenessSocket
 from stream_server.launcher.supervision.server_job import (
