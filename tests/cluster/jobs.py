@@ -5,17 +5,27 @@ import sys
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
-from stream_server.launcher.backends.backend import EXIT_FILE, Backend, JobSpec, JobState, JobStatus, exit_code_of
+from stream_server.launcher.backends.backend import (
+    EXIT_FILE,
+    Backend,
+    JobSpec,
+    JobState,
+    JobStatus,
+    Outage,
+    exit_code_of,
+)
 from stream_server.launcher.backends.batch_backend import BatchBackend
 from stream_server.launcher.backends.scheduler import JobKind
 from stream_server.launcher.backends.slurm import Slurm
 from tests.support.cluster import Cluster
 from tests.support.studies import StudyFolder
 from tests.support.timing import until
+
+AnyBackend = TypeVar("AnyBackend", bound=Backend)
 
 WAITING = """
 import os, sys, time
@@ -40,6 +50,12 @@ def use(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", f"{cluster.commands}{os.pathsep}{os.environ['PATH']}")
 
 
+def with_outage(backend: AnyBackend) -> AnyBackend:
+    """A backend as a launcher has it."""
+    backend.outage = Outage()
+    return backend
+
+
 @contextmanager
 def backend_of(folder: Path, changes: dict[str, Any] | None = None, **times: float) -> Iterator[BatchBackend]:
     """A backend that looks often, as each launcher makes one."""
@@ -47,7 +63,7 @@ def backend_of(folder: Path, changes: dict[str, Any] | None = None, **times: flo
     config = study.load({"launcher.backend": "slurm", **(changes or {})})
     kind = JobKind.of_simulations(config)
     with closing(
-        BatchBackend(kind, Slurm(kind), **{"ask_s": 0.1, "missing_s": 0.5, "retry_s": 0.2} | times)
+        with_outage(BatchBackend(kind, Slurm(kind), **{"ask_s": 0.1, "missing_s": 0.5, "retry_s": 0.2} | times))
     ) as backend:
         yield backend
 

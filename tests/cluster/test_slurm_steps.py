@@ -13,7 +13,7 @@ import pytest
 from stream_server.errors import ConfigError
 from stream_server.launcher.backends.backend import JobState, JobStatus, SavedJob
 from stream_server.launcher.backends.slurm_steps import SlurmSteps
-from tests.cluster.jobs import STUBBORN, WAITING, ended, exit_code, job, output, python, use
+from tests.cluster.jobs import STUBBORN, WAITING, ended, exit_code, job, output, python, use, with_outage
 from tests.support.cluster import LOGIN, Cluster
 from tests.support.studies import StudyFolder
 from tests.support.timing import until
@@ -30,7 +30,7 @@ def backend(cluster: Cluster, folder: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setenv("SLURM_JOB_ID", said)
     until(lambda: cluster.run(LOGIN, "squeue", "-h", "-j", said, "-t", "running"))
     config = StudyFolder(folder).load({"launcher.backend": "slurm-steps"})
-    with closing(SlurmSteps(config, grace_s=0.3)) as backend:
+    with closing(with_outage(SlurmSteps(config, grace_s=0.3))) as backend:
         yield backend
     cluster.run(LOGIN, "scancel", said)
     until(lambda: not cluster.run(LOGIN, "squeue", "-h", "-j", said, "-t", "running,completing"))
@@ -69,7 +69,7 @@ def test_a_step_that_ignores_term_is_killed_on_its_node(
     handle = backend.submit(spec)
     output(spec.folder)
     if not is_ours:
-        other = SlurmSteps(StudyFolder(folder).load({"launcher.backend": "slurm-steps"}), grace_s=0.3)
+        other = with_outage(SlurmSteps(StudyFolder(folder).load({"launcher.backend": "slurm-steps"}), grace_s=0.3))
         handle = other.reattach(SavedJob(folder=spec.folder, marks=spec.marks, handle=handle))
         other.cancel([handle])
         ended(other, handle)
@@ -112,7 +112,7 @@ def test_what_slurm_does_not_begin_or_ends_with_the_allocation_is_not_held_again
         monkeypatch.setenv("SLURM_JOB_ID", said)
         until(lambda: cluster.run(LOGIN, "squeue", "-h", "-j", said, "-t", "running"))
         config = StudyFolder(folder).load({"launcher.backend": "slurm-steps"})
-        with closing(SlurmSteps(config, grace_s=0.3, retry_s=1.0)) as backend:
+        with closing(with_outage(SlurmSteps(config, grace_s=0.3, retry_s=1.0))) as backend:
             cluster.stop_controller()
             early, late = python(cluster.shared, "0", WAITING), python(cluster.shared, "1", WAITING)
             handle = backend.submit(early)

@@ -27,7 +27,6 @@ from stream_server.launcher.backends.backend import (
     JobSpec,
     JobState,
     JobStatus,
-    Outage,
     SavedJob,
     SubmitError,
     describe,
@@ -133,7 +132,6 @@ class BatchBackend(Backend):
         self.ask_s = ask_s
         self.missing_s = missing_s
         self.retry_s = retry_s
-        self.outage = Outage()
         self._jobs: dict[str, _Job] = {}
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None

@@ -26,7 +26,6 @@ from stream_server.launcher.backends.backend import (
     JobSpec,
     JobState,
     JobStatus,
-    Outage,
     SavedJob,
     SubmitError,
 )
@@ -120,7 +119,6 @@ class SlurmSteps(LocalBackend):
         self.ranks = config.simulation.ranks
         self.resources = config.simulation.job
         self.retry_s = retry_s
-        self.outage = Outage()
         self._steps: dict[str, _Step] = {}
         self._ask_at = 0.0
         self._pool = ThreadPoolExecutor(1, "steps")

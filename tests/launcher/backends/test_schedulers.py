@@ -20,7 +20,7 @@ from stream_server.launcher.backends.backend import JobState, JobStatus, Outage,
 from stream_server.launcher.backends.batch_backend import BatchBackend
 from stream_server.launcher.backends.registry import load_backend, load_server_backend
 from stream_server.launcher.backends.scheduler import BatchJob, JobKind, NotSubmitted, Scheduler, SubmitRefusal
-from tests.cluster.jobs import STUBBORN, WAITING, ended, exit_code, job, output, python, state
+from tests.cluster.jobs import STUBBORN, WAITING, ended, exit_code, job, output, python, state, with_outage
 from tests.fakes import scheduler_commands as fake_scheduler
 from tests.support.studies import StudyFolder
 from tests.support.timing import until
@@ -45,7 +45,7 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def backend_of(config: StudyConfig) -> BatchBackend:
     kind = JobKind.of_simulations(config)
-    return BatchBackend(kind, MAKE[config.launcher.backend](kind), **QUICK)
+    return with_outage(BatchBackend(kind, MAKE[config.launcher.backend](kind), **QUICK))
 
 
 @pytest.fixture(params=MAKE)

@@ -12,6 +12,7 @@ from stream_server.launcher.backends import slurm_commands
 from stream_server.launcher.backends.allocation import time_left_s
 from stream_server.launcher.backends.backend import FIRST_S, JobSpec, JobState, JobStatus, SavedJob
 from stream_server.launcher.backends.slurm_steps import SlurmSteps
+from tests.cluster.jobs import with_outage
 from tests.support.studies import StudyFolder
 from tests.support.timing import until
 
@@ -50,7 +51,7 @@ def commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def backend(commands: Path, tmp_path: Path) -> Iterator[SlurmSteps]:
     config = StudyFolder(tmp_path).load({"launcher.backend": "slurm-steps"})
-    with closing(SlurmSteps(config, grace_s=0.1, retry_s=0.0)) as backend:
+    with closing(with_outage(SlurmSteps(config, grace_s=0.1, retry_s=0.0))) as backend:
         yield backend
 
 
