@@ -6,10 +6,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from operator import attrgetter
 
-from stream_server.launcher.schedule.progress_clock import ProgressClock
 from stream_server.launcher.schedule.queues import AttachQueue, StartQueue
 from stream_server.launcher.schedule.retry_policy import RetryPolicy, ScheduleLimits
-from stream_server.launcher.schedule.shared_jobs import LiveAttempts, SharedJobs
+from stream_server.launcher.schedule.shared_jobs import ProgressClock, SharedJobs
 from stream_server.launcher.schedule.simulation import (
     NOT_BEGUN,
     RESTARTED,
@@ -45,9 +44,8 @@ class SimulationSchedule:
         self.away = True
         self._simulations: dict[int, ScheduledSimulation] = {}
         self._highest_known: dict[int, int] = {}
-        self._live = LiveAttempts()
-        self.jobs = SharedJobs(self._live, limits)
-        self._clock = ProgressClock(self.jobs, self._live, timeout_s=limits.timeout_s)
+        self.jobs = SharedJobs(limits)
+        self._clock = ProgressClock(self.jobs, timeout_s=limits.timeout_s)
         self._waiting = StartQueue()
         self._requests = AttachQueue(limits.max_attached)
         self._policy = RetryPolicy(limits)
@@ -59,7 +57,7 @@ class SimulationSchedule:
     @property
     def done(self) -> bool:
         """`stop` was called and no job is left; a schedule that aborts the study still waits for `stop`."""
-        return self._cancel_at < math.inf and not any(attempt.has_job for attempt in self._live)
+        return self._cancel_at < math.inf and not any(attempt.has_job for attempt in self.jobs)
 
     @property
     def counts(self) -> dict[ScheduledState, int]:
@@ -109,7 +107,7 @@ class SimulationSchedule:
         if self._postponed_to > -math.inf and not self.away:
             deadlines.append(self._postponed_to)
         if self.stopped:
-            deadlines += [self._cancel_at] if any(not attempt.is_cancelled for attempt in self._live) else []
+            deadlines += [self._cancel_at] if any(not attempt.is_cancelled for attempt in self.jobs) else []
         elif not self.away:
             deadlines.append(self._clock.earliest())
         return min(deadlines, default=math.inf)
@@ -142,7 +140,7 @@ class SimulationSchedule:
                 entry.attempt.has_sent = anything_came
                 entry.attempt.begin_clock(now)
                 if entry.state is ScheduledState.RUNNING:
-                    self._live.add(entry.attempt)
+                    self.jobs.add(entry.attempt)
 
     def pause(self) -> None:
         """The server is gone; the next one will send its plan."""
@@ -175,7 +173,7 @@ class SimulationSchedule:
                 actions.append(Continue(simulation=entry.id, attempt=attempt.number, attached=False))
         for simulation, known in planned.items():
             actions += self._want(simulation, known, new_incarnation=new_incarnation)
-        self._clock.note(self._live)
+        self._clock.note(self.jobs)
         return actions + self._fill(now)
 
     def add(self, simulation: int, now: float) -> list[Action]:
@@ -272,7 +270,7 @@ class SimulationSchedule:
         if running.phase is ScheduledPhase.KILLED and not (self.away or self.stopped or is_terminal):
             return self._fail(running) + self._fill(now)
         if self.stopped or is_terminal:
-            self._live.discard(simulation)
+            self.jobs.discard(simulation)
         self._clock.note_job(running)
         return [*self._report_late_failure(running), *self._fill(now)]
 
@@ -309,14 +307,14 @@ class SimulationSchedule:
         """The study has ended: nothing more is started, and what still runs after `grace_s` is cancelled."""
         self.stopped = True
         self._cancel_at = min(self._cancel_at, now + grace_s)
-        for attempt in self._live:
+        for attempt in self.jobs:
             if not attempt.has_job:
-                self._live.discard(attempt.simulation)
+                self.jobs.discard(attempt.simulation)
         return self.tick(now)
 
     def _running(self, simulation: int, attempt: int) -> ScheduledAttempt | None:
         """This attempt, if its job has not ended."""
-        running = self._live.get(simulation)
+        running = self.jobs.get(simulation)
         return running if running is not None and running.has_job and running.number == attempt else None
 
     def _want(self, simulation: int, known: int, *, new_incarnation: bool) -> list[Action]:
@@ -339,9 +337,9 @@ class SimulationSchedule:
         if (attempt := entry.unconfirmed) is not None and not new_incarnation:
             if attempt.phase is ScheduledPhase.ENDED:
                 # The last word of it is awaited, again if the study was to stop meanwhile.
-                self._live.add(attempt)
+                self.jobs.add(attempt)
                 return []
-            if simulation in self._live:
+            if simulation in self.jobs:
                 # It was cancelled by its own clock, not because the study stopped, and its end could not be reported.
                 return self._fail(attempt)
         self._wait_again(entry)
@@ -359,7 +357,7 @@ class SimulationSchedule:
                 return [] if attempt.is_cancelled else [self._cancel(attempt)]
             self._wait_again(entry)
             return []
-        self._live.add(attempt)
+        self.jobs.add(attempt)
         entry.state = ScheduledState.RUNNING
         attempt.go_on(excuse=RESTARTED if new_incarnation else "")
         if attempt.is_cancelled:
@@ -373,7 +371,7 @@ class SimulationSchedule:
 
     def _leave(self, entry: ScheduledSimulation) -> None:
         """Whatever becomes of the newest attempt, nothing is awaited of it."""
-        self._live.discard(entry.id)
+        self.jobs.discard(entry.id)
         if entry.attempt is not None:
             entry.attempt.move(ScheduledEvent.END)
 
@@ -382,11 +380,11 @@ class SimulationSchedule:
         while not (self.away or self.stopped) and (attempt := self._clock.pop_late(now)) is not None:
             yield attempt
         if self.stopped and self._cancel_at <= now:
-            yield from (attempt for attempt in self._live if not attempt.is_cancelled)
+            yield from (attempt for attempt in self.jobs if not attempt.is_cancelled)
 
     def _begin(self, simulation: int, now: float, job: ScheduledJob | None, client: str = "") -> ScheduledAttempt:
         attempt = self._simulations[simulation].begin(now, job, client)
-        self._live.add(attempt)
+        self.jobs.add(attempt)
         self._clock.note([attempt])
         return attempt
 
@@ -454,7 +452,7 @@ class SimulationSchedule:
                 per_job=self.jobs.num_in_next(len(self._waiting)),
                 num_free=max(num_free, self.limits.per_worker),
                 anything_came=self.anything_came,
-                anything_runs=bool(self._live),
+                anything_runs=bool(self.jobs),
             )
             if not job:
                 break
@@ -480,7 +478,7 @@ class SimulationSchedule:
         answers = self._requests.answer(
             self._simulations,
             now,
-            attached=list(self._live.attached.values()),
+            attached=list(self.jobs.attached.values()),
             take=lambda simulation, client: self._give(simulation, now, client=client),
         )
         return [*answers]

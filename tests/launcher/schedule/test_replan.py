@@ -4,9 +4,9 @@ import math
 
 import pytest
 
-from stream_server.launcher.schedule.progress_clock import CONFIRM_FAILURE_S, CONFIRM_S
 from stream_server.launcher.schedule.retry_policy import ScheduleLimits
 from stream_server.launcher.schedule.schedule import POSTPONE_S, SimulationSchedule
+from stream_server.launcher.schedule.shared_jobs import CONFIRM_FAILURE_S, CONFIRM_S
 from stream_server.launcher.schedule.simulation import (
     RESTARTED,
     Action,

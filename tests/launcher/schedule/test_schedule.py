@@ -2,10 +2,10 @@ import math
 
 import pytest
 
-from stream_server.launcher.schedule.progress_clock import CONFIRM_FAILURE_S, CONFIRM_S
 from stream_server.launcher.schedule.queues import ATTACH_WAIT_S
 from stream_server.launcher.schedule.retry_policy import ScheduleLimits
 from stream_server.launcher.schedule.schedule import SimulationSchedule
+from stream_server.launcher.schedule.shared_jobs import CONFIRM_FAILURE_S, CONFIRM_S
 from stream_server.launcher.schedule.simulation import (
     SCHEDULED_TRANSITIONS,
     Cancel,

@@ -96,7 +96,7 @@ def newest(schedule: SimulationSchedule, simulation: int) -> int:
 
 
 def clocks_of_all(schedule: SimulationSchedule) -> dict[int, float]:
-    timed = [] if schedule.away else [it for it in schedule._live if not waits(schedule, it)]
+    timed = [] if schedule.away else [it for it in schedule.jobs if not waits(schedule, it)]
     deadlines = {it.simulation: schedule._clock._deadline(it) for it in timed}
     return {simulation: deadline for simulation, deadline in deadlines.items() if deadline is not None}
 
@@ -118,10 +118,10 @@ def test_the_first_clock_is_the_one_that_a_look_at_all_simulations_finds(
     for event in happened:
         world.happen(event)
         schedule = world.schedule
-        live = list(schedule._live)
+        live = list(schedule.jobs)
         if not schedule.stopped:
             assert schedule._clock.earliest() == min(clocks_of_all(schedule).values(), default=math.inf)
-        assert list(schedule._live.attached.values()) == [it for it in live if it.job is None]
+        assert list(schedule.jobs.attached.values()) == [it for it in live if it.job is None]
         with_job = [it for it in live if it.job is not None]
         num = len({id(it.job) for it in with_job}) if limits.per_worker > 1 else len(with_job)
         assert schedule.jobs.num == num

@@ -3,10 +3,9 @@
 from pathlib import Path
 
 from stream_server.launcher.backends.backend import JobState, JobStatus
-from stream_server.launcher.schedule.progress_clock import CONFIRM_FAILURE_S, CONFIRM_S
 from stream_server.launcher.schedule.retry_policy import ScheduleLimits
 from stream_server.launcher.schedule.schedule import SimulationSchedule
-from stream_server.launcher.schedule.shared_jobs import BEHIND, num_for_worker
+from stream_server.launcher.schedule.shared_jobs import BEHIND, CONFIRM_FAILURE_S, CONFIRM_S, num_for_worker
 from stream_server.launcher.schedule.simulation import NOT_BEGUN, Action, Cancel, ScheduledState, Submit
 from stream_server.launcher.simulations.attempt_jobs import OUT_OF_TIME, ends_of_worker
 from stream_server.messages.launcher_link import Failed, FailedLater

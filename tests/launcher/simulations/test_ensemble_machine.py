@@ -13,9 +13,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from stream_server.launcher.backends.backend import Outage
 from stream_server.launcher.journal import records
 from stream_server.launcher.journal.history import History
-from stream_server.launcher.schedule.progress_clock import CONFIRM_S
 from stream_server.launcher.schedule.retry_policy import ScheduleLimits
 from stream_server.launcher.schedule.schedule import POSTPONE_S, SimulationSchedule
+from stream_server.launcher.schedule.shared_jobs import CONFIRM_S
 from stream_server.launcher.schedule.simulation import RESTARTED
 from stream_server.launcher.simulations.attempt_jobs import AttemptJobs
 from stream_server.launcher.simulations.ensemble import Ensemble
