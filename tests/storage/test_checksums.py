@@ -7,13 +7,17 @@ import numpy as np
 import pytest
 import xxhash
 
+from stream_server.errors import DamagedCheckpoint
 from stream_server.storage.checksums import (
     CHUNK_BYTES,
+    GATHERED_BYTES,
     ChecksumFile,
     FileRecord,
+    check_sum,
     checksummed_json,
     parse_checksummed_json,
     record_of,
+    write_sums,
 )
 from stream_server.storage.disk import replace_file
 
@@ -34,6 +38,34 @@ def test_small_and_large_pieces_follow_each_other(tmp_path: Path) -> None:
     assert (tmp_path / "file").read_bytes() == data
     assert record == FileRecord(num_bytes=len(data), xxh3=xxhash.xxh3_128_hexdigest(data))
     assert record_of(tmp_path / "file") == record
+
+
+@pytest.mark.parametrize("size", [0, 1, 2, CHUNK_BYTES - 1, CHUNK_BYTES, CHUNK_BYTES + 1])
+def test_the_record_of_a_file_of_any_size_is_that_of_its_bytes(tmp_path: Path, size: int) -> None:
+    data = bytes(range(256)) * (size // 256 + 1)
+    (tmp_path / "file").write_bytes(data[:size])
+    assert record_of(tmp_path / "file") == FileRecord(num_bytes=size, xxh3=xxhash.xxh3_128_hexdigest(data[:size]))
+
+
+def test_small_pieces_are_not_kept_in_memory_until_the_end(tmp_path: Path) -> None:
+    with ChecksumFile(tmp_path / "file") as file:
+        for _ in range(2 * GATHERED_BYTES // 1000):
+            file.write(bytes(1000))
+        assert (tmp_path / "file").stat().st_size >= GATHERED_BYTES
+
+
+def test_a_file_that_its_sha256sums_names_must_match_it(tmp_path: Path) -> None:
+    (tmp_path / "model").write_bytes(b"weights")
+    (tmp_path / "other").write_bytes(b"anything")
+    check_sum(tmp_path / "model")
+    write_sums(tmp_path)
+    check_sum(tmp_path / "model")
+    (tmp_path / "model").write_bytes(b"weighty")
+    with pytest.raises(DamagedCheckpoint, match="not as it was written"):
+        check_sum(tmp_path / "model")
+    check_sum(tmp_path / "other")
+    (tmp_path / "later").write_bytes(b"it is not named there")
+    check_sum(tmp_path / "later")
 
 
 @pytest.mark.parametrize("shape", [(), (0,), (3, 0, 2), (4, 5)])

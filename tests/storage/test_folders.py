@@ -71,6 +71,14 @@ def test_an_older_folder_that_lost_its_name_in_a_crash_gets_it_back(tmp_path: Pa
     assert (tmp_path / "model/deep/file").read_bytes() == b"first"
 
 
+def test_what_a_crash_has_left_of_a_folder_is_not_in_the_next_one(tmp_path: Path) -> None:
+    (tmp_path / "model.tmp").mkdir()
+    (tmp_path / "model.tmp" / "torn").write_bytes(b"fir")
+    write(tmp_path / "model", b"second")
+    assert names(tmp_path / "model") == ["deep"]
+    assert names(tmp_path) == ["model"]
+
+
 def test_a_writer_removes_what_it_has_written_and_nothing_of_others(tmp_path: Path) -> None:
     first, second = FolderWriter(tmp_path / "shared"), FolderWriter(tmp_path / "shared")
     first.write("a/file", lambda file: file.write(b"a"))

@@ -162,6 +162,14 @@ def test_a_check_says_what_the_command_says_and_refuses_what_it_refuses(folder: 
         Study(plain(simulation__command=["no-such-program"]), folder).check()
 
 
+def test_a_check_of_a_changed_study_on_other_ranks_has_the_changes(folder: Path) -> None:
+    file = folder / "study.json"
+    file.write_text(json.dumps(plain()))
+    facts = dict(Study.load(file, {"study.simulations": 3}).check(ranks=2))
+    assert facts["simulations"] == "3 for training, 1 for validation"
+    assert facts["ranks"].startswith("2, ")
+
+
 def test_a_run_of_another_study_is_refused_where_it_is_to_be_started(folder: Path) -> None:
     study = Study(plain(training__batch_size=7), folder)
     study.output_dir.joinpath("record").mkdir(parents=True)
