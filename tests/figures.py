@@ -23,8 +23,8 @@ def record(
 ) -> None:
     """Put the figures of a campaign in the place of those of its last run.
 
-    `cases` counts them by kind. Where a case is of several kinds, the kind "all" has their number. `more` is kept
-    beside them, and not in the table.
+    `cases` counts them by kind. Where a case is of several kinds, the kind "all" has their number. `more` is kept, too,
+    and is not in the table.
     """
     figures = recorded()
     figures[campaign] = {

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.figures import BEGIN, END, PAGE, recorded, table
+from tests.mutants import scores
 from tests.support.unmarked import unmarked
 
 ROOT = Path(__file__).parents[2]
@@ -47,3 +48,13 @@ def is_run_by_make_test(path: str, test: str) -> bool:
 def test_the_figures_are_those_that_the_campaigns_have_recorded() -> None:
     told = TEXT.partition(BEGIN)[2].partition(END)[0]
     assert told == table(recorded())
+
+
+def test_the_scores_of_rooms_are_those_that_the_mutants_have_recorded() -> None:
+    told = TEXT.partition(scores.BEGIN)[2].partition(scores.END)[0]
+    assert told == scores.table(recorded()[scores.FIGURE]["rooms"])
+
+
+def test_no_room_passes_over_more_than_a_fifth_of_the_mutants_that_matter() -> None:
+    rooms = recorded()[scores.FIGURE]["rooms"]
+    assert [room for room, counts in rooms.items() if scores.score(counts) < scores.LEAST] == []

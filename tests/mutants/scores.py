@@ -15,6 +15,8 @@ SURVIVORS = Path(__file__).parent / "survivors.json"
 CAUGHT, UNPROMISED, MATTERS = "caught", "survive, without a promise", "survive, and matter"
 KINDS = (CAUGHT, UNPROMISED, MATTERS)
 FIGURE = "mutants"
+# No room may be below this score.
+LEAST = 0.8
 BEGIN, END = "<!-- mutants -->\n", "<!-- end of mutants -->\n"
 
 

@@ -33,7 +33,7 @@ class NoBaseline(Exception):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Tests:
+class Catchers:
     """Tests that pass without mutants, with what each runs of the modules of their room.
 
     Attributes:
@@ -132,7 +132,7 @@ class Workshop:
         output = self._output.read_text(errors="replace")
         return next((it.split()[1] for it in output.splitlines() if it.startswith(("FAILED ", "ERROR "))), "")
 
-    def _tests_of(self, module: str) -> Tests:
+    def _tests_of(self, module: str) -> Catchers:
         """The tests of a module; if no quick one runs anything of it, the slow ones, too."""
         files = test_files(module)
         file = str(self._tree.path / MODULES[module].relative_to(ROOT))
@@ -142,10 +142,10 @@ class Workshop:
                 break
         return tests
 
-    def _baseline(self, files: Sequence[str], marks: str, room: str) -> Tests:
+    def _baseline(self, files: Sequence[str], marks: str, room: str) -> Catchers:
         """The tests of these files that pass. Each file runs once only, for all modules of the room."""
         covers = [str(self._tree.path / it.relative_to(ROOT)) for name, it in MODULES.items() if room_of(name) == room]
-        tests = Tests(marks=marks)
+        tests = Catchers(marks=marks)
         for it in files:
             if (it, marks, room) not in self._baselines:
                 ran = self._run([*_arguments(marks), it], covers=covers, limit_s=BASELINE_S)

@@ -1,4 +1,4 @@
-"""A process that has imported what is slow to import, and runs tests in forks of itself.
+"""A process that runs tests in forks of itself, and imports what is slow to import once they have needed it.
 
 It runs in a copy of the project. Each line that it reads is a `Job` in JSON, and each line that it writes the outcome.
 """
@@ -21,18 +21,10 @@ import psutil
 import pytest
 
 SLOW_TO_IMPORT = (
-    "numpy",
-    "torch",
-    "hypothesis",
-    "pydantic",
-    "msgspec",
-    "zmq",
-    "scipy.stats",
-    "rich.console",
-    "rich.progress",
+    *("numpy", "torch", "scipy.stats", "hypothesis", "pydantic", "msgspec", "zmq", "rich.console", "rich.progress"),
+    *("matplotlib.pyplot", "bokeh.plotting", "pandas", "h5py", "safetensors", "tornado.web", "xxhash", "gest_api"),
 )
-SLOWER = ("matplotlib.pyplot", "bokeh.plotting", "pandas", "h5py", "safetensors", "tornado.web", "xxhash", "gest_api")
-PR_SET_CHILD_SUBREAPER = 36
+PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 LOOK_EVERY_S = 0.02
 
 
@@ -101,12 +93,14 @@ class Selection:
 
 
 def main() -> None:
-    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
-    for name in (*SLOW_TO_IMPORT, *SLOWER):
-        with suppress(ImportError):
-            __import__(name)
+    _set(PR_SET_PDEATHSIG, signal.SIGKILL)
+    _set(PR_SET_CHILD_SUBREAPER, 1)
     for line in sys.stdin:
         print(json.dumps(_run(**json.loads(line))), flush=True)
+
+
+def _set(option: int, value: int) -> None:
+    ctypes.CDLL(None).prctl(option, value)
 
 
 def _run(
@@ -126,6 +120,8 @@ def _run(
         with suppress(ChildProcessError):
             os.waitpid(-1, 0)
     found = json.loads(Path(output + ".json").read_text()) if covers and exit_code in (0, 1, 5) else {}
+    for name in found.pop("imported", ()):
+        __import__(name)
     return {"exit_code": exit_code, "wall_s": time.monotonic() - started, **found}
 
 
@@ -144,6 +140,7 @@ def _exit_code(process: int, deadline: float) -> int | None:
 def _child(arguments: list[str], tests: list[str] | None, covers: list[str], output: str) -> None:
     exit_code = 70
     try:
+        _set(PR_SET_PDEATHSIG, signal.SIGKILL)
         os.setsid()
         file = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         nothing = os.open(os.devnull, os.O_RDONLY)
@@ -159,7 +156,9 @@ def _child(arguments: list[str], tests: list[str] | None, covers: list[str], out
         exit_code = int(pytest.main(arguments, plugins))
         if covers:
             lines = {test: {file: sorted(it) for file, it in lines.items()} for test, lines in coverage.lines.items()}
-            Path(output + ".json").write_text(json.dumps({"lines": lines, "seconds": coverage.seconds}))
+            imported = [name for name in SLOW_TO_IMPORT if name in sys.modules]
+            found = {"lines": lines, "seconds": coverage.seconds, "imported": imported}
+            Path(output + ".json").write_text(json.dumps(found))
         sys.stdout.flush()
     finally:
         os._exit(exit_code)

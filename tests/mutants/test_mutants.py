@@ -1,0 +1,121 @@
+"""What a mutant is, how tests judge it, and how its fate is counted."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+from tests import figures
+from tests.campaigns import Tally
+from tests.mutants import scores
+from tests.mutants.campaign import Mutants, all_rooms, mutants_of
+from tests.mutants.mutations import mutants
+from tests.mutants.trial import Catchers
+
+SOURCE = '''
+"""Text."""
+log = getLogger()
+
+class Few:
+    """Text."""
+    limit: int = 3
+
+    def __repr__(self) -> str:
+        return "1" + "2"
+
+    def add(self, it: int) -> bool:
+        """Text."""
+        assert it > 0
+        log.warning("%d", it + 1)
+        if it < self.limit and not self.full:
+            raise ValueError(f"{it - 1}")
+        self.sum = self.sum + it
+        return True
+'''
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "few.py"
+    path.write_text(SOURCE)
+    return path
+
+
+def test_a_mutant_differs_in_one_place_and_is_python(file: Path) -> None:
+    found = mutants(file, room="", module="few")
+    assert {it.name for it in found} == {
+        "few:Few: 3 -> 4",
+        "few:Few.add: it < self.limit and (not self.full) -> True",
+        "few:Few.add: it < self.limit and (not self.full) -> False",
+        "few:Few.add: it < self.limit and (not self.full) -> (it < self.limit or not self.full)",
+        "few:Few.add: it < self.limit -> (it <= self.limit)",
+        "few:Few.add: not self.full -> (self.full)",
+        "few:Few.add: raise ValueError(f'{it - 1}') -> pass",
+        "few:Few.add: self.sum = self.sum + it -> pass",
+        "few:Few.add: self.sum + it -> (self.sum - it)",
+        "few:Few.add: return True -> return None",
+    }
+    for it in found:
+        ast.parse(it.text)
+        old, new = SOURCE.splitlines(), it.text.splitlines()
+        assert [number for number, (a, b) in enumerate(zip(old, new, strict=True), 1) if a != b] == [it.line]
+
+
+def test_two_changes_of_the_same_words_have_names_of_their_own(tmp_path: Path) -> None:
+    file = tmp_path / "twice.py"
+    file.write_text("a = 1\nb = 1\n")
+    assert [it.name for it in mutants(file, room="", module="twice")] == ["twice:: 1 -> 2", "twice:: 1 -> 2 #2"]
+
+
+def test_the_sample_of_a_room_follows_from_the_seed_alone(tmp_path: Path) -> None:
+    def drawn(only: str, seed: int) -> list[str]:
+        return [it.name for _, it in Mutants(folder=tmp_path, only=only, seed=seed, number=5).sample("storage")]
+
+    assert drawn("storage", 1) == drawn("config,storage", 1) != drawn("storage", 2)
+    assert len(drawn("storage", 1)) == 5
+
+
+def test_every_room_has_mutants_and_each_reason_is_of_one(tmp_path: Path) -> None:
+    names = {it.name for room in all_rooms() for _, it in mutants_of(room)}
+    assert [room for room in all_rooms() if not mutants_of(room)] == []
+    assert [name for name in scores.reasons() if name not in names and not name.startswith("native")] == []
+
+
+def test_a_room_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="there is no room kitchen"):
+        Mutants(folder=tmp_path, only="kitchen")
+
+
+def test_the_tests_of_a_line_are_those_that_run_it_fastest_first() -> None:
+    tests = Catchers(
+        marks="",
+        lines={"a": {"file": {1, 2}}, "b": {"file": {2}}, "c": {"file": {9}}, "d": {"other": {2}}},
+        seconds={"a": 2.0, "b": 1.0, "c": 0.5, "d": 0.1},
+    )
+    assert tests.running("file", 2, 3) == ["b", "a"]
+    assert tests.running("file", 5, 5) == ["c", "b", "a"]
+    assert tests.running("unseen", 5, 5) == ["d", "c", "b", "a"]
+
+
+@pytest.mark.slow
+def test_a_mutant_that_a_test_notices_is_caught_and_one_that_none_does_is_told(tmp_path: Path) -> None:
+    names = ["messages.notices:", "wording:"]
+    tally = Tally.of(Mutants(folder=tmp_path, seed=1, only="package", names=names).run())
+    assert tally.cases[scores.CAUGHT] > 0
+    assert len(tally.violations) == tally.cases[scores.MATTERS]
+
+
+def test_rooms_that_did_not_run_keep_their_scores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(figures, "FILE", tmp_path / "figures.json")
+    monkeypatch.setattr(figures, "PAGE", tmp_path / "page.md")
+    figures.PAGE.write_text(figures.BEGIN + figures.END + scores.BEGIN + scores.END)
+    for room, caught in (("a", 3), ("b", 8), ("a", 9)):
+        tally = Tally()
+        tally.table.update({(room, scores.CAUGHT): caught, (room, scores.MATTERS): 1, (room, scores.UNPROMISED): 2})
+        scores.record(tally, wall_s=1, seed=7)
+    found = figures.recorded()[scores.FIGURE]
+    assert found["cases"] == {scores.CAUGHT: 17, scores.UNPROMISED: 4, scores.MATTERS: 2}
+    assert found["violations"] == 2
+    page = figures.PAGE.read_text()
+    assert "| a | 12 | 9 | 2 | 1 | 90% | 7 |" in page
+    assert "| b | 11 | 8 | 2 | 1 | 89% | 7 |" in page
