@@ -60,3 +60,9 @@ def test_a_file_system_without_locks_is_told_from_one_that_fails(
     with open(tmp_path / "lock", "wb") as file, pytest.raises(OSError, match=os.strerror(number)) as caught:
         disk.lock(file.fileno())
     assert type(caught.value) is kind
+
+
+def test_a_folder_is_not_made_where_a_file_is(tmp_path: Path) -> None:
+    (tmp_path / "run").write_bytes(b"")
+    with pytest.raises(FileExistsError):
+        disk.make_folder(tmp_path / "run")

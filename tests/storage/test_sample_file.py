@@ -67,6 +67,14 @@ def test_rows_come_back_as_they_were_whatever_their_number(num: int, tmp_path: P
         np.testing.assert_array_equal(array, arrays[name], strict=True)
 
 
+def test_rows_of_a_field_that_differs_in_size_take_what_each_of_them_has() -> None:
+    layout = SampleLayout(
+        num_rows=3, fields=(("mesh", "<f4", (10, 3, 2)), ("time", "<f8", ())), lengths={"mesh": np.array([4, 10, 0])}
+    )
+    assert [layout.num_bytes(range(row, row + 1)) for row in range(3)] == [4 * 24 + 8, 10 * 24 + 8, 8]
+    assert layout.num_bytes(range(3)) == 14 * 24 + 3 * 8
+
+
 @pytest.mark.usefixtures("small_chunks")
 def test_a_chunk_is_told_only_when_all_of_its_rows_are_written() -> None:
     arrays, file = rows_of(7), io.BytesIO()
