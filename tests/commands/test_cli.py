@@ -122,6 +122,34 @@ def test_without_bokeh_serve_says_what_to_install(
     assert said.startswith("stream-study: serve needs bokeh, which is not installed: pip install '.[dashboard]' ")
 
 
+def test_a_page_takes_no_folder_and_no_format(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    log_run(tmp_path / "heat")
+    page = tmp_path / "heat.html"
+    for option in (["--to", str(tmp_path)], ["--format", "svg"]):
+        assert main(["plot", str(tmp_path / "heat"), "--html", str(page), *option]) == 2
+        assert "leave out --to and --format" in capsys.readouterr().err
+    assert not page.exists()
+
+
+@pytest.mark.slow
+def test_serve_shows_the_runs_below_a_folder_and_prints_the_link(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from stream_server.dashboard import serving
+
+    def serve(folder: Path, port: int, tell: Callable[[str], None]) -> None:
+        tell(f"http://localhost:{port}/{folder.name}")
+
+    monkeypatch.setattr(serving, "serve", serve)
+    assert main(["serve", str(tmp_path / "runs"), "--port", "5123"]) == 0
+    assert capsys.readouterr().out == "http://localhost:5123/runs\n"
+
+
+@pytest.mark.parametrize("arguments", [[], ["heat", "a", "b"], ["--blank", "a", "b"], ["--list", "heat"]])
+def test_new_takes_an_example_and_a_folder_or_one_folder_or_nothing(arguments: list[str]) -> None:
+    assert main(["new", *arguments]) == 2
+
+
 @pytest.mark.parametrize("shape", ["--long", "--wide"])
 def test_a_csv_file_needs_no_package_of_the_extra_and_no_pandas(
     shape: str, tmp_path: Path, hide: Callable[..., None]
