@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from stream_server.config import load
+from stream_server.config.problems import MAX_SHOWN_CHARACTERS, shown
 from stream_server.errors import ConfigError
 from tests.support.examples import examples
 from tests.support.studies import SMALLEST, StudyFolder
@@ -210,3 +211,10 @@ def load_or_refuse(file: Path) -> None:
         load(file)
     except ConfigError as error:
         assert " problem" in str(error)  # noqa: PT017
+
+
+def test_a_long_value_is_shown_in_part() -> None:
+    assert shown("x" * (MAX_SHOWN_CHARACTERS - 2)) == '"' + "x" * (MAX_SHOWN_CHARACTERS - 2) + '"'
+    cut = shown("x" * (MAX_SHOWN_CHARACTERS - 1))
+    assert len(cut) == MAX_SHOWN_CHARACTERS
+    assert cut.endswith("x…")

@@ -5,7 +5,7 @@ Why: docs/decisions/0095-mutants.md
 
 import random
 from collections.abc import Generator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from typing import ClassVar
 
@@ -30,6 +30,8 @@ class Mutants(Campaign):
     names: Sequence[str] = option((), "only mutants whose names have one of these in them", nargs="*", metavar="TEXT")
     only: str = option("", "only these rooms, divided by commas; a room that ends with a dot means those in it")
     number: int = option(16, "how many mutants of each room")
+    again: bool = option(False, "only those that survived, and mattered, in the recorded run")
+    fates: dict[str, tuple[str, str]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if unknown := [it for it in self._only if not any(_is_in(room, it) for room in all_rooms())]:
@@ -48,8 +50,11 @@ class Mutants(Campaign):
         return sum(len(self.sample(room)) for room in self.rooms)
 
     def sample(self, room: str) -> list[tuple[str, Mutant]]:
-        """The mutants of a room that the seed draws, with their modules; all, if names are asked for."""
+        """The mutants of a room that the seed draws, with their modules; all of those that are asked for."""
         found = mutants_of(room)
+        if self.again:
+            open_ones = scores.open_ones(room)
+            return [it for it in found if it[1].name in open_ones]
         if self.names:
             return [it for it in found if any(name in it[1].name for name in self.names)]
         drawn = random.Random(f"{self.seed}/{room}").sample(range(len(found)), min(self.number, len(found)))
@@ -65,23 +70,23 @@ class Mutants(Campaign):
                     except NoBaseline as error:
                         yield Round(violations=[f"without any mutant: {error}"])
                         continue
-                    yield _judged(mutant, how, reasons)
+                    yield self._judged(mutant, how, reasons)
 
     def record(self, tally: Tally, wall_s: float) -> None:
-        scores.record(tally, wall_s=wall_s, seed=self.seed)
+        scores.record(self.fates, wall_s=wall_s, seed=self.seed, again=self.again)
 
-
-def _judged(mutant: Mutant, how: str, reasons: Mapping[str, str]) -> Round:
-    reason = "" if scores.test_of(mutant, reasons) else reasons.get(mutant.name, "")
-    kind = scores.CAUGHT if how else scores.UNPROMISED if reason else scores.MATTERS
-    where = f"{mutant.name} (line {mutant.line})"
-    return Round(
-        cases={kind: 1},
-        table={(mutant.room, it): int(it == kind) for it in scores.KINDS},
-        violations=[f"SURVIVES: {where}"] if kind == scores.MATTERS else [],
-        text=f"{where}: {how or reason}",
-        again=f"--only {mutant.room}",
-    )
+    def _judged(self, mutant: Mutant, how: str, reasons: Mapping[str, str]) -> Round:
+        reason = "" if scores.test_of(mutant, reasons) else reasons.get(mutant.name, "")
+        kind = scores.CAUGHT if how else scores.UNPROMISED if reason else scores.MATTERS
+        self.fates[mutant.name] = mutant.room, kind
+        where = f"{mutant.name} (line {mutant.line})"
+        return Round(
+            cases={kind: 1},
+            table={(mutant.room, it): int(it == kind) for it in scores.KINDS},
+            violations=[f"SURVIVES: {where}"] if kind == scores.MATTERS else [],
+            text=f"{where}: {how or reason}",
+            again=f"--only {mutant.room}",
+        )
 
 
 def all_rooms() -> list[str]:

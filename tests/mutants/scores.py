@@ -2,13 +2,11 @@
 
 import datetime
 import json
-from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from tests import figures
-from tests.campaigns import Tally
 from tests.mutants.mutations import Mutant
 
 SURVIVORS = Path(__file__).parent / "survivors.json"
@@ -31,18 +29,35 @@ def test_of(mutant: Mutant, reasons: Mapping[str, str]) -> str:
     return reason if reason.startswith("tests/") else ""
 
 
-def record(tally: Tally, *, wall_s: float, seed: int) -> None:
-    """Put the counts of these rooms in the place of those of their last run, and leave the others as they are."""
-    rooms = dict(figures.recorded().get(FIGURE, {}).get("rooms", {}))
-    today = datetime.date.today().isoformat()
-    for room in {room for room, _ in tally.table}:
-        rooms[room] = {**{kind: tally.table[room, kind] for kind in KINDS}, "seed": seed, "date": today}
-    cases: Counter[str] = Counter()
-    for counts in rooms.values():
-        cases.update({kind: counts[kind] for kind in KINDS})
+def open_ones(room: str) -> list[str]:
+    """The mutants of a room that survived its recorded run, and matter."""
+    return list(_rooms().get(room, {}).get("open", []))
+
+
+def record(fates: Mapping[str, tuple[str, str]], *, wall_s: float, seed: int, again: bool = False) -> None:
+    """Put the counts of rooms in the place of those of their last run, and leave the other rooms as they are.
+
+    `fates` has room and kind by the name of each mutant. With `again` it is about some of the last run's mutants only.
+    """
+    rooms, today = _rooms(), datetime.date.today().isoformat()
+    if not again:
+        rooms |= {room: {**dict.fromkeys(KINDS, 0), "open": []} for room, _ in fates.values()}
+    for name, (room, kind) in fates.items():
+        counts = rooms[room]
+        if again:
+            counts["open"].remove(name)
+            counts[MATTERS] -= 1
+        counts[kind] += 1
+        counts["open"] += [name] if kind == MATTERS else []
+        counts |= {"seed": seed, "date": today}
+    cases = {kind: sum(counts[kind] for counts in rooms.values()) for kind in KINDS}
     figures.record(FIGURE, cases=cases, violations=cases[MATTERS], wall_s=wall_s, seed=seed, rooms=rooms)
     before, _, rest = figures.PAGE.read_text().partition(BEGIN)
     figures.PAGE.write_text(before + BEGIN + table(rooms) + END + rest.partition(END)[2])
+
+
+def _rooms() -> dict[str, dict[str, Any]]:
+    return dict(figures.recorded().get(FIGURE, {}).get("rooms", {}))
 
 
 def score(counts: Mapping[str, Any]) -> float:

@@ -111,12 +111,15 @@ def test_rooms_that_did_not_run_keep_their_scores(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(figures, "PAGE", tmp_path / "page.md")
     figures.PAGE.write_text(figures.BEGIN + figures.END + scores.BEGIN + scores.END)
     for room, caught in (("a", 3), ("b", 8), ("a", 9)):
-        tally = Tally()
-        tally.table.update({(room, scores.CAUGHT): caught, (room, scores.MATTERS): 1, (room, scores.UNPROMISED): 2})
-        scores.record(tally, wall_s=1, seed=7)
+        kinds = [scores.CAUGHT] * caught + [scores.UNPROMISED] * 2 + [scores.MATTERS]
+        scores.record({f"{room}{i}": (room, it) for i, it in enumerate(kinds)}, wall_s=1, seed=7)
     found = figures.recorded()[scores.FIGURE]
     assert found["cases"] == {scores.CAUGHT: 17, scores.UNPROMISED: 4, scores.MATTERS: 2}
     assert found["violations"] == 2
     page = figures.PAGE.read_text()
     assert "| a | 12 | 9 | 2 | 1 | 90% | 7 |" in page
     assert "| b | 11 | 8 | 2 | 1 | 89% | 7 |" in page
+    assert scores.open_ones("b") == ["b10"]
+    scores.record({"b10": ("b", scores.CAUGHT)}, wall_s=1, seed=7, again=True)
+    assert scores.open_ones("b") == []
+    assert "| b | 11 | 9 | 2 | 0 | 100% | 7 |" in figures.PAGE.read_text()
