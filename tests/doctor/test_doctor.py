@@ -194,6 +194,19 @@ def test_an_mpirun_is_good_if_its_ranks_find_each_other(
     check(checks.check_mpi(), severity, "MPICH 5.0.2, /env/bin/mpirun -n 2", advice)
 
 
+def test_what_a_rank_says_of_its_mpi_is_told_as_it_is(machine: Machine) -> None:
+    machine.has_programs(mpirun="/env/bin/mpirun")
+    machine.prints(f'{{"problem": "{WRONG}"}}')
+    assert checks.check_mpi().advice == WRONG
+
+
+def test_an_mpirun_is_tried_with_as_many_ranks_as_the_study_has(machine: Machine, tmp_path: Path) -> None:
+    config = StudyFolder(tmp_path / "study").load({"server.ranks": 3})
+    machine.has_programs(mpirun="/env/bin/mpirun")
+    machine.prints('{"size": 1}\n' * 3)
+    check(checks.check_mpi(config), REPAIR, "/env/bin/mpirun -n 3", "do not find each other")
+
+
 def test_ranks_that_die_beside_little_shared_memory_are_told_of_it(machine: Machine) -> None:
     machine.has_programs(mpirun="/env/bin/mpirun")
     machine.prints("Bus error")
