@@ -131,7 +131,6 @@ def test_a_page_takes_no_folder_and_no_format(tmp_path: Path, capsys: pytest.Cap
     assert not page.exists()
 
 
-@pytest.mark.slow
 def test_serve_shows_the_runs_below_a_folder_and_prints_the_link(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
