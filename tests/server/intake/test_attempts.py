@@ -324,6 +324,25 @@ def test_a_client_rank_may_send_its_parts_of_a_step_again_before_those_of_others
     assert [it.ack().received for it in (first, second)] == [4, 4]
 
 
+def test_a_client_rank_that_connects_again_keeps_the_parts_of_the_others() -> None:
+    big = FieldSpec(name="u", shape=(2, 2 * MAX_PART_BYTES // 8), dtype="<f8")
+    intake = make(fields=[big])
+    intake.begin_attempt(0, 0)
+    count = (1, *big.shape[1:])
+    rows = [Block(field="u", dtype="<f8", shape=big.shape, offset=(row, 0), count=count) for row in range(2)]
+    first, second = [opened(intake, opening(rows[rank], rank=rank, num_ranks=2)) for rank in range(2)]
+    for client in (first, second):
+        assert send(intake, client, data(client, 0, field=0, last=False)) == 0
+    intake.lose(first)
+    first = opened(intake, opening(rows[0], rank=0, num_ranks=2))
+    gap = send(intake, first, data(first, 0, field=0, offset=MAX_PART_BYTES))
+    assert isinstance(gap, Refusal)
+    assert gap.reason is Reason.WRONG_STEP
+    assert send(intake, first, data(first, 0, field=0, last=False)) == 0
+    assert send(intake, first, data(first, 0, field=0, offset=MAX_PART_BYTES)) == 0
+    assert send(intake, second, data(second, 0, field=0, offset=MAX_PART_BYTES)) == 1
+
+
 def test_steps_are_bounded_when_their_number_is_unknown() -> None:
     intake = make(num=None)
     intake.begin_attempt(0, 0)
