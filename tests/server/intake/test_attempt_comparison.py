@@ -9,7 +9,7 @@ import pytest
 
 from stream_server.buffers import Buffer, Fifo, Reservoir, Slots, WindowBuffer, WindowShape
 from stream_server.messages import wire
-from stream_server.messages.client import Open
+from stream_server.messages.client import Block, FieldSpec, Open
 from stream_server.server.intake.attempts import Connection
 from stream_server.server.intake.validation_store import ValidationStore
 from stream_server.server.replay.record_format import EntryKind
@@ -198,3 +198,26 @@ def test_a_held_out_simulation_of_two_trajectories_is_noticed(moved: float) -> N
     send(intake, client, range(3, NUM), moved)
     assert [bool(share.differs) for share in intake.changes()] == [bool(moved)]
     assert len(store.freeze()) == NUM
+
+
+@pytest.mark.parametrize("num_rows", [2, 3])
+def test_another_number_of_rows_is_another_trajectory(num_rows: int) -> None:
+    ragged = FieldSpec(name="x", shape=(5, 3), dtype="<f8", ragged=True)
+    rows = Block(field="x", dtype="<f4", shape=ragged.shape, offset=(0, 0), count=ragged.shape)
+    buffer = Buffer(Fifo(capacity=100), Slots({"x": ragged.shape}, 200, ragged=["x"]))
+    intake = make(num=NUM, fields=[ragged], buffer=buffer, credit_slots=90)
+
+    def send_rows(client: Connection, step: int, num: int) -> None:
+        message = data(client, step)
+        [header, *frames] = wire.encode(message, [np.full((num, 3), step, np.float32)])
+        assert intake.take(client, message, bytes(header), Frames(frames)) is None
+        intake.flush()
+
+    [client] = begin(intake, 0, opening(rows))
+    send_rows(client, 0, 4)
+    send_rows(client, 1, 3)
+    assert [it.tolist() for it in buffer.contents().fields["x"]] == [[[0.0] * 3] * 4, [[1.0] * 3] * 3]
+    [client] = begin(intake, 1, opening(rows, attempt=1))
+    send_rows(client, 1, num_rows)
+    [share] = intake.changes()
+    assert share.differs == ("" if num_rows == 3 else "time step 1: field x has the shape (2, 3), and had (3, 3)")
