@@ -7,7 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from stream_server.buffers import Buffer, Fifo, Slots
+from stream_server.messages import wire
+from stream_server.messages.client import MAX_PART_BYTES, Block, FieldSpec
 from stream_server.server.intake.filling import all_finite, assign, side_by_side
+from tests.fakes.intakes import data, make, opened, opening
+from tests.support.intake_ranks import Frames
 
 
 @given(st.lists(st.integers(1, 4), max_size=4), st.data())
@@ -39,3 +44,21 @@ def test_one_bad_value_is_found(value: float) -> None:
     values[2, 1] = value
     assert not all_finite(values)
     assert all_finite(np.ones(3, np.int64))
+
+
+def test_rows_that_two_client_ranks_send_in_parts_come_together_in_their_order() -> None:
+    num = MAX_PART_BYTES // 8
+    ragged = FieldSpec(name="x", shape=(3 * num,), dtype="<f8", ragged=True)
+    rows = Block(field="x", dtype="<f8", shape=ragged.shape, offset=(0,), count=ragged.shape)
+    buffer = Buffer(Fifo(capacity=2), Slots({"x": ragged.shape}, 4, ragged=["x"]))
+    intake = make(fields=[ragged], buffer=buffer, credit=1, credit_slots=1)
+    intake.begin_attempt(0, 0)
+    for client in [opened(intake, opening(rows, rank=rank, num_ranks=2)) for rank in range(2)]:
+        values = np.arange(num + 1.0) + client.rank
+        for start in (0, num):
+            message = data(client, 0, field=0, offset=8 * start, last=start > 0)
+            [header, *frames] = wire.encode(message, [values[start : start + num]])
+            assert intake.take(client, message, bytes(header), Frames(frames)) is None
+    intake.flush()
+    [together] = buffer.contents().fields["x"]
+    np.testing.assert_array_equal(together, [*np.arange(num + 1.0), *np.arange(num + 1.0) + 1.0])
