@@ -48,6 +48,7 @@ def test_the_length_of_a_study_without_a_part_of_its_samples_and_with_more(folde
     length = TrainingLength(samples=100, draws=300, batches=9)
     assert length.less(10) == TrainingLength(samples=90, draws=270, batches=9)
     assert length.less(-10) == TrainingLength(samples=110, draws=330, batches=9)
+    assert TrainingLength(samples=100).less(10) == TrainingLength(samples=90)
     assert TrainingLength().less(10) == TrainingLength()
 
 

@@ -61,5 +61,13 @@ def test_time_measured_elsewhere_can_be_added() -> None:
     assert phases.seconds == {"receive": 0.75}
 
 
+def test_the_seconds_before_a_restart_count_too() -> None:
+    before, phases = Phases(Clock()), Phases(Clock())
+    before.add("step", 2.0)
+    phases.add("step", 0.5)
+    phases.load_state_dict(before.state_dict())
+    assert phases.seconds == {"step": 2.5}
+
+
 def test_the_mean_over_ranks_counts_a_missing_phase_as_zero() -> None:
     assert mean_over_ranks([{"step": 4.0}, {"step": 2.0, "validation": 1.0}]) == {"step": 3.0, "validation": 0.5}

@@ -29,6 +29,14 @@ def test_progress_comes_back_as_it_was() -> None:
     assert restored.elapsed_s == pytest.approx(5.0)
 
 
+def test_what_an_update_leaves_out_is_skipped_and_the_rest_is_trained() -> None:
+    progress = Progress(2)
+    assert progress.agreed_s == 0.0
+    progress.count_batch(union_batch(4, 4, elapsed_s=1.5))
+    progress.count_update(StepOutcome(num_left_out=3))
+    assert (progress.updates, progress.samples, progress.skipped, progress.agreed_s) == (1, 5, 3, 1.5)
+
+
 def test_the_fraction_of_a_run_of_known_length_goes_by_draws() -> None:
     progress = Progress(2, length=TrainingLength(samples=8, draws=16))
     assert progress.fraction == 0.0

@@ -168,7 +168,9 @@ def test_what_changes_and_is_in_no_checkpoint_is_named_once(
             step.run(UnionBatch(own=batch_of(data, 2), sizes=(2,), counts=StepCounts(num_first=2)), data, index)
             callbacks.tell("on_step_end")
             callbacks.tell("on_checkpoint", Path())
+        told_at_a_checkpoint = list(unsaved.warnings)
         callbacks.tell("on_train_end")
+    assert unsaved.warnings == told_at_a_checkpoint
     begins = (
         []
         if names is None
