@@ -175,6 +175,18 @@ def test_a_rank_of_several_keeps_as_many_steps_as_its_credit_and_goes_on(client:
         assert [(it.share, it.total) for it in messages(server, End)] == [(7, 7)]
 
 
+def test_a_rank_of_several_keeps_as_many_steps_again_once_those_are_sent(client: Client) -> None:
+    with FakeServer(SMALL, num_ranks=1) as server:
+        server.credit, server.withholds_acks = 3, True
+        client.connect(server, "simulation=5", rank=1, num_ranks=2)
+        for steps in (range(6), range(6, 9)):
+            assert client.send(*steps, count="2") == ["ok"] * len(steps)
+            server.do(server.acknowledge_all)
+        server.withholds_acks = False
+        assert client.ask("finish") == "ok"
+        assert [it.index + i for it in messages(server, Data) for i in range(it.num_steps)] == list(range(9))
+
+
 def test_the_silence_of_a_server_adds_up_while_steps_are_kept(client: Client) -> None:
     with FakeServer(SMALL, num_ranks=1) as server:
         server.credit = 50

@@ -107,6 +107,19 @@ def test_a_send_that_waits_for_credit_goes_on_with_the_new_server(client: Client
         assert_has(server, 20)
 
 
+def test_a_rank_of_several_keeps_steps_anew_when_a_new_server_has_no_credit_left(client: Client) -> None:
+    with FakeServer(SMALL, num_ranks=1) as server:
+        server.credit, server.withholds_acks = 2, True
+        client.connect(server, "simulation=5", rank=1, num_ranks=2)
+        assert client.send(*range(4), count="2") == ["ok"] * 4
+        server.move(incarnation=4)
+        assert client.send(4, 5, count="2") == ["ok"] * 2
+        server.withholds_acks = False
+        server.do(server.acknowledge_all)
+        assert client.ask("finish") == "ok"
+        assert sorted(server.steps) == [(5, step) for step in range(6)]
+
+
 def test_a_finish_that_waits_goes_on_with_the_new_server(client: Client) -> None:
     with FakeServer(SMALL, num_ranks=2) as server:
         server.withholds_acks = True
