@@ -62,6 +62,15 @@ static void copies_of_one_type_are_exact(void) {
     CHECK(memcmp(to, bits, 8) == 0);
 }
 
+static void only_what_becomes_zero_has_underflowed(void) {
+    const double zero[] = {0.0, 1.0}, small[] = {1e-300, 1.0};
+    const int64_t count[] = {2};
+    float to[2];
+    bool underflows = true;
+    CHECK(sc_copy_block(to, STREAM_FLOAT32, zero, STREAM_FLOAT64, 1, count, NULL, &underflows) && !underflows);
+    CHECK(sc_copy_block(to, STREAM_FLOAT32, small, STREAM_FLOAT64, 1, count, NULL, &underflows) && underflows);
+}
+
 /* In the locale that LOCALE names, which has a decimal comma. */
 static void numbers_are_read_the_same_in_every_locale(void) {
     static const char text[] =
@@ -81,6 +90,7 @@ int main(void) {
     bits_are_a_growing_set();
     programs_that_trap_overflow_are_not_ended_by_a_conversion();
     copies_of_one_type_are_exact();
+    only_what_becomes_zero_has_underflowed();
     numbers_are_read_the_same_in_every_locale();
     return 0;
 }

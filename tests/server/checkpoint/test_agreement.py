@@ -172,6 +172,14 @@ def test_they_are_due_at_multiples_and_at_parts_of_the_run_whenever_time_made_ot
         assert taken == [4, 6, 8, 12]
 
 
+def test_after_a_restart_the_next_one_is_due_at_the_next_multiple() -> None:
+    restored = OneRank(newest=4, batches=8, every_batches=4)
+    restored.step()
+    assert not any(restored.round())
+    restored.step(3)
+    assert restored.round().wanted
+
+
 def test_time_makes_one_due() -> None:
     one = OneRank(every_s=10.0)
     one.step()
