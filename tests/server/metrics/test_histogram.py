@@ -43,3 +43,12 @@ def test_equal_values_have_no_spread_in_spite_of_rounding() -> None:
 
 def test_intervals_lie_within_the_smallest_and_the_largest_value() -> None:
     assert Histogram.of([-1e30, 2.0, 2.0]).intervals() == [(-1e30, LIMITS[0], 1), (LIMITS[LIMITS < 2.0][-1], 2.0, 2)]
+
+
+def test_histograms_of_two_ranks_add_up_to_that_of_all_values() -> None:
+    first, second = np.random.default_rng(0).normal(size=(2, 100))
+    histogram = Histogram.of(first)
+    histogram.add(Histogram.of(second))
+    together = Histogram.of(np.concatenate((first, second)))
+    assert (histogram.num, histogram.counts) == (together.num, together.counts)
+    assert (histogram.min, histogram.max) == (together.min, together.max)
