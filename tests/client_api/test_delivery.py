@@ -142,6 +142,19 @@ def test_never_more_steps_than_the_credit_are_unacknowledged(client: Client) -> 
         assert_has(server, 10)
 
 
+def test_the_credit_of_many_messages_comes_back_whole(client: Client) -> None:
+    # A step of a ragged field travels alone.
+    with FakeServer((FieldSpec(name="u", shape=(4,), ragged=True),), num_ranks=1) as server:
+        server.credit, server.withholds_acks = 40, True
+        client.connect(server)
+        for steps in (range(40), range(40, 80)):
+            assert client.send(*steps) == ["ok"] * 40
+            server.do(server.acknowledge_all)
+        server.withholds_acks = False
+        assert client.ask("finish") == "ok"
+        assert [(it.index, it.num_steps) for it in messages(server, Data)] == [(step, 1) for step in range(80)]
+
+
 @pytest.mark.parametrize("credit", [4, 5, 7])
 def test_steps_that_wait_for_company_count_to_the_credit(client: Client, credit: int) -> None:
     with FakeServer(SMALL, num_ranks=1) as server:
