@@ -4,7 +4,15 @@ from pathlib import Path
 
 import pytest
 
-from stream_server.server.run.plan import MemoryLimit, MemoryNeed, free_on_node, limit_of_node, make_plan
+from stream_server.server.run import plan
+from stream_server.server.run.plan import (
+    MemoryLimit,
+    MemoryNeed,
+    free_on_node,
+    limit_of_node,
+    make_plan,
+    memory_warning,
+)
 from tests.support.studies import Changes, StudyFolder
 
 GIB = 2**30
@@ -132,3 +140,14 @@ def test_the_ranks_of_a_node_share_its_memory() -> None:
         "34.5 GiB for the 3 ranks of a node, but this node has 24.0 GiB (MemTotal in /proc/meminfo). Write a smaller "
         "capacity, give study.fields a smaller dtype, or use more memory"
     )
+
+
+@pytest.mark.parametrize(("free", "is_told"), [(None, False), (10 * GIB, False), (1, True)])
+def test_memory_that_others_use_is_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free: int | None, is_told: bool
+) -> None:
+    limit = None if free is None else MemoryLimit(num_bytes=free, source="MemAvailable")
+    monkeypatch.setattr(plan, "free_on_node", lambda: limit)
+    told = memory_warning(StudyFolder(tmp_path).load(), 1, 1)
+    assert ("are free now (MemAvailable)" in told) == is_told
+    assert bool(told) == is_told

@@ -30,12 +30,23 @@ def plan_of(tmp_path: Path, changes: Changes) -> dict[str, int]:
             {"credit": 26, "spare": 312, "num_slots": 2500 + 26 * 12 + 20 + 1 + 312},
             id="all windows together",
         ),
+        pytest.param(
+            {"buffer.capacity": 100, "training.batch_size": 20, "training.prefetch": 2, "client.window": "400kB"},
+            {"credit": 3, "spare": 80, "num_slots": 100 + 3 * 5 + 80 + 1 + 80},
+            id="batches made ahead",
+        ),
     ],
 )
 def test_there_are_slots_for_a_full_buffer_all_windows_held_batches_and_what_is_written(
     tmp_path: Path, changes: Changes, expected: dict[str, int]
 ) -> None:
     assert plan_of(tmp_path, changes) == expected
+
+
+def test_each_rank_of_each_simulation_has_a_connection(tmp_path: Path) -> None:
+    config = StudyFolder(tmp_path).load({"launcher.max_running": 8, "simulation.ranks": 3})
+    plan = make_plan(config)
+    assert plan.connections == 3 * plan.max_clients + 2
 
 
 @pytest.mark.parametrize(
