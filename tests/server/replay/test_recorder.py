@@ -317,6 +317,7 @@ def test_a_full_disk_ends_the_recording_and_leaves_whole_blocks(
     with recorder(config, slots) as it:
         it.append([0])
         assert it.position() == 2
+        assert not it.is_over
         with monkeypatch.context() as patch:
             fail_to_write(patch, more_bytes)
             it.append([2, 4])
@@ -327,6 +328,7 @@ def test_a_full_disk_ends_the_recording_and_leaves_whole_blocks(
         it.finish(2)
         assert it.sync(it.position()) is None
     assert isinstance(it.error, OSError)
+    assert it.is_over
     assert [record.levelno for record in caplog.records] == [logging.ERROR]
     assert "No space left" in it.marker.read_text()
     whole = [KEYS[0], KEYS[2], KEYS[4]]
@@ -373,6 +375,7 @@ def test_a_recording_that_is_over_stays_over(folder: StudyFolder, slots: Slots) 
         again.append([1])
         again.finish(2)
         assert again.position() is None
+        assert again.is_over
     assert samples(it.folder) == KEYS[:1]
 
 
