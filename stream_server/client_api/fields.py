@@ -59,7 +59,7 @@ class Fields:
         self._num_ranks = num_ranks
         self._declared: dict[str, tuple[int, ...] | None] = {}
         self._expected: list[tuple[int, FieldSpec, np.dtype, tuple[int, ...]]] = []
-        self._told: set[str] = set()
+        self._warned: set[str] = set()
 
     def declare(self, name: str, shape: Sequence[int], offset: Sequence[int] | None) -> None:
         """Say where this rank's block of a field begins.
@@ -300,9 +300,9 @@ class Fields:
 
     def _tell_of_underflow(self, name: str, array: np.ndarray, dtype: np.dtype) -> None:
         """Say on stderr, once for each field, that nothing is left of it. It may grow later, and is no error."""
-        if name in self._told:
+        if name in self._warned:
             return
-        self._told.add(name)
+        self._warned.add(name)
         print(
             f"stream-server: WARNING: field {name!r} is sent as {dtype}, in which all its values become 0 (the largest "
             f"is {np.abs(array).max():.6g}): give the field a wider dtype in study.json, or send it in another unit",

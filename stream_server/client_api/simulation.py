@@ -36,15 +36,15 @@ class StudyParameters(dict[str, float]):
 
     def __init__(self, values: Mapping[str, float]) -> None:
         super().__init__(values)
-        self._told: set[str] = set()
+        self._warned: set[str] = set()
 
     def __missing__(self, name: str) -> float:
         raise KeyError(no_such("parameter", name, self))
 
     def get(self, name: str, default: Any = None) -> Any:
         """The value of a parameter, or `default` if the study has none of this name."""
-        if self and name not in self and name not in self._told:
-            self._told.add(name)
+        if self and name not in self and name not in self._warned:
+            self._warned.add(name)
             text = no_such("parameter", name, self)
             text += "" if text.endswith("?") else "."
             print(f"stream-server: WARNING: {text} {default!r} is used", file=sys.stderr)

@@ -73,7 +73,7 @@ class Ensemble:
         self._judged_at = math.inf
         self._status_at = self._keep_waiting_at = 0.0
         self._status: launcher_link.Status | None = None
-        self._told: set[str] = set()
+        self._reported: set[str] = set()
         self._queue: dict[int, str] = {}
 
     @property
@@ -287,14 +287,14 @@ class Ensemble:
                 case Cancel():
                     log.info("simulation %d, attempt %d is cancelled", action.simulation, action.attempt)
                     cancelled.add((action.simulation, action.attempt))
-                    self.journal.note(*self._cancelling(action.simulation))
+                    self.journal.note(*self._cancel_records(action.simulation))
                 case _:
                     self.reports.tell(action)
         if cancelled:
             self.jobs.cancel(cancelled)
             self.look_soon()
 
-    def _cancelling(self, simulation: int) -> list[records.AttemptCancelled]:
+    def _cancel_records(self, simulation: int) -> list[records.AttemptCancelled]:
         return [
             records.AttemptCancelled(
                 simulation=each.simulation, attempt=each.number, reason=each.reason, excuse=each.excuse
@@ -323,8 +323,8 @@ class Ensemble:
 
     def _tell_why_none_runs(self) -> None:
         why = self.jobs.why_none_runs
-        if why and why not in self._told and not self.schedule.away:
-            self._told.add(why)
+        if why and why not in self._reported and not self.schedule.away:
+            self._reported.add(why)
             num = self.jobs.num_running
             jobs = "its job waits" if num == 1 else f"all {num} jobs wait"
             self.server.send(launcher_link.HeldBack(text=f"no simulation runs: {jobs} in the queue ({why})"))

@@ -74,7 +74,7 @@ class Starter:
         errors: dict[tuple[int, int], Exception] = {}
         try:
             prepared = [self._prepare(job, keys, errors) for job in jobs]
-            self.journal.write(*(record for specs in prepared for record in self._starting(list(specs))))
+            self.journal.write(*(record for specs in prepared for record in self._starting_records(list(specs))))
         except OSError as error:
             return self._postpone(members, error)
         self._is_held_back = False
@@ -154,7 +154,7 @@ class Starter:
             specs[next(iter(specs))] = self.attempts.worker(list(specs.values()))
         return specs
 
-    def _starting(self, members: Sequence[tuple[int, int]]) -> list[records.AttemptStarting]:
+    def _starting_records(self, members: Sequence[tuple[int, int]]) -> list[records.AttemptStarting]:
         job = str(self.attempts.folder(*members[0])) if len(members) > 1 else None
         return [
             records.AttemptStarting(

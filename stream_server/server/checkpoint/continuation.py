@@ -46,7 +46,7 @@ class Continuation:
         return 0 if self.base is None else self.base.checkpoint
 
     @property
-    def told(self) -> str:
+    def description(self) -> str:
         """The checkpoint or run that this start continues, in words; "" for the first one."""
         if self.base is not None:
             batches = counted(self.base.batches, "batch")

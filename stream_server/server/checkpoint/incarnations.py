@@ -94,7 +94,7 @@ def read_incarnations(folder: Path) -> Incarnations:
         data = read_file(folder / INCARNATIONS_FILE)
     except FileNotFoundError:
         return Incarnations()
-    return _parsed(data)
+    return _parse(data)
 
 
 def begin_incarnation(
@@ -108,7 +108,7 @@ def begin_incarnation(
         OSError: the new list is not on disk.
     """
     make_folder(folder)
-    with _locked(folder):
+    with _lock(folder):
         incarnations = read_incarnations(folder)
         incarnation = Incarnation(
             incarnation=incarnations.newest + 1,
@@ -126,7 +126,7 @@ def begin_incarnation(
     return incarnation
 
 
-def _parsed(data: bytes) -> Incarnations:
+def _parse(data: bytes) -> Incarnations:
     try:
         plain = parse_checksummed_json(data)
         if plain["format"] != FORMAT:
@@ -145,7 +145,7 @@ def _parsed(data: bytes) -> Incarnations:
 
 
 @contextmanager
-def _locked(folder: Path) -> Iterator[None]:
+def _lock(folder: Path) -> Iterator[None]:
     file = open_private_to_append(folder / LOCK_FILE)
     try:
         # Without locks, what stands in server.lock keeps other starts out of this folder.

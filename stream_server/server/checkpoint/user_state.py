@@ -82,7 +82,7 @@ def load_user_state(folder: Path, server: StreamServer, *, allow_pickle: bool) -
     """
     owner = type(server).__name__
     saved = read_state(folder / USER)
-    state = thawed_user_state(saved, framework_of(server), owner=owner, allow_pickle=allow_pickle)
+    state = thaw_user_state(saved, framework_of(server), owner=owner, allow_pickle=allow_pickle)
     call_user(f"{owner}.load_state_dict", server.load_state_dict, state)
 
 
@@ -103,7 +103,7 @@ def load_callbacks_state(folder: Path, callbacks: Callbacks, framework: Framewor
         ConfigError, DamagedCheckpoint, UserCodeError: as `load_user_state`.
     """
     saved = read_state(folder / CALLBACKS)
-    callbacks.load_user_states(thawed_user_state(saved, framework, owner="callbacks", allow_pickle=allow_pickle))
+    callbacks.load_user_states(thaw_user_state(saved, framework, owner="callbacks", allow_pickle=allow_pickle))
 
 
 def freeze_user_state(state: Any, framework: Framework, *, owner: str, allow_pickle: bool) -> EncodedState:
@@ -121,10 +121,10 @@ def freeze_user_state(state: Any, framework: Framework, *, owner: str, allow_pic
                 f"{error}. Return plain values; or set checkpoint.allow_pickle to true, if nobody else can write where "
                 "the checkpoints are: continuing from one may then run any code that is in it"
             ) from error
-    return encode({"kind": "pickled", _STATE: _pickled(state, owner)})
+    return encode({"kind": "pickled", _STATE: _pickle(state, owner)})
 
 
-def thawed_user_state(saved: Any, framework: Framework, *, owner: str, allow_pickle: bool) -> Any:
+def thaw_user_state(saved: Any, framework: Framework, *, owner: str, allow_pickle: bool) -> Any:
     """The state that `freeze_user_state` was given, out of what was read.
 
     Raises:
@@ -138,7 +138,7 @@ def thawed_user_state(saved: Any, framework: Framework, *, owner: str, allow_pic
                 raise ConfigError(f"the state of {owner} was saved with {name}, not with {type(framework).__name__}")
             return framework.restored(state)
         case {"kind": "pickled", "state_dict()": bytes(data)} if allow_pickle:
-            return _unpickled(data, owner)
+            return _unpickle(data, owner)
         case {"kind": "pickled"}:
             raise ConfigError(
                 f"checkpoint.allow_pickle must be true to continue: the state of {owner} was pickled, and loading it "
@@ -147,7 +147,7 @@ def thawed_user_state(saved: Any, framework: Framework, *, owner: str, allow_pic
     raise DamagedCheckpoint(f"the state of {owner} is not as it was saved")
 
 
-def _pickled(state: Any, owner: str) -> bytes:
+def _pickle(state: Any, owner: str) -> bytes:
     import cloudpickle  # type: ignore[import-untyped]
 
     try:
@@ -156,7 +156,7 @@ def _pickled(state: Any, owner: str) -> bytes:
         raise UserCodeError(f"the state of {owner} cannot be pickled: {type(error).__name__}: {error}") from error
 
 
-def _unpickled(data: bytes, owner: str) -> Any:
+def _unpickle(data: bytes, owner: str) -> Any:
     import cloudpickle
 
     try:

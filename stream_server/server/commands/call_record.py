@@ -29,9 +29,9 @@ class CallRecord:
     def listen(self, listened: Any, methods: Iterable[str]) -> None:
         """Record every call of these methods of `listened` from now on."""
         for name in methods:
-            setattr(listened, name, self._recording(name, getattr(listened, name)))
+            setattr(listened, name, self._recorder(name, getattr(listened, name)))
 
-    def _recording(self, name: str, method: Callable[..., Any]) -> Callable[..., Any]:
+    def _recorder(self, name: str, method: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(method)
         def call(*arguments: Any, **keywords: Any) -> Any:
             first = name not in self.calls

@@ -232,7 +232,7 @@ def fast_dev_run(server_class: type[StreamServer], config: StudyConfig) -> int:
     """
     print(f"Trying {server_class.__name__} on synthetic samples: one rank, no simulation, nothing is kept.")
     with private_folder.temporary() as folder:
-        trial = Trial(server_class, _shortened(config, folder))
+        trial = Trial(server_class, _shorten(config, folder))
         try:
             logged = trial.run()
         except Exception as raised:
@@ -275,7 +275,7 @@ class Trial:
         )
         with ExitStack() as stack:
             writers = open_writers(LoggedRun(folder=config.output_dir / "metrics"))
-            trial = self._composed(source, stack, Metrics(ranks, writers, progress=self.progress))
+            trial = self._compose(source, stack, Metrics(ranks, writers, progress=self.progress))
             trial.make_stream(source, stack)
             trial.make_validation(
                 trial.held_out(source),
@@ -286,7 +286,7 @@ class Trial:
             self.untrained = trial.untrained
             self._save(trial)
         with ExitStack() as stack:
-            again = self._composed(source, stack)
+            again = self._compose(source, stack)
             load_learned(self._checkpoint, again.server, again.step, again.callbacks, allow_pickle=self._allow_pickle)
         return trial.metrics.latest
 
@@ -298,7 +298,7 @@ class Trial:
     def _allow_pickle(self) -> bool:
         return self._config.checkpoint.allow_pickle
 
-    def _composed(self, source: SyntheticSource, stack: ExitStack, metrics: Metrics | None = None) -> Composition:
+    def _compose(self, source: SyntheticSource, stack: ExitStack, metrics: Metrics | None = None) -> Composition:
         """The user's class with its model and callbacks, as at a start of the study."""
         config, ranks = self._config, SoloRanks()
         composition = Composition(
@@ -335,7 +335,7 @@ class TrialProgress(Progress):
         pass
 
 
-def _shortened(config: StudyConfig, folder: Path) -> StudyConfig:
+def _shorten(config: StudyConfig, folder: Path) -> StudyConfig:
     """The study without its limits and intervals, in another output folder."""
     study = config.study.model_copy(update={"output_dir": folder})
     training = config.training.model_copy(update={"max_batches": None, "max_s": None})

@@ -56,7 +56,7 @@ class MetricObjects:
             values |= _numbers(f"{self._owner}.{own}.compute", name, self._compute(own))
             call_user(f"{self._owner}.{own}.reset", self._metrics[own].reset)
             self._before[own] = _num_updates(self._metrics[own])
-        return self._agreed(values) if values else values
+        return self._agree(values) if values else values
 
     def drop(self) -> bool:
         """Reset what was updated without asking for values; whether there was anything."""
@@ -97,7 +97,7 @@ class MetricObjects:
             warnings.filterwarnings("ignore", "The ``compute`` method of metric", UserWarning)
             return call_user(f"{self._owner}.{own}.compute", self._metrics[own].compute)
 
-    def _agreed(self, values: dict[str, float]) -> dict[str, float]:
+    def _agree(self, values: dict[str, float]) -> dict[str, float]:
         gathered = self._ranks.gather(values)
         different = None
         if gathered is not None:

@@ -63,11 +63,11 @@ class TensorBoardWriter:
 
     def _write(self, event: Event) -> None:
         event.wall_time = time.time()
-        self._file.write(_framed(event.SerializeToString()))
+        self._file.write(_frame(event.SerializeToString()))
         self._file.flush()
 
 
-def _framed(data: bytes) -> bytes:
+def _frame(data: bytes) -> bytes:
     """A record of TensorFlow: the length and the data, each with its checksum."""
     length = struct.pack("<Q", len(data))
     return b"".join([length, _checksum(length), data, _checksum(data)])

@@ -136,7 +136,7 @@ class UnionMean:
         if announced != call:
             raise UserCodeError(
                 "training_step and validation_step must communicate in the same way on all ranks, but rank "
-                f"{lowest} made {_described(announced)} where rank {self._ranks.rank} made {_described(call)}"
+                f"{lowest} made {_describe(announced)} where rank {self._ranks.rank} made {_describe(call)}"
             )
 
     def _lowest(self) -> int:
@@ -178,7 +178,7 @@ def _like(mean: NDArray[Any], leaf: Any) -> Any:
     return value if value.ndim else value[()]
 
 
-def _described(call: Signature | None) -> str:
+def _describe(call: Signature | None) -> str:
     if call is None:
         return "no further call"
     return call[0] if len(call) == 1 else f"an all_reduce of arrays of shapes {call[0]} as {call[1]}"

@@ -57,7 +57,7 @@ def open_writers(run: LoggedRun, wanted: WantedWriters = DEFAULT_WRITERS, study_
     return [
         JsonLinesWriter(run.folder / "metrics.jsonl", run.after, is_validated=run.is_validated),
         HistogramsWriter(run.folder / "histograms.jsonl", run.after),
-        *_opened(makers, run),
+        *_open(makers, run),
     ]
 
 
@@ -82,15 +82,15 @@ def writer_makers(wanted: WantedWriters, study_dir: Path) -> list[WriterMaker]:
             raise ConfigError(f"metrics.writers: {name} must define {' and '.join(lacks)}")
         # The run itself is known only where the writer is opened.
         given = arguments_for(factory, args, {"run": None}, kind=f"the arguments of {name} in metrics.writers")
-        makers.append((name, partial(_made, factory, given)))
+        makers.append((name, partial(_make, factory, given)))
     return makers
 
 
-def _made(factory: Callable[..., Writer], given: Mapping[str, Any], run: LoggedRun) -> Writer:
+def _make(factory: Callable[..., Writer], given: Mapping[str, Any], run: LoggedRun) -> Writer:
     return factory(**{**given, "run": run} if "run" in given else given)
 
 
-def _opened(makers: Sequence[WriterMaker], run: LoggedRun) -> list[Writer]:
+def _open(makers: Sequence[WriterMaker], run: LoggedRun) -> list[Writer]:
     writers = []
     for name, make in makers:
         # A server of metrics that is down must not keep a study from going on after a restart.

@@ -244,7 +244,7 @@ def _problems(own: Mapping[str, Any], saved: Mapping[str, Any]) -> list[str]:
     only_own = [name for name in own if name not in saved]
     only_saved = [name for name in saved if name not in own]
     other_shape = [
-        f"{name} ({_described(saved[name])} there, {_described(own[name])} in the model)"
+        f"{name} ({_describe(saved[name])} there, {_describe(own[name])} in the model)"
         for name in own
         if name in saved and _shape(saved[name]) != _shape(own[name])
     ]
@@ -256,6 +256,6 @@ def _shape(value: Any) -> tuple[int, ...] | None:
     return tuple(value.shape) if hasattr(value, "shape") else None
 
 
-def _described(value: Any) -> str:
+def _describe(value: Any) -> str:
     shape = _shape(value)
     return type(value).__name__ if shape is None else " × ".join(map(str, shape)) or "a number"

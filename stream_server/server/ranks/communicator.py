@@ -37,7 +37,7 @@ LONGEST_NAP_S = 0.005
 _RANK_VARIABLES = ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK")
 
 
-def told_sizes(environment: Mapping[str, str]) -> set[int]:
+def launcher_sizes(environment: Mapping[str, str]) -> set[int]:
     """Numbers of ranks according to whatever started this one."""
     return {int(environment[name]) for name in SIZES if environment.get(name, "").isdecimal()}
 
@@ -57,7 +57,7 @@ def mismatch(environment: Mapping[str, str], library: str) -> str:
 
 def alone(environment: Mapping[str, str], size: int, library: str) -> str:
     """Say what to do when a world of `size` ranks is not the one that was started, "" if it is."""
-    sizes = told_sizes(environment)
+    sizes = launcher_sizes(environment)
     if size != 1 or not sizes or size in sizes:
         return ""
     return (
@@ -306,7 +306,7 @@ def refuse(exit_code: int) -> None:
 
 
 def _initialize(mpi: Any) -> None:
-    with _ended_by_signals(), _with_closed_ports():
+    with _end_by_signals(), _with_closed_ports():
         mpi.Init_thread(mpi.THREAD_MULTIPLE)
 
 
@@ -397,7 +397,7 @@ def _is_same(one: str, other: str) -> bool:
 
 
 @contextmanager
-def _ended_by_signals() -> Iterator[None]:
+def _end_by_signals() -> Iterator[None]:
     """Within, INT and TERM end the process: MPI_Init holds the lock of the interpreter, so that no handler runs."""
     before = {number: signal.signal(number, signal.SIG_DFL) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
@@ -437,7 +437,7 @@ def environment_rank() -> int | None:
 
 def environment_size() -> int | None:
     """Number of ranks that the MPI launcher started, from the environment; None outside of MPI."""
-    return None if environment_rank() is None else max(told_sizes(os.environ), default=1)
+    return None if environment_rank() is None else max(launcher_sizes(os.environ), default=1)
 
 
 def ranks_from_environment(collectives: CollectiveCalls | None = None) -> Ranks:

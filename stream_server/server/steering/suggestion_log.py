@@ -52,7 +52,7 @@ class SuggestionLog:
             raise ConfigError(f"{path} cannot be opened: {error}") from error
         try:
             for number, line in enumerate(self._lines.take_over().splitlines(keepends=True), start=1):
-                self.suggestions += self._decoded(number, line)
+                self.suggestions += self._decode(number, line)
         except (OSError, ValueError) as error:
             self._lines.close()
             raise ConfigError(
@@ -74,7 +74,7 @@ class SuggestionLog:
         self._lines.append(checksummed_json({"suggestions": rows}, indent=None))
         self.suggestions += suggestions
 
-    def _decoded(self, number: int, line: bytes) -> list[Suggestion]:
+    def _decode(self, number: int, line: bytes) -> list[Suggestion]:
         try:
             rows: list[Any] = parse_checksummed_json(line)["suggestions"]
             suggestions = [

@@ -214,17 +214,17 @@ def summary(
     simulations run (`is_online`): its advice has no place in a replay, or where samples go to files.
     """
     failed = report["exit_code"] != 0 and report["exit_reason"] != "saved"
-    result = _wrapped(f"{escaped(report['study'])}: {_result(report, hands_over=hands_over)}", width)
+    result = _wrap(f"{escaped(report['study'])}: {_result(report, hands_over=hands_over)}", width)
     text = Text(f"{result}\n", style="bold red" if failed else "bold")
     for name, lines in _summary_rows(report, is_online=is_online):
-        text.append(_row(name, _wrapped(escaped(lines), width and width - WIDTH - 3)), style="not bold default")
+        text.append(_row(name, _wrap(escaped(lines), width and width - WIDTH - 3)), style="not bold default")
     for name, command in places:
         text.append(_row(name, command), style="not bold default")
     text.rstrip()
     return text
 
 
-def _wrapped(lines: str, width: int | None) -> str:
+def _wrap(lines: str, width: int | None) -> str:
     if width is None:
         return lines
     # A path is copied more often than it is read, so it stays in one piece.
@@ -255,7 +255,7 @@ def _summary_rows(report: Mapping[str, Any], *, is_online: bool) -> list[tuple[s
     if report["failures"]:
         retry = f"\n{RETRY}" if report["simulations"][SimulationPhase.GIVEN_UP] else ""
         rows.append(("failed", _some(_failures(report["failures"])) + retry))
-    if retried := _retried(report):
+    if retried := _retries(report):
         rows.append(("tried again", _some(_failures(retried))))
     if report["failed_later"]:
         rows.append(("failed later", _some([_later(failure) for failure in report["failed_later"]])))
@@ -395,7 +395,7 @@ def _later(failure: Mapping[str, Any]) -> str:
     return f"{failure['id']} after its last time step: {failure['reason']} ({failure['log']})"
 
 
-def _retried(report: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+def _retries(report: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """The failures that a further attempt followed, of simulations that did not fail again."""
     failed = {failure["id"] for failure in report["failures"]}
     return [failure for failure in report["retried"] if failure["id"] not in failed]

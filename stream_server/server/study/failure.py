@@ -61,7 +61,7 @@ class Failure:
             thread=thread,
             phase=phase,
             message=str(error) or type(error).__name__,
-            traceback=_told(error),
+            traceback=_explain(error),
             exit_code=error.exit_code,
             batch=batch,
         )
@@ -145,7 +145,7 @@ def _is_library(file: Path) -> bool:
     )
 
 
-def _told(error: StreamServerError) -> str:
+def _explain(error: StreamServerError) -> str:
     """The text for people: the traceback of an exception that is not ours, and the message of the error."""
     if error.__cause__ is None:
         return f"{error}\n"

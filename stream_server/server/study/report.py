@@ -57,7 +57,7 @@ def build_report(outcome: Outcome, study: StudyRank, ranks: Sequence[RankReport]
     if simulations is not None and outcome.reason == FAILED:
         # The last attempt of these had failed, and there would have been another one.
         failures += simulations.failing
-    accounts, learned = [rank.account for rank in ranks], _learned(outcome, study)
+    accounts, learned = [rank.account for rank in ranks], _trained_counts(outcome, study)
     complete = outcome.reason == "finished" and outcome.exit_code == 0
     account = close_account(accounts, ends, learned, complete=complete, num_samples_of=config.num_samples_of)
     problems = account.problems if ranks else [NO_ACCOUNT]
@@ -74,7 +74,7 @@ def build_report(outcome: Outcome, study: StudyRank, ranks: Sequence[RankReport]
         "warnings": [
             *([UNPROTECTED] if config.network.security == "none" else []),
             *study.cores.warnings,
-            *_ended_early(outcome, ends),
+            *_early_ends(outcome, ends),
             *_left_out(account),
             *(f"rank {number}: {warning}" for number, rank in enumerate(ranks) for warning in rank.warnings),
         ],
@@ -109,7 +109,7 @@ def build_report(outcome: Outcome, study: StudyRank, ranks: Sequence[RankReport]
     }
 
 
-def _learned(outcome: Outcome, study: StudyRank) -> TrainedCounts:
+def _trained_counts(outcome: Outcome, study: StudyRank) -> TrainedCounts:
     progress, stopped = study.progress, study.stops.agreed
     return TrainedCounts(
         trained=progress.samples if study.is_set_up else 0,
@@ -198,7 +198,7 @@ def _count(simulations: Mapping[int, SimulationEnd], failures: Sequence[Mapping[
     return counts
 
 
-def _ended_early(outcome: Outcome, simulations: Mapping[int, SimulationEnd]) -> list[str]:
+def _early_ends(outcome: Outcome, simulations: Mapping[int, SimulationEnd]) -> list[str]:
     """A warning if no training simulation came to its last time step, which is rarely meant."""
     whole_or_stopped = (SimulationPhase.FINISHED, SimulationPhase.STOPPED_EARLY)
     ends = [end for end in simulations.values() if not end.held_out and end.state in whole_or_stopped]

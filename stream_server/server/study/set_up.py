@@ -313,8 +313,8 @@ class StudyRank(Composition):
         if self.progress.expected_batches is None:
             clock = self.config.training.lr_clock
             log.info("the number of batches is not known in advance; learning-rate schedules count %s", clock)
-        if self.continuation.told:
-            texts.insert(0, f"{self.config.study.name}: {self.continuation.told}")
+        if self.continuation.description:
+            texts.insert(0, f"{self.config.study.name}: {self.continuation.description}")
         for text in texts:
             log.info("%s", text)
             print(text, file=sys.stderr, flush=True)

@@ -117,7 +117,7 @@ class BatchForming:
     def _form_at_once(
         self, rows: SlotArray, keys: NDArray[np.int64], parameters: NDArray[np.float64], present: Present
     ) -> Any:
-        batch = self._gathered(rows, keys, parameters, present)
+        batch = self._gather(rows, keys, parameters, present)
         with self._phases.measure("transform"):
             server = self._server
             name = f"{type(server).__name__}.process_batch"
@@ -135,7 +135,7 @@ class BatchForming:
         staged = self._stage(data)
         return self._server.collate.copied(data) if staged is data else staged
 
-    def _gathered(
+    def _gather(
         self, rows: SlotArray, keys: NDArray[np.int64], parameters: NDArray[np.float64], present: Present
     ) -> SimulationBatch:
         with self._phases.measure("gather"):
@@ -176,7 +176,7 @@ class BatchForming:
     ) -> tuple[Any, NDArray[np.bool_]]:
         """The data, and which of the samples are in it."""
         # The steps of a window lie apart, so that only a copy has them together.
-        batch = None if rows.ndim == 1 else self._gathered(rows, keys, parameters, present)
+        batch = None if rows.ndim == 1 else self._gather(rows, keys, parameters, present)
         with self._phases.measure("transform"):
             server = self._server
             name = f"{type(server).__name__}.process_simulation_data"
@@ -191,9 +191,9 @@ class BatchForming:
                     "return arrays, and skip a batch in training_step by self.skip_batch()"
                 )
             stacking = f"stacking what {name} returned"
-            if (data := self._stacked(stacking, results)) is not TOO_LARGE:
+            if (data := self._stack(stacking, results)) is not TOO_LARGE:
                 return data, np.ones(len(results), bool)
-            fits = np.array([self._stacked(stacking, [result]) is not TOO_LARGE for result in results])
+            fits = np.array([self._stack(stacking, [result]) is not TOO_LARGE for result in results])
             is_whole = not fits.any()
             tell_too_large(name, [each for each, fit in zip(samples, fits, strict=True) if not fit], is_whole=is_whole)
             if is_whole:
@@ -202,7 +202,7 @@ class BatchForming:
             with np.errstate(over="ignore"):
                 return call_user(stacking, server.collate, list(compress(results, fits))), fits
 
-    def _stacked(self, stacking: str, results: list[Any]) -> Any:
+    def _stack(self, stacking: str, results: list[Any]) -> Any:
         """The samples as one batch, or TOO_LARGE where a finite number would become infinite."""
         try:
             with np.errstate(over="raise"):

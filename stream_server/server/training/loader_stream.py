@@ -93,7 +93,7 @@ class LoaderStream(BatchStream):
         self._samples = samples
         self._collate_fn = loader.collate_fn
         self._shared = SharedArrays(server.collate)
-        self._listed: list[list[Any]] = []
+        self._lists: list[list[Any]] = []
         self._batches: Iterator[Any] | None = None
         self._has_recognised = False
         self._prefetch = self._worker = self._new_worker()
@@ -105,9 +105,9 @@ class LoaderStream(BatchStream):
         self._num_batches = 0
         self._num_out = 0
         self._again: Block = ()
-        self._made = (0, 0, 0)
+        self._last_counts = (0, 0, 0)
         self._dropped: list[Draw] = []
-        self._told: list[Draw] = []
+        self._last_dropped: list[Draw] = []
 
     def __enter__(self) -> Self:
         super().__enter__()
@@ -130,7 +130,7 @@ class LoaderStream(BatchStream):
 
     def form_again(self) -> Batch:
         """The first batch, by a loader that starts over with the same samples; those that were None are None again."""
-        before = self._made
+        before = self._last_counts
         self._worker.quiesce()
         self._worker.__exit__()
         batches, blocks = self._worker.rest()
@@ -145,20 +145,20 @@ class LoaderStream(BatchStream):
         self._stream_is_over = self._has_ended = False
         self._earlier_s = self.prefetch_s
         self._num_allowed = self._num_taken = self._num_given = 0
-        self._batches, self._listed, self._has_recognised = None, [], False
+        self._batches, self._lists, self._has_recognised = None, [], False
         self._shared = SharedArrays(self._server.collate)
         self._prefetch = self._worker = self._new_worker().__enter__()
         batch = None
         while batch is None:
             batch = self._next(WAIT_S)
-        if self._made != before:
+        if self._last_counts != before:
             raise UserCodeError(
                 f"{self._name} must begin in the same way each time it is iterated, but its first batch has "
-                f"{_in_words(*self._made)} instead of {_in_words(*before)}. Leave out the section normalization of "
-                "study.json, or what depends on chance"
+                f"{_in_words(*self._last_counts)} instead of {_in_words(*before)}. Leave out the section normalization "
+                "of study.json, or what depends on chance"
             )
         # The ranks have agreed on the batch as it was: what was dropped since is told with the next one.
-        self._dropped = self._told
+        self._dropped = self._last_dropped
         return batch
 
     def _next(self, timeout_s: float) -> Batch | None:
@@ -260,8 +260,8 @@ class LoaderStream(BatchStream):
             )
         self._drop(item.dropped)
         dropped, self._dropped = self._dropped, []
-        self._made = (len(taken.draws), _num_first(taken.draws), taken.size)
-        self._told = dropped
+        self._last_counts = (len(taken.draws), _num_first(taken.draws), taken.size)
+        self._last_dropped = dropped
         slots = np.array([draw.slots[0] for draw in taken.draws], np.intp)
         keys = np.stack([self._buffer.slots.simulation_ids[slots], self._buffer.slots.time_steps[slots]])
         return Batch(
@@ -311,14 +311,14 @@ class LoaderStream(BatchStream):
 
     def _taken(self) -> Taken:
         """The samples of the batch that the loader made."""
-        if len(self._listed) != 1:
+        if len(self._lists) != 1:
             raise UserCodeError(
                 f"{self._name} must call its collate_fn once for each batch, which tells the samples of that "
-                f"batch, but called it {len(self._listed)} times for one: return a torch.utils.data.DataLoader "
+                f"batch, but called it {len(self._lists)} times for one: return a torch.utils.data.DataLoader "
                 "itself, and choose or change samples in its dataset"
             )
         handed = self._samples.handed
-        taken = handed.take(self._listed.pop())
+        taken = handed.take(self._lists.pop())
         self._has_recognised = self._has_recognised or bool(taken.draws)
         if not self._has_recognised and handed.num_given and taken.num_added:
             raise UserCodeError(
@@ -329,7 +329,7 @@ class LoaderStream(BatchStream):
         return taken
 
     def _collate(self, samples: list[Any]) -> Any:
-        self._listed.append(list(samples))
+        self._lists.append(list(samples))
         self._shared.check(samples, self._name)
         return self._collate_fn(samples)
 

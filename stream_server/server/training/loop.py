@@ -108,7 +108,7 @@ class Training:
             saves=self.saves,
         )
         for union_batch in union_batches:
-            self._train(union_batch if self.normalization.is_ready else self._normalized(union_batch))
+            self._train(union_batch if self.normalization.is_ready else self._normalize(union_batch))
             self.callbacks.tell("on_step_end")
         # What follows reads the user's state.
         self.stream.quiesce()
@@ -141,7 +141,7 @@ class Training:
                 "which is called before those of a checkpoint are restored, or here only if self.progress.batches is 0"
             )
 
-    def _normalized(self, union_batch: UnionBatch) -> UnionBatch:
+    def _normalize(self, union_batch: UnionBatch) -> UnionBatch:
         """The first batch was formed before there were statistics: it is formed again with those of all ranks."""
         self.normalization.sync()
         return union_batch if union_batch.own is None else replace(union_batch, own=self.stream.form_again())

@@ -33,7 +33,7 @@ class Prefetch(Generic[T, R]):
         self._make = make
         self._items: SimpleQueue[T | None] = SimpleQueue()
         self._answers: SimpleQueue[Any] = SimpleQueue()
-        self._made: SimpleQueue[Any] = SimpleQueue()
+        self._results: SimpleQueue[Any] = SimpleQueue()
         self._waiting: deque[tuple[R | None, BaseException | None]] = deque()
         self._num_begun = 0
         self._num_asked = 0
@@ -98,7 +98,7 @@ class Prefetch(Generic[T, R]):
             Stopped: the `with` block ends; again and again, where code of the user's swallows all exceptions.
         """
         started = time.perf_counter()
-        self._made.put(ASKS)
+        self._results.put(ASKS)
         answer = None if self._is_over else self._answers.get()
         self._waited_s += time.perf_counter() - started
         if self._is_over:
@@ -111,7 +111,7 @@ class Prefetch(Generic[T, R]):
 
     def _receive(self) -> None:
         assert self._num_begun, "nothing was begun"
-        item = self._made.get()
+        item = self._results.get()
         if item is ASKS:
             self._num_asked += 1
             return
@@ -122,9 +122,9 @@ class Prefetch(Generic[T, R]):
 
     def _run(self) -> None:
         while (item := self._items.get()) is not None and not self._is_over:
-            self._made.put(self._timed(item))
+            self._results.put(self._time(item))
 
-    def _timed(self, item: T) -> tuple[R | None, BaseException | None, float]:
+    def _time(self, item: T) -> tuple[R | None, BaseException | None, float]:
         started, waited_s = time.perf_counter(), self._waited_s
         try:
             result, error = self._make(item), None

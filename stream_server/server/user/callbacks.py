@@ -105,23 +105,25 @@ class Callbacks:
 
     def state_dict(self) -> dict[str, Any]:
         """The states of the built-in callbacks, by name; those without any are left out."""
-        states = {name: callback.state_dict() for name, callback in _named(self._built_in)}
+        states = {name: callback.state_dict() for name, callback in _with_names(self._built_in)}
         return {name: state for name, state in states.items() if state}
 
     def load_state_dict(self, states: Mapping[str, Any]) -> None:
         """Restore the states that `state_dict` returned; a built-in callback that was not in use then starts over."""
-        for name, callback in _named(self._built_in):
+        for name, callback in _with_names(self._built_in):
             if name in states:
                 callback.load_state_dict(states[name])
 
     def user_states(self) -> dict[str, Any]:
         """The states of the user's callbacks by name, as their `state_dict` gives them; without empty ones."""
-        states = {name: call_user(f"{name}.state_dict", callback.state_dict) for name, callback in _named(self._users)}
+        states = {
+            name: call_user(f"{name}.state_dict", callback.state_dict) for name, callback in _with_names(self._users)
+        }
         return {name: state for name, state in states.items() if state}
 
     def user_attributes(self) -> dict[str, dict[str, Any]]:
         """The attributes of each of the user's callbacks, by its name."""
-        return {name: vars(callback) for name, callback in _named(self._users)}
+        return {name: vars(callback) for name, callback in _with_names(self._users)}
 
     def load_user_states(self, states: Mapping[str, Any]) -> None:
         """Give each of the user's callbacks its state in the result of `user_states`.
@@ -129,7 +131,7 @@ class Callbacks:
         Raises:
             UserCodeError: a `load_state_dict` raised, or the callback of a saved state is not there any more.
         """
-        callbacks = dict(_named(self._users))
+        callbacks = dict(_with_names(self._users))
         for name, state in states.items():
             if name not in callbacks:
                 raise UserCodeError(
@@ -144,7 +146,7 @@ def _methods(callbacks: Iterable[Callback], event: str) -> list[Callable[..., An
     return [getattr(each, event) for each in callbacks if getattr(type(each), event) is not getattr(Callback, event)]
 
 
-def _named(callbacks: Iterable[Callback]) -> Iterator[tuple[str, Callback]]:
+def _with_names(callbacks: Iterable[Callback]) -> Iterator[tuple[str, Callback]]:
     """Each callback by the name of its class; the second of the same class is `Name-2`."""
     seen: Counter[str] = Counter()
     for callback in callbacks:

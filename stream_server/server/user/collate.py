@@ -46,11 +46,11 @@ class NumpyCollate:
 
         An array of arrays becomes a list of them.
         """
-        return self._mapped(self.convert_array, data)
+        return self._map(self.convert_array, data)
 
     def copied(self, data: Any) -> Any:
         """`data` as `convert` gave it, with a copy of every array."""
-        return self._mapped(self.copy_array, data)
+        return self._map(self.copy_array, data)
 
     def is_array(self, value: Any) -> bool:
         return isinstance(value, np.ndarray | np.generic | int | float | complex)
@@ -89,13 +89,13 @@ class NumpyCollate:
     def address_of(self, array: Any) -> int:
         return int(array.__array_interface__["data"][0])
 
-    def _mapped(self, function: Callable[[Any], Any], data: Any) -> Any:
+    def _map(self, function: Callable[[Any], Any], data: Any) -> Any:
         if is_ragged(data):
-            return [self._mapped(function, element) for element in data]
+            return [self._map(function, element) for element in data]
         if isinstance(data, Mapping):
-            return {key: self._mapped(function, value) for key, value in data.items()}
+            return {key: self._map(function, value) for key, value in data.items()}
         if isinstance(data, tuple | list):
-            return _rebuild(data, [self._mapped(function, value) for value in data])
+            return _rebuild(data, [self._map(function, value) for value in data])
         return function(data) if self.is_array(data) else data
 
     def _agree_in_shape(self, samples: Sequence[Any]) -> None:

@@ -79,8 +79,8 @@ def load_server_class(config: "StudyConfig") -> type[StreamServer]:
             "server.class must name a subclass of StreamServer or TorchServer, "
             f"but {config.server.class_} is {server_class!r}"
         )
-    missing = [method for method in _required(config, server_class) if not _defines(server_class, method)]
-    misspelt = dict(_uncalled(server_class, StreamServer))
+    missing = [method for method in _required_methods(config, server_class) if not _defines(server_class, method)]
+    misspelt = dict(_uncalled_methods(server_class, StreamServer))
     if missing:
         hints = [f"; did you mean {meant} by {name}?" for name, meant in misspelt.items() if meant in missing]
         names = " and ".join(missing)
@@ -93,7 +93,7 @@ def load_server_class(config: "StudyConfig") -> type[StreamServer]:
     return server_class
 
 
-def _required(config: "StudyConfig", server_class: type[StreamServer]) -> list[str]:
+def _required_methods(config: "StudyConfig", server_class: type[StreamServer]) -> list[str]:
     """The methods without which a study would fail at its first batch, or, worse, at its first validation."""
     formed = [] if _defines(server_class, "process_batch") else ["process_simulation_data"]
     forecasts = config.validation.rollout is None or _defines(server_class, "predict")
@@ -134,7 +134,7 @@ def _defines(server_class: type[StreamServer], method: str) -> bool:
     return getattr(server_class, method) is not getattr(StreamServer, method)
 
 
-def _uncalled(cls: type, base: type) -> Iterator[tuple[str, str]]:
+def _uncalled_methods(cls: type, base: type) -> Iterator[tuple[str, str]]:
     """The methods that nobody calls, each with what was probably meant, "" if that is not known.
 
     They are spelt almost like one of `base` that is not overridden, or look like events that other trainers have, and
@@ -319,7 +319,7 @@ def make_callbacks(server: Any) -> list[Callback]:
         callbacks.append(callback)
     for callback in callbacks:
         _require_signatures(type(callback))
-        _warn_of(type(callback), dict(_uncalled(type(callback), Callback)))
+        _warn_of(type(callback), dict(_uncalled_methods(type(callback), Callback)))
     return callbacks
 
 

@@ -56,13 +56,13 @@ def test_each_start_is_another_incarnation_of_the_same_study(config: StudyConfig
 
 
 def test_a_start_says_what_it_continues(config: StudyConfig) -> None:
-    assert find(config).told == ""
-    assert find(config).told == "no checkpoint yet: it begins again"
+    assert find(config).description == ""
+    assert find(config).description == "no checkpoint yet: it begins again"
     stores.save(output(config).checkpoints, 2, incarnation=2)
     # The server class of the store is none that there is.
     told = "goes on from checkpoint 2, after 20 batches"
-    assert find(config).told == f"{told}; the file with the server class has changed since then"
-    assert replace(find(config), has_other_class=False).told == told
+    assert find(config).description == f"{told}; the file with the server class has changed since then"
+    assert replace(find(config), has_other_class=False).description == told
 
 
 def test_each_incarnation_has_keys_of_its_own(config: StudyConfig) -> None:

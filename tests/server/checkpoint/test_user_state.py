@@ -14,7 +14,7 @@ from stream_server.server.checkpoint.user_state import (
     freeze_user_state,
     learned_files,
     load_user_state,
-    thawed_user_state,
+    thaw_user_state,
     user_file,
 )
 from stream_server.server.metrics.union_mean import UnionMean
@@ -93,7 +93,7 @@ def test_what_the_user_changes_later_is_not_saved() -> None:
     mean += 1
     data = bytearray()
     state.write(type("Sink", (), {"write": lambda _, more: data.extend(more)})())
-    assert thawed_user_state(from_bytes(bytes(data)), NUMPY, owner="Heat", allow_pickle=False)["mean"].tolist() == [
+    assert thaw_user_state(from_bytes(bytes(data)), NUMPY, owner="Heat", allow_pickle=False)["mean"].tolist() == [
         0,
         0,
         0,
@@ -159,7 +159,7 @@ def test_tensors_of_a_users_state_come_back(server_class: type[StreamServer]) ->
     data = bytearray()
     state = freeze_user_state({"mean": torch.ones(2)}, framework, owner="Heat", allow_pickle=False)
     state.write(type("Sink", (), {"write": lambda _, more: data.extend(more)})())
-    back = thawed_user_state(from_bytes(bytes(data)), framework, owner="Heat", allow_pickle=False)
+    back = thaw_user_state(from_bytes(bytes(data)), framework, owner="Heat", allow_pickle=False)
     assert torch.equal(back["mean"], torch.ones(2))
 
 
@@ -169,13 +169,13 @@ def test_the_state_of_a_server_of_another_framework_is_refused() -> None:
     state = freeze_user_state({"mean": np.ones(2)}, framework_of(TorchServer), owner="Heat", allow_pickle=False)
     state.write(type("Sink", (), {"write": lambda _, more: data.extend(more)})())
     with pytest.raises(ConfigError, match="state of Heat was saved with TorchFramework, not with NumpyFramework"):
-        thawed_user_state(from_bytes(bytes(data)), NUMPY, owner="Heat", allow_pickle=False)
+        thaw_user_state(from_bytes(bytes(data)), NUMPY, owner="Heat", allow_pickle=False)
 
 
 def test_plain_state_builds_no_unpickler_and_loads_neither_cloudpickle_nor_torch() -> None:
     code = """
 import pickle, sys
-from stream_server.server.checkpoint.user_state import freeze_user_state, thawed_user_state
+from stream_server.server.checkpoint.user_state import freeze_user_state, thaw_user_state
 from stream_server.server.user.framework import framework_of
 from stream_server.server.user.stream_server import StreamServer
 from stream_server.storage.plain_state import from_bytes
@@ -185,7 +185,7 @@ pickle.Unpickler = pickle.loads = pickle.load = refuse
 numpy_alone = framework_of(StreamServer)
 state = freeze_user_state({"a": numpy.ones(3)}, numpy_alone, owner="Heat", allow_pickle=False)
 file = io.BytesIO(); state.write(file)
-print(thawed_user_state(from_bytes(file.getvalue()), numpy_alone, owner="Heat", allow_pickle=False)["a"].sum())
+print(thaw_user_state(from_bytes(file.getvalue()), numpy_alone, owner="Heat", allow_pickle=False)["a"].sum())
 assert not {"torch", "cloudpickle"} & set(sys.modules)
 """
     assert subprocess.check_output([sys.executable, "-c", code], text=True) == "3.0\n"

@@ -41,7 +41,7 @@ _FOLDERS = (str(Path(torch.__file__).parents[1]), str(Path(stream_server.__file_
 
 
 @contextmanager
-def watching_reads(parameters: Iterable[Tensor], tell: Callable[[Reader], None]) -> Iterator[None]:
+def watch_reads(parameters: Iterable[Tensor], tell: Callable[[Reader], None]) -> Iterator[None]:
     """Within, `tell` hears of each read of the gradient of one of these, and of each loss that is scaled.
 
     Reads of installed packages do not count, apart from clipping.
@@ -119,9 +119,7 @@ class AutomaticOptimization:
     def training_step(self) -> Iterator[None]:
         """Within, notice a `training_step` that optimises itself, or reads gradients that are yet to be made."""
         # Reading takes notice in the first batch alone.
-        with (
-            nullcontext() if self._has_watched_reads else watching_reads(self._union.named().values(), self._judge_read)
-        ):
+        with nullcontext() if self._has_watched_reads else watch_reads(self._union.named().values(), self._judge_read):
             self._has_watched_reads = self._is_in_training_step = True
             yield
         self._is_in_training_step = False

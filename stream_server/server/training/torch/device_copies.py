@@ -82,7 +82,7 @@ class DeviceCopies:
 
     def begin(self, data: Any) -> OnItsWay:
         """Start to copy a batch's data, which may change afterwards."""
-        own = mapped(self._copied, data)
+        own = mapped(self._copy, data)
         with self._device.beside():
             return OnItsWay(self._move(own), self._device.mark())
 
@@ -96,7 +96,7 @@ class DeviceCopies:
         if isinstance(data, torch.Tensor):
             self._device.use(data)
 
-    def _copied(self, data: Any) -> Any:
+    def _copy(self, data: Any) -> Any:
         """A copy of what moving does not copy, or does not wait for."""
         if not isinstance(data, torch.Tensor):
             return data

@@ -144,12 +144,12 @@ def settings_of(server: TorchServer) -> dict[str, str]:
     every: dict[str, str] = {}
     for place, optimizer in enumerate(as_list(server.optimizer)):
         for number, group in enumerate(optimizer.param_groups):
-            name = _numbered("optimizer", place, server.optimizer) + (f".param_groups[{number}]" if number else "")
+            name = _name_of("optimizer", place, server.optimizer) + (f".param_groups[{number}]" if number else "")
             # A scheduler may begin with another rate than the optimizer was made with.
             settings = {**group, "lr": group.get("initial_lr", group["lr"]), "params": None, "initial_lr": None}
             every |= _settings(name, settings)
     for place, scheduler in enumerate(as_list(server.lr_scheduler)):
-        every |= _settings(_numbered("lr_scheduler", place, server.lr_scheduler), vars(scheduler))
+        every |= _settings(_name_of("lr_scheduler", place, server.lr_scheduler), vars(scheduler))
     return every
 
 
@@ -165,7 +165,7 @@ def changed_settings(before: Mapping[str, str], now: Mapping[str, str], owner: s
     ]
 
 
-def _numbered(name: str, place: int, parts: Any) -> str:
+def _name_of(name: str, place: int, parts: Any) -> str:
     return f"{name}[{place}]" if isinstance(parts, tuple | list) else name
 
 

@@ -46,7 +46,7 @@ class SkippedUpdates:
             return
         self.num_in_row += 1
         if self.num_in_row > self._most_in_row:
-            raise UserCodeError(f"{text}, {self._limit()}. {_described(keys)}")
+            raise UserCodeError(f"{text}, {self._limit()}. {_describe(keys)}")
         _log.warning("%s: the update is skipped", text)
 
     def state_dict(self) -> dict[str, Any]:
@@ -63,7 +63,7 @@ class SkippedUpdates:
         )
 
 
-def _described(keys: list[NDArray[np.int64]]) -> str:
+def _describe(keys: list[NDArray[np.int64]]) -> str:
     """The samples by simulation and time step, as far as they are worth reading."""
     if not keys:
         return "This rank had no batch; see what the others say"

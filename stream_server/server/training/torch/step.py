@@ -86,7 +86,7 @@ class TorchStep:
         self._union: UnionGradients | None = None
         self._optimization: AutomaticOptimization | ManualOptimization | None = None
         self._stuck = StuckWeights()
-        self._made: dict[str, str] = {}
+        self._initial_settings: dict[str, str] = {}
         self._constants: Fingerprints = {}
         self._made_late: Fingerprints = {}
         self._num_forward = 0
@@ -116,7 +116,7 @@ class TorchStep:
             self._server.hold_attributes(_device=self._device)
             torch.manual_seed(self._seed)
             set_up(self._server, self._precision, compiled=self._settings.compile, seed=self._seed)
-            self._made = settings_of(self._server)
+            self._initial_settings = settings_of(self._server)
             self._weights.move(self._precision)
             # The same seed made the same weights on all ranks; noise, such as dropout, differs from here on.
             torch.manual_seed(self._seed + 1 + self._ranks.rank)
@@ -162,7 +162,7 @@ class TorchStep:
         with (
             torch.random.fork_rng(devices),
             self._weights.evaluating(),
-            self._not_learning(),
+            self._refuse_learning(),
             torch.no_grad(),
             self._precision.forward_context(),
         ):
@@ -198,7 +198,7 @@ class TorchStep:
             _log.warning("%s", text)
 
     @contextmanager
-    def _not_learning(self) -> Iterator[None]:
+    def _refuse_learning(self) -> Iterator[None]:
         """Within, no step of an optimizer changes the weights, and gradients are not those of the training."""
         assert self._union is not None
         trained = list(self._union.named().values())
@@ -298,16 +298,16 @@ class TorchStep:
             "trained": trained,
             "scaler": scaler,
             "skipped": self._skipped.state_dict(),
-            "made": dict(self._made),
+            "made": dict(self._initial_settings),
             "constants": dict(self._constants),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.load_model_state(state)
         load_state(self._server, state)
-        before = state.get("made", self._made)
-        self._ignored = changed_settings(before, self._made, type(self._server).__name__)
-        self._made = before
+        before = state.get("made", self._initial_settings)
+        self._ignored = changed_settings(before, self._initial_settings, type(self._server).__name__)
+        self._initial_settings = before
         assert self._union is not None
         for parameter, each in self._union.named().items():
             each.requires_grad_(state["trained"].get(parameter, each.requires_grad))
