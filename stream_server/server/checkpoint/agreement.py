@@ -15,7 +15,7 @@ from typing import Any
 from stream_server.errors import StaleIncarnation
 from stream_server.failpoints import failpoint
 from stream_server.server.checkpoint.capture import StudyCapture
-from stream_server.server.checkpoint.failures import FailedSaves
+from stream_server.server.checkpoint.failed_saves import FailedSaves
 from stream_server.server.checkpoint.folder import MILESTONE_FILE
 from stream_server.server.checkpoint.saver import Saver
 from stream_server.server.progress.phases import Phases

@@ -9,7 +9,7 @@ from typing import Self
 
 from stream_server.errors import DamagedCheckpoint
 from stream_server.failpoints import failpoint
-from stream_server.server.checkpoint.failures import noting_space, reason_of
+from stream_server.server.checkpoint.failed_saves import noting_space, reason_of
 from stream_server.server.checkpoint.folder import MANIFEST_FILE, CheckpointFolder, Manifest
 from stream_server.server.checkpoint.incarnations import read_incarnations
 from stream_server.storage.checksums import FileRecord

@@ -9,7 +9,7 @@ import resource
 import sys
 from pathlib import Path
 
-from stream_server.server.checkpoint.failures import reason_of
+from stream_server.server.checkpoint.failed_saves import reason_of
 from stream_server.server.checkpoint.folder import CheckpointFolder
 from stream_server.server.checkpoint.saver import Saver
 from tests.support.checkpoint_stores import SaveOutcome, names, part, save_with, start

@@ -11,7 +11,7 @@ import pytest
 
 from stream_server.errors import StaleIncarnation
 from stream_server.server.checkpoint.agreement import CheckpointAgreement, Milestones
-from stream_server.server.checkpoint.failures import FIRST_PAUSE_S, LONGEST_PAUSE_S, FailedSaves, noting_space
+from stream_server.server.checkpoint.failed_saves import FIRST_PAUSE_S, LONGEST_PAUSE_S, FailedSaves, noting_space
 from stream_server.server.checkpoint.folder import CheckpointFolder, Manifest
 from stream_server.server.progress.length import TrainingLength
 from stream_server.server.progress.phases import Phases

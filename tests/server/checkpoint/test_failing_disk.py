@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from stream_server.server.checkpoint.failures import reason_of
+from stream_server.server.checkpoint.failed_saves import reason_of
 from stream_server.storage import disk as layer
 from tests.faults.disk.scratch import folder_in_memory
 from tests.support.checkpoint_stores import SaveOutcome, names, restart, save, store

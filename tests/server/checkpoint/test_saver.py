@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from stream_server.errors import StaleIncarnation
-from stream_server.server.checkpoint.failures import FailedSaves, cause_of, reason_of
+from stream_server.server.checkpoint.failed_saves import FailedSaves, cause_of, reason_of
 from stream_server.server.checkpoint.folder import CheckpointFolder
 from stream_server.server.checkpoint.saver import Saver
 from stream_server.storage.checksums import CHUNK_BYTES, SMALL_BYTES, ChecksumFile

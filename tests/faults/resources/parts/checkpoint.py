@@ -4,7 +4,7 @@ import random
 from collections.abc import Iterator
 from pathlib import Path
 
-from stream_server.server.checkpoint.failures import reason_of
+from stream_server.server.checkpoint.failed_saves import reason_of
 from stream_server.server.checkpoint.folder import CheckpointFolder
 from stream_server.server.checkpoint.incarnations import read_incarnations
 from stream_server.server.checkpoint.saver import Saver

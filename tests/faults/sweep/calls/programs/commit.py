@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-from stream_server.server.checkpoint.failures import reason_of
+from stream_server.server.checkpoint.failed_saves import reason_of
 from stream_server.server.checkpoint.folder import CheckpointFolder
 from stream_server.server.checkpoint.saver import Saver
 from tests.faults.sweep.calls.programs.program import Program
