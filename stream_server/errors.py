@@ -152,7 +152,9 @@ class InternalError(StreamServerError):
     @classmethod
     def of(cls, error: BaseException) -> Self:
         """The error that tells of an exception, and asks for a report."""
-        return cls(f"{type(error).__name__}: {error}. Nobody foresaw this error: please report it with its traceback")
+        return cls(
+            f"{type(error).__name__}: {error}. This is a bug in Stream Server: please report it with its traceback"
+        )
 
 
 class MalformedMessage(StreamServerError):

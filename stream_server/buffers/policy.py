@@ -30,7 +30,7 @@ class Policy(ABC):
     """Decides over slot numbers which sample is drawn next and which may be evicted. For one thread at a time.
 
     A slot is in the population from `put` until it is evicted, drawn for the last time or removed. No sample is evicted
-    before its first draw. Who calls respects the limits: at most `room` slots to `put`, at most `ready(num)` to `draw`.
+    before its first draw. Callers stay within the limits: `put` at most `room` slots, `draw` at most `ready(num)`.
 
     The constructor names the settings of study.json that it takes: `capacity`, `watermark`, `pseudo_epochs`,
     `draws_per_sample` and `seed`, a value for `generator` that differs from rank to rank; every other argument is a key

@@ -188,7 +188,7 @@ def test_an_error_that_nobody_foresaw_ends_the_launcher_with_70(
     told = capsys.readouterr().err
     assert "Traceback" in told
     assert told.endswith(
-        "stream-launcher: KeyError: 'k'. Nobody foresaw this error: please report it with its traceback\n"
+        "stream-launcher: KeyError: 'k'. This is a bug in Stream Server: please report it with its traceback\n"
     )
 
 

@@ -326,7 +326,7 @@ class Connection:
         return message
 
     def count_settled(self, num_steps: int) -> None:
-        """Count the next Data message, of which nothing is to be settled: the mark passes it with those before it."""
+        """Count a Data message without new steps; it is acknowledged together with the one before."""
         self.next_sequence += 1
         self.num_owed += num_steps
         if self.pending:

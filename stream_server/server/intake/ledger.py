@@ -178,7 +178,7 @@ class Ledger:
     def redealt(states: Sequence[Mapping[str, Any]], rank: int, dealing: Dealing) -> dict[str, Any]:
         """Every step goes to the rank to which its routing brings it now. A share is complete only if all were.
 
-        A rank knows of the ends that the one of its number was told of.
+        `finished` is copied from the old rank with the same number.
         """
         saved = [{entry.simulation: entry for entry in saved_entries(state)} for state in states]
         entries = [

@@ -1,4 +1,4 @@
-"""Rank 0's part: carries out what the roster decides, and tells the other ranks. It acts through its doors alone.
+"""Rank 0's part: carries out what the roster decides, and tells the other ranks, by the callables it is given.
 
 Why: docs/decisions/0002-mpi-in-the-main-thread.md
 Why: docs/decisions/0014-reports-of-progress.md
@@ -63,7 +63,7 @@ class Coordinator:
         self._num_unanswered = 0
 
     def say_here(self) -> None:
-        """Tell the launcher that we are there, once a second; it answers. The main thread hears of its silence."""
+        """Tell the launcher that we are there, once a second; if it never answers, the main thread is told."""
         self.tell_launcher(launcher_link.Rank0Alive(incarnation=self.roster.facts.incarnation))
         # Counted, not timed: a process that was stopped has not listened meanwhile.
         self._num_unanswered += 1

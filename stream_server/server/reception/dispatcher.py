@@ -108,7 +108,7 @@ class Acknowledgements:
                 self._owed[connection.peer] = connection
 
     def acknowledge_owed(self) -> None:
-        """Acknowledge the little, too, which a client may wait for all the same. Due several times a second."""
+        """Acknowledge what was too little for `acknowledge_received`. Due several times a second."""
         owed, self._owed = self._owed, {}
         for connection in owed.values():
             if connection.received != connection.acknowledged:

@@ -255,7 +255,7 @@ class SimulationFile:
 
     def _read_head(self) -> None:
         file, path = self._file, self.path
-        # Whether something is there, `in` and `get` do not tell from whether it can be read.
+        # `in` and `get` cannot tell a missing name from an unreadable one.
         groups, attributes = list(file), list(file.attrs)
         if "simulation" not in attributes:
             raise ConfigError(

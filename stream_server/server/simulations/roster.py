@@ -36,8 +36,8 @@ class Roster:
     *finished* when every rank says that its share is complete: the ledgers decide, whatever a scheduler says.
     `table` has the state of each, and counts. `num_survived` counts simulations that went on, while they ran, after the
     server had been away. `num_missing` are the samples of training simulations that will never come; those that redraws
-    bring in their place are taken off. `warnings` are what people should know of single simulations.
-    `num_samples_of` says how many samples this many steps of one simulation make, as if none between them was missing.
+    bring in their place are taken off. `warnings` are about single simulations.
+    `num_samples_of` gives the number of samples that this many steps of one simulation make, assuming no gaps.
     Unless the study `starts_jobs`, simulations only attach by themselves.
     """
 

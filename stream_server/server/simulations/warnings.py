@@ -11,7 +11,7 @@ MOST_TOLD = 5
 
 
 class WarningKind(StrEnum):
-    """The kinds of warnings, in the words of the line that counts those beyond `MOST_TOLD`."""
+    """The kinds of warnings, also used as the text of the line that counts those beyond `MOST_TOLD`."""
 
     KEPT = "could not be withdrawn any more"
     DIFFERENT = "sent other values than an earlier attempt of it"

@@ -63,7 +63,7 @@ RESULTS = {
 RETRY = "once the cause is repaired, the same command with --retry tries those again that were given up"
 HANDED_OVER = "saved: stream-launcher goes on in the next job"
 LEAST_S = 1.0
-# Threads of their own, beside the training.
+# Phases of other threads.
 BESIDE = ("receive", "prefetch")
 TRAINING = ("step", "forward", "backward", "optimizer")
 ADVICE = {

@@ -25,7 +25,7 @@ def test_an_error_of_ours_ends_a_study_with_70_and_its_traceback(
     assert done.exit_code == 70
     assert "Traceback" in done.output
     assert "FailpointError" in done.output
-    assert "Nobody foresaw this error: please report it with its traceback" in done.output
+    assert "This is a bug in Stream Server: please report it with its traceback" in done.output
     if phase is not None:
         failure = json.loads((done.output_dir / "exit.json").read_text())
         assert (failure["phase"], failure["exit_code"], done.report["exit_code"]) == (phase, 70, 70)
