@@ -132,7 +132,7 @@ def span_of(folder: Path) -> tuple[float | None, float | None]:
     """
     try:
         now = time.time()
-        # Not those of what a link leads to: the output of a worker is in the folder of its first simulation.
+        # Links are not followed: the output of a worker is in the folder of its first simulation.
         times = {entry.name: min(entry.lstat().st_mtime, now) for entry in folder.iterdir()}
         has_worker_of_another = (folder / LOG_FILE).is_symlink()
     except OSError:

@@ -102,7 +102,7 @@ def thin(curves: Curves) -> Curves:
 
 
 def timeline(attempts: Sequence[AttemptSpan], now_s: float) -> Columns:
-    """One bar for each attempt of which the time is known, in seconds since the first one began."""
+    """One bar for each attempt with a known time, in seconds since the first one began."""
     shown = [attempt for attempt in attempts if attempt.started_s is not None]
     began_s = min((bar.started_s for bar in shown if bar.started_s is not None), default=0.0)
     return {

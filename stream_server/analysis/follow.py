@@ -37,7 +37,7 @@ ORIGIN = re.compile(r"(?:Thread-\d+ \(\S+\)|\S+) (\S+: )")
 
 
 def server_logs(run: RunFolder) -> list[Path]:
-    """The logs of the launcher and of all ranks that are there now; of those of a stranger MAX_LOGS at most."""
+    """The present logs of the launcher and all ranks; at most MAX_LOGS of a stranger's run."""
     return sorted(islice((run.path / "logs").glob("*.log"), MAX_LOGS))
 
 
@@ -143,7 +143,7 @@ class Line:
 
 
 class Tail:
-    """The lines of the last `num_bytes` of a file, and then those that come at its end.
+    """The lines of the last `num_bytes` of a file, then new ones at its end.
 
     One that is longer than PIECE_BYTES comes in pieces of that size; so does what is left of a line that began before.
     """
@@ -156,7 +156,7 @@ class Tail:
         self._time = ""
 
     def lines(self, *, is_last: bool) -> Iterator[Line]:
-        """The whole lines that are new, of those that are there now; at the `is_last` time also one without an end."""
+        """New whole lines; at the `is_last` time also one without an end."""
         with open(self.path, "rb", opener=by_own_links) as file:
             # It may grow for as long as it is read.
             size = os.fstat(file.fileno()).st_size

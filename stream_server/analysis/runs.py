@@ -25,7 +25,7 @@ def the_run(path: Path) -> RunFolder:
         NotRunning: there is none.
     """
     path = named(path)
-    # One that begins has a lock before it has a study.json.
+    # A run has a lock before it has a study.json.
     if is_run(path) or (path.is_dir() and holder_of(path / RUN_LOCK) is not None):
         return RunFolder(path)
     try:
@@ -40,7 +40,7 @@ def is_run(path: Path) -> bool:
 
 
 def runs_below(folder: Path, tell: Callable[[str], None]) -> list[RunFolder]:
-    """The runs in a folder and the folders below it, by name; none in those that may not be read.
+    """The runs in a folder and the folders below it, by name; unreadable folders are left out.
 
     Each folder is looked at once, however many links lead to it, and a link of somebody else's is not followed. No more
     than MAX_FOLDERS are, the nearest first and of these the user's own; if there are more, `tell` is called with words.

@@ -29,7 +29,7 @@ MAX_SIMULATIONS = 1_000_000
 class SimulationSummary:
     """One row of the table of simulations; `seconds` of its newest attempt, None where no folder of it is left.
 
-    `error` is that of the model on it in the newest validation, None of one that is trained on.
+    `error` is the model's in the newest validation, None where the simulation is trained on.
     """
 
     simulation: int

@@ -42,7 +42,7 @@ def story(run: RunFolder, simulation: int, timeout_s: float) -> list[str]:
 
 
 def _event(record: records.JournalRecord, simulation: int, history: History) -> str:
-    """A record in words, after those of `history`; "" if it tells nothing of this simulation."""
+    """A record in words, after the records of `history`; "" if it is not about this simulation."""
     if getattr(record, "simulation", simulation) != simulation:
         return ""
     attempt = history.attempts.get(simulation)

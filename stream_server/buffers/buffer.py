@@ -91,7 +91,7 @@ class Buffer:
 
     @property
     def sample_shape(self) -> tuple[int, ...]:
-        """The axes of a sample before those of its fields: none, for it is one time step."""
+        """The axes of a sample before the axes of its fields: none, for it is one time step."""
         return ()
 
     def rows_of(self, samples: SlotArray) -> SlotArray:

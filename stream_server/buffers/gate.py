@@ -1,4 +1,4 @@
-"""The gate between the thread that fills a buffer and the one that draws from it."""
+"""The gate between the threads that fill a buffer and draw from it."""
 
 from collections.abc import Callable
 from threading import Condition, Lock

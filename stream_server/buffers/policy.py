@@ -77,7 +77,7 @@ class Policy(ABC):
 
     @abstractmethod
     def put(self, slots: Sequence[int]) -> SlotArray:
-        """Take the slots in, and give those that were evicted for them."""
+        """Take the slots in; returns the slots evicted for them."""
 
     @abstractmethod
     def draw(self, num: int) -> Drawn:

@@ -148,7 +148,7 @@ class Slots:
             self.arrays[name][slots] = 0
 
     def value(self, name: str, slot: int) -> npt.NDArray[Any]:
-        """The values of a field in a slot, as a view; of a ragged one those that are there."""
+        """The values of a field in a slot, as a view; of a ragged field only the existing rows."""
         array = self.arrays[name][slot, ...]
         return array[: self.lengths[name][slot]] if name in self.lengths else array
 
@@ -197,7 +197,7 @@ class Slots:
 class Contents:
     """Copies of all samples that can be drawn, row by row; rows of a field that is not `present` are zero.
 
-    Those of a ragged field are as `Slots.gather` gives them.
+    Ragged fields are as in `Slots.gather`.
     """
 
     simulation_ids: npt.NDArray[np.int64]

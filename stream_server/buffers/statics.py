@@ -64,7 +64,7 @@ class FrozenStatics:
 
 
 class StaticFields:
-    """The static fields of the simulations of which samples are here, or may come: arrays that never change.
+    """The static fields of simulations with samples here or to come: arrays that never change.
 
     The receiver thread adds and removes simulations; any thread may read those of a sample that it holds.
 
@@ -147,7 +147,7 @@ class StaticFields:
         }
 
     def empty(self, num: int) -> FieldArrays:
-        """Arrays for the static fields of `num` simulations, of which some were here before; none for ragged ones."""
+        """Arrays for the static fields of `num` simulations, some of them known before; none for ragged ones."""
         return {
             name: np.empty((num, *shape), self.dtypes[name])
             for name, shape in self.shapes.items()
@@ -155,7 +155,7 @@ class StaticFields:
         }
 
     def take_new(self, simulations: Iterable[int], name: str) -> npt.NDArray[Any]:
-        """One field of those of these simulations that were not `observed` before, stacked along a first axis.
+        """One field of the simulations not `observed` before, stacked along a first axis.
 
         Of a ragged field the rows of all one after the other.
         """

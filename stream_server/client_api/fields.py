@@ -323,7 +323,7 @@ def _has_rows(spec: FieldSpec, shape: tuple[int, ...]) -> bool:
 
 
 def _block_of_rows(spec: FieldSpec, dtype: np.dtype, count: tuple[int, ...]) -> Block:
-    """A block of rows of a field that differs in size, which lies behind those of the ranks before this one."""
+    """A block of rows of a ragged field, behind the rows of the ranks before this one."""
     return Block(field=spec.name, dtype=dtype.str, shape=spec.shape, offset=(0,) * len(count), count=count)
 
 

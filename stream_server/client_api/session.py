@@ -234,7 +234,7 @@ class Session:
                 server_rank=rank,
                 stride=self._dealing.stride,
                 num_server_ranks=num_ranks,
-                # The length of a step is told by the size of its message.
+                # The size of a message gives the length of its step.
                 one_by_one=any(field.ragged and not field.is_static for field in welcome.fields),
             )
             for rank, addresses in enumerate(welcome.endpoints)

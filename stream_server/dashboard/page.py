@@ -253,7 +253,7 @@ class Page:
     def _curves(
         self, of: Callable[[RunSnapshot], columns.Curves], known: Mapping[Path, RunSnapshot], chosen: list[Path]
     ) -> dict[object, tuple[CurveStyle, Columns]]:
-        """The curves of all runs of which there can be some: what is in a file may have any form."""
+        """The curves of all runs that can have any: files may have any form."""
         curves: dict[Path, columns.Curves] = {}
         for path, run in known.items():
             with note_problems(self._damages):
@@ -417,7 +417,7 @@ def _set(model: Any, **values: Any) -> None:
 
 
 def first_shown(runs: Mapping[Path, RunStatus]) -> Path:
-    """The run that was started last, of those that run now if there are any."""
+    """The newest run, of the live ones if there are any."""
 
     def rank(run: Path) -> tuple[bool, float]:
         try:

@@ -105,7 +105,7 @@ def sample_name(sample: RenderedSample) -> str:
 
 
 def single_values(samples: Iterable[RenderedSample], name: str) -> list[tuple[str, str]]:
-    """Truth and prediction of each held-out sample of which this is one value, as the rows of a table."""
+    """Truth and prediction of each held-out sample of a single value, as the rows of a table."""
     rows = []
     for sample in samples:
         truth, prediction = sample.shown[name]

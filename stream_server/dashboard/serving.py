@@ -45,7 +45,7 @@ METHODS = ("GET", "HEAD")
 LOOPBACK = {socket.AF_INET: "127.0.0.1", socket.AF_INET6: "::1"}
 _WITHOUT_IPV6 = frozenset({errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL, errno.EPROTONOSUPPORT})
 PORT = 8787
-# Of any port that is free at one address, another user may have that of the other.
+# A port that is free at one address may be another user's at the other.
 ANY_PORT = [0] * 20
 # A browser has a few connections for each page. Who says nothing for a while is let go.
 MAX_CONNECTIONS = 256
@@ -90,7 +90,7 @@ class Access:
         return f"http://{self.host}:{port}{self.place}/?{TOKEN}={self._token}"
 
     def answer(self, request: RequestStartLine, headers: HTTPHeaders) -> Answer | None:
-        """The answer to a request that is not admitted, or that brings the token; None for one that is admitted.
+        """The answer to a request that is refused or brings the token; None for an admitted one.
 
         It is asked before anything else is done for a request, and before its body is read. A browser sends its cookies
         to a websocket whichever page opens it: that must be a page of this server. Its address is the one that the

@@ -74,7 +74,7 @@ class CommandOutput:
 
     @property
     def answers(self) -> list[dict[str, Any]]:
-        """The JSON objects among any other output; an mpirun may put those of two ranks into one line."""
+        """The JSON objects among any other output; an mpirun may put two ranks' into one line."""
         answers, position = [], self.output.find("{")
         while position >= 0:
             try:

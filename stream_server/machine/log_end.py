@@ -28,7 +28,7 @@ def words_at_end(log: Path, max_bytes: int = MAX_BYTES) -> str:
 
 
 def shown_lines(line: str) -> Iterator[str]:
-    """The visible lines of a line with carriage returns: of those that were overwritten, the ones unlike the rest.
+    """The visible lines of a line with carriage returns: of the overwritten ones, those unlike the rest.
 
     A progress bar writes one line over and over; an error may come before, within or behind it.
     """

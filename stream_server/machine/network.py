@@ -1,4 +1,4 @@
-"""The network interfaces of this node, and the one that `network.interface` chooses.
+"""The network interfaces of this node, and the choice of `network.interface`.
 
 Why: docs/decisions/0078-torchs-ranks.md
 """

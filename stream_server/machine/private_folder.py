@@ -19,7 +19,7 @@ MAX_BYTES = 60
 
 
 def new_name() -> Path:
-    """A short path in `place` that nobody has ever used."""
+    """A short, unused path in `place`."""
     return place() / f"{PREFIX}{secrets.token_hex(8)}"
 
 

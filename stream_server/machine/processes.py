@@ -139,7 +139,7 @@ def send(pids: Collection[int], number: signal.Signals) -> None:
 
 
 def end_all(mark_name: str, folder: Path, grace_s: float) -> None:
-    """End all processes whose mark is a path in `folder`: TERM, and KILL for those that are left after `grace_s`."""
+    """End all processes whose mark is a path in `folder`: TERM, and KILL after `grace_s`."""
     deadline = time.monotonic() + grace_s
     marked = _marked(mark_name, folder)
     send(marked, signal.SIGTERM)

@@ -140,7 +140,7 @@ def hold(folder: Path, *, resume: bool) -> Iterator[None]:
 
 
 def _with_reason(error: OSError, advice: str) -> str:
-    """The words of an error with this advice, which helps nobody whose disk fails."""
+    """The text of an error with this advice, left out where the disk fails."""
     return refusal(error) if error.errno == errno.EIO else f"{error}. {advice}"
 
 

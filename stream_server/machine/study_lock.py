@@ -61,7 +61,7 @@ class Holder:
 
     @classmethod
     def read(cls, path: Path) -> "Holder | None":
-        """The last one that wrote itself down; None if nothing sound is there."""
+        """The last process that wrote itself down; None if the text is not sound."""
         try:
             content = disk.read_file(path, max_bytes=MAX_BYTES, opener=disk.by_own_links)
             return msgspec.json.decode(content, type=cls)

@@ -52,7 +52,7 @@ def secure_client_socket(socket: "zmq.Socket[bytes]", security: Security) -> Non
 
 
 def secure_peer_socket(socket: "zmq.Socket[bytes]", keys: KeyPair) -> None:
-    """Let a socket connect, from now on, to one that has the same keys."""
+    """Let a socket connect, from now on, to a socket with the same keys."""
     security = Security(server_public_key=keys.public, client_public_key=keys.public, client_secret_key=keys.secret)
     secure_client_socket(socket, security)
 

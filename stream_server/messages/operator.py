@@ -101,7 +101,7 @@ class StopAccepted(JsonMessage, frozen=True, kw_only=True):
 
 
 class NotUnderstood(JsonMessage, frozen=True, kw_only=True):
-    """Answer to what is no question: the versions of the two differ."""
+    """Answer to an unknown question: the versions differ."""
 
     text: str
 

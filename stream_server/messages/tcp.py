@@ -55,7 +55,7 @@ def connect_socket(socket: "zmq.Socket[bytes]", address: str) -> None:
 
 
 def host_and_port(address: str) -> tuple[str, int]:
-    """The parts of an address; that of IPv6 is without its brackets."""
+    """The parts of an address; an IPv6 host has no brackets."""
     host, _, port = address.removeprefix(PREFIX).rpartition(":")
     return host.strip("[]"), int(port)
 

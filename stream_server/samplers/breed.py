@@ -98,7 +98,7 @@ class Breed(LearningGenerator):
         """The places of all simulations with results in the unit cube, and their weights, whose sum is 1."""
         places, quality = self.scored
         drawn = [proposal for proposal in self._proposals if proposal.num_drawn]
-        # Those of another start of the study, or of the fallback, were drawn from the whole cube, as far as is known.
+        # Points of another start or of the fallback were drawn from the whole cube, as far as is known.
         num_before = max(0, len(places) - sum(each.num_drawn for each in drawn))
         counts = [num_before, *(each.num_drawn for each in drawn)]
         densities = [np.zeros(len(places)), *(each.log_density(places) for each in drawn)]

@@ -62,7 +62,7 @@ class Generative(ModelGenerator):
     def learn(self, places: Array, scores: Array, until: float) -> None:
         """Continue to learn the noise in the places of simulations, given their difficulty."""
         clean = torch.from_numpy(2 * places - 1).float()
-        # Scores that are equal have one rank, so that those that are all 0 are not told apart.
+        # Equal scores have one rank, so that scores of 0 are not told apart.
         values, inverse, counts = np.unique(scores, return_inverse=True, return_counts=True)
         ranks = (np.cumsum(counts) - (counts + 1) / 2) / max(1, len(scores) - 1)
         difficulty = torch.from_numpy(ranks[inverse] if len(values) > 1 else scores).float()

@@ -51,7 +51,7 @@ class NoLocks(OSError):
 
 
 class UnusableFile(OSError):
-    """The path is that of a pipe, a device or a socket, or of a file with more bytes than may be read."""
+    """The path leads to a pipe, a device, a socket, or a file larger than may be read."""
 
 
 @contextmanager
@@ -102,7 +102,7 @@ def place_of(path: Path | str) -> str:
 
 
 def is_in_place(folder: Path) -> bool:
-    """Whether the name of a folder still leads to the one that is held, if one is."""
+    """Whether the name of a folder still leads to the held one, if any."""
     if (place := place_of(folder)) == os.fspath(folder):
         return True
     try:

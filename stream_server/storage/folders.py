@@ -147,7 +147,7 @@ def records_from_json(plain: Any) -> dict[str, FileRecord]:
 
 
 def damaged_files(folder: Path, files: Mapping[str, FileRecord], paths: Iterable[str] | None = None) -> dict[str, str]:
-    """Read files of a folder, all or those of `paths`, and give what is wrong with those that are not as written."""
+    """Read files of a folder, all or `paths`; returns the problem of each that is not as written."""
     problems = {path: _problem(folder / path, path, files[path]) for path in (files if paths is None else paths)}
     return {path: problem for path, problem in problems.items() if problem}
 

@@ -59,7 +59,7 @@ class EncodedState:
         self._arrays = arrays
 
     def write(self, file: Writable) -> None:
-        """Write it, array by array; only one that is not contiguous is copied."""
+        """Write it, array by array; only non-contiguous arrays are copied."""
         file.write(MAGIC + len(self._text).to_bytes(8, "little") + self._text)
         for array in self._arrays:
             ordered = array.T if _is_fortran(array) else array

@@ -109,7 +109,7 @@ def write_rows(file: Writable, layout: SampleLayout, rows: Callable[[str, int, i
 def read_rows(path: Path, layout: SampleLayout) -> Iterator[tuple[range, dict[str, NDArray[Any]]]]:
     """The rows of every chunk and their values by field, valid until the next chunk is asked for.
 
-    Those of a ragged field are an array of arrays.
+    A ragged field is an array of arrays.
 
     Raises:
         DamagedCheckpoint: the file is too short or too long.

@@ -1,4 +1,4 @@
-"""The journal, by which a launcher takes over from one that was killed.
+"""The journal, by which a launcher takes over from a killed one.
 
 Offers: history, journal, records.
 May import: launcher.schedule, machine, messages, storage.

@@ -66,7 +66,7 @@ class RecordedAttempt:
 
 @dataclass(kw_only=True, slots=True)
 class OpenServer:
-    """A start of the server of which no end was written."""
+    """A start of the server without a recorded end."""
 
     starting: ServerStarting
     leader: Leader | None = None
@@ -213,7 +213,7 @@ class History:
         attempt.move(ScheduledEvent.END)
         known = self.simulations.setdefault(simulation, ScheduledSimulation(id=simulation))
         known.attempt = attempt
-        # How the job of one that is given up ended is written afterwards.
+        # The end of a job is recorded after its simulation was given up.
         if known.state is not ScheduledState.GIVEN_UP:
             known.state = ScheduledState.WAITING
         return known

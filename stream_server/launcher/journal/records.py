@@ -178,7 +178,7 @@ _begin: Callable[[bytes], _Begin] = codec.decoder(_Begin)
 
 
 def encode(*records: JournalRecord) -> bytes:
-    """The line of one record, or of several, which ends with the checksum of what is before."""
+    """The line of one or several records, which ends with a checksum."""
     line = records[0] if len(records) == 1 else Together(records=records)
     return with_checksum(codec.encode(line)[:-1]) + b"\n"
 
@@ -201,7 +201,7 @@ def decode(journal: bytes) -> Iterator[JournalRecord]:
 
 
 def with_checksum(text: bytes) -> bytes:
-    """A line without its end, all but whose closing brace is `text`: with the checksum of that."""
+    """The line `text` with its checksum and closing brace."""
     return text + _CHECKSUM + b"%d}" % zlib.crc32(text)
 
 

@@ -39,7 +39,7 @@ from stream_server.storage.disk import MAX_TEXT_BYTES, UnusableFile, read_file
 Attempt = tuple[int, int]
 ABORT = "Abort("
 OUT_OF_TIME = "its worker had spent the time of its job on others"
-# A job that was cancelled, and of which the backend knows nothing for so long, has ended.
+# A cancelled job that the backend does not know for this long has ended.
 FORGOTTEN_S = 60.0
 SUBMIT_PAUSE_S = 30.0
 NOT_SUBMITTED = "no job can be submitted"
@@ -103,7 +103,7 @@ class AttemptJobs:
 
     @property
     def num_running(self) -> int:
-        """Number of jobs whose end `poll` has not told."""
+        """Number of jobs whose end `poll` has not returned yet."""
         return len(self._jobs)
 
     @property
@@ -141,7 +141,7 @@ class AttemptJobs:
         return submitted
 
     def adopt(self, history: History) -> None:
-        """Watch the jobs that the last launcher has left; those that it was about to end are cancelled."""
+        """Watch the jobs of the last launcher; cancel the ones that it was about to end."""
         for job, begun in history.jobs.items():
             if not (left := history.in_job(job)):
                 continue
@@ -205,7 +205,7 @@ class AttemptJobs:
         return ended
 
     def ranks_ended(self) -> Iterator[tuple[Attempt, str, bool]]:
-        """Yield the attempts in shared jobs that run of which ranks have ended: how one failed, and whether all ended.
+        """Yield attempts with ended ranks in running shared jobs: how one failed, and whether all ended.
 
         Under MPICH a job goes on when a rank ends that has not called MPI_Init.
         """
@@ -221,7 +221,7 @@ class AttemptJobs:
         return last_mistake(self._log_end(end))
 
     def _log_end(self, end: AttemptEnded) -> str:
-        # The log of a job that several share is that of the first of them.
+        # A shared job writes into the log of its first attempt.
         log_path = Path(end.log)
         is_own = log_path.parent == self.attempts.folder(end.simulation, end.attempt)
         return words_at_end(log_path) if is_own else ""
@@ -393,5 +393,5 @@ def _codes(folder: Path) -> tuple[int, ...]:
 
 
 def _log(own: Path, of_job: Path) -> Path:
-    """The log that tells of its end: its own, or that of mpirun if it never wrote any."""
+    """The log about its end: its own, or mpirun's if it never wrote any."""
     return own if own.exists() and own.stat().st_size else of_job

@@ -115,7 +115,7 @@ class Ensemble:
 
     def turn(self) -> list[launcher_link.ToLauncher]:
         """Do all that is due; returns what rank 0 has said."""
-        # Before what has come is taken: no clock may run out by what is not heard yet, however long this turn takes.
+        # Before messages are taken: no clock may run out for lack of a waiting message, however long this turn takes.
         now = time.monotonic()
         suspended_s = now - self._judged_at - POLL_S
         if suspended_s > SUSPENDED_S:
@@ -231,7 +231,7 @@ class Ensemble:
         polled = self.jobs.poll(now)
         self.starter.note_submitted()
         for ended in polled:
-            # A launcher that was killed may have dealt with some of those that shared the job.
+            # A killed launcher may have dealt with some attempts of the job.
             if self.schedule.runs(ended.simulation, ended.attempt):
                 self._has_ended(ended, now)
                 if self.schedule.state(ended.simulation).terminal:
@@ -374,7 +374,7 @@ class Reports:
         self._logs[ended.simulation, ended.attempt] = Path(ended.log)
 
     def let_go(self, simulation: int, reason: str) -> None:
-        """A simulation that a client brought to its end by itself has no job whose end could be waited for."""
+        """Note the end of an attempt that a client ran by itself, without a job."""
         attempt = self._given.pop(simulation, None)
         if attempt is not None:
             self.journal.note(records.AttemptEnded(simulation=simulation, attempt=attempt, reason=reason))

@@ -45,7 +45,7 @@ def explanation(log: str, exit_code: int, reason: str, python: Callable[[], str]
         return f": {python()} has no package {package}; install it there, or let simulation.command name another Python"
     if exception := last_exception(log):
         return f": {exception}"
-    # Of one that was ended from outside, the last line tells nothing.
+    # The last line tells nothing where the program was ended from outside.
     line = last_line(log) if exit_code in OWN_CODES else ""
     return f'; the last line of its output: "{line}"' if line not in reason else ""
 
@@ -57,7 +57,7 @@ def last_mistake(log: str) -> str:
 
 
 def missing_package(log: str) -> str | None:
-    """The package for lack of which a program of Python has ended, if its log says so at its end."""
+    """The missing package that ended a program of Python, if its log says so at its end."""
     packages = MISSING_PACKAGE.findall(log)
     return packages[-1].partition(".")[0] if packages else None
 

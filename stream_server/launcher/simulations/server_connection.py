@@ -71,7 +71,7 @@ class ServerConnection(RankRouter):
         return messages
 
     def send(self, message: launcher_link.ToServer) -> None:
-        """Send to rank 0; while nobody is there the message is dropped."""
+        """Send to rank 0; without one the message is dropped."""
         if self._peer is not None:
             self._socket.send_multipart([self._peer, launcher_link.encode(message)])
 

@@ -139,7 +139,7 @@ class Starter:
         keys: Mapping[int, KeyPair | None],
         errors: dict[tuple[int, int], Exception],
     ) -> dict[tuple[int, int], JobSpec]:
-        """Make the specification of each attempt's job; what is wrong with an attempt goes into `errors`."""
+        """Make the specification of each attempt's job; problems go into `errors`, by attempt."""
         specs: dict[tuple[int, int], JobSpec] = {}
         for simulation, attempt in members:
             try:

@@ -43,7 +43,7 @@ exit status:
   75 saved: run the same command again to go on
   130 ended by a second signal that came while it was busy
 """
-# Those of ZeroMQ and of a backend, and a few for what they start.
+# Threads of ZeroMQ and of a backend, and a few for what they start.
 NUM_THREADS = 8
 TIME_LIMIT = re.compile(r"(\d+):([0-5]\d):([0-5]\d)")
 

@@ -257,7 +257,7 @@ def _make_jobs(config: StudyConfig) -> AttemptJobs:
 
 
 def _remote_access(config: StudyConfig, num_ranks: int, folder: Path, history: History) -> RemoteAccess | None:
-    """The access for ranks on other nodes, which those of a server that is taken over already have."""
+    """The access for ranks on other nodes; the ranks of a server that is taken over already have it."""
     number = 0 if history.server is None else history.server.starting.number
     before = endpoint_file(folder, config.output_dir, number)
     remove_old_endpoint_files(config.output_dir, keep=before)

@@ -169,7 +169,7 @@ class ServerJob(ABC):
 
     @abstractmethod
     def ask_to_leave(self) -> None:
-        """Ask it to leave while nobody listens yet on the link."""
+        """Ask it to leave before it listens on the link."""
 
     @abstractmethod
     def kill(self, now: float) -> None:
@@ -180,10 +180,10 @@ class ServerJob(ABC):
         """See what is left of it."""
 
     def abandon(self) -> None:  # noqa: B027
-        """Wait no longer for the end of one that was killed, if the next may begin beside what is left of it."""
+        """Stop waiting for the end of a killed server, if the next may begin beside its remains."""
 
     def stopped_pid(self, now: float) -> int | None:
-        """A process of it that a signal has held for too long, if there is one that can be seen from here."""
+        """A process of it that a signal has stopped for too long, if one can be seen from here."""
         return None
 
 

@@ -38,7 +38,7 @@ class Part(Protocol):
 
 @runtime_checkable
 class RedealtPart(Protocol):
-    """A part of which ranks of another number have a share each, too."""
+    """A part that can be dealt to another number of ranks."""
 
     def redealt(self, states: Sequence[Any], rank: int, dealing: Dealing, /) -> Any:
         """The state of a rank of `dealing`, out of those of all ranks that saved one; a static method."""

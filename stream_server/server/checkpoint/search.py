@@ -15,7 +15,7 @@ _log = logging.getLogger(__name__)
 
 
 def find_usable(checkpoints: CheckpointFolder, ranks: Ranks) -> Manifest | None:
-    """Find the newest checkpoint of which every byte is as it was written; None if none was ever made.
+    """Find the newest checkpoint whose bytes are all as written; None if none was ever made.
 
     Every rank reads its share of the files. Newer checkpoints that are damaged are set aside once an older one has
     proved good; when none has, the folder is left as it is. Collective, main thread.

@@ -203,7 +203,7 @@ class Handshake:
         return actions
 
     def welcome(self, simulation: int) -> list[Action]:
-        """Let in those that wait for this simulation, if every rank knows of its attempt."""
+        """Let in the clients that wait for this simulation, if every rank knows of its attempt."""
         entry = self.entries[simulation]
         if not entry.ready:
             return []

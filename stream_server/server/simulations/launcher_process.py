@@ -69,7 +69,7 @@ class LauncherProcess:
         self._process = self._start()
 
     def wait(self, timeout_s: float) -> bool:
-        """Whether the launcher, which was told to leave, has seen its last job end within `timeout_s`."""
+        """Whether the launcher, asked to leave, has seen its last job end within `timeout_s`."""
         assert self._process is not None
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(timeout_s)

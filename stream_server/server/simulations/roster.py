@@ -94,7 +94,7 @@ class Roster:
 
     @property
     def plan(self) -> list[launcher_link.Planned]:
-        """The simulations that the launcher is to run: those that have parameters and no terminal state."""
+        """The simulations for the launcher: with parameters and without a terminal state."""
         return [
             launcher_link.Planned(
                 simulation=i, parameters=entry.parameters, attempt=entry.attempt if entry.begun else -1
@@ -339,7 +339,7 @@ class Roster:
         return actions + self._withdraw(message.simulation, in_one_line(message.reason))
 
     def end_early(self, notice: notices.EndEarly) -> list[Action]:
-        """End a training simulation that waits or runs, of which nothing more is wanted; any other stays as it is."""
+        """End a waiting or running training simulation that is not wanted any more; others stay."""
         simulation, entry = notice.simulation, self.entries.get(notice.simulation)
         if entry is None or entry.phase.terminal or entry.parameters is None or simulation < self._num_held_out:
             return []

@@ -61,7 +61,7 @@ class SimulationState:
 
     @property
     def known_parameters(self) -> dict[str, float]:
-        """The parameters of a simulation that was told to the launcher."""
+        """The parameters of a simulation that the launcher knows."""
         assert self.parameters is not None
         return self.parameters
 
@@ -218,7 +218,7 @@ class SimulationTable:
         return [i for phase in phases if self._num_in[phase] for i, each in self.entries.items() if each.phase is phase]
 
     def counts(self) -> dict[str, int]:
-        """How many simulations are in each state; of those that were started, the `queued` ones do not run yet."""
+        """Number of simulations in each state; `queued` ones were started and do not run yet."""
         num_queued = sum(1 for _ in self._queued())
         counts = {phase.value: self._num_in[phase] for phase in SimulationPhase}
         running = SimulationPhase.RUNNING.value

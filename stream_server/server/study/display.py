@@ -238,7 +238,7 @@ def number(value: float | None) -> str:
 
 
 def rate(per_s: float) -> str:
-    """A rate as people read it: two digits of one that is below 10, so that a slow one is not 0."""
+    """A rate as people read it: two digits below 10, so that a slow one is not 0."""
     return f"{per_s:,.0f}" if per_s >= 9.95 else f"{per_s:.2g}"
 
 

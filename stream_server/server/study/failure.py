@@ -51,7 +51,7 @@ class Failure:
 
     @classmethod
     def of(cls, error: BaseException, *, rank: int, phase: str, batch: int | None = None) -> "Failure":
-        """Describe `error`; one that came through the buffer is reported as the receiver's."""
+        """Describe `error`; an error that came through the buffer is reported as the receiver's."""
         thread = threading.current_thread().name
         if isinstance(error, ProducerFailed) and error.__cause__ is not None:
             error, thread, phase = error.__cause__, "receiver", "receive"
