@@ -14,7 +14,7 @@ from stream_server.storage.disk import open_output
 FORMATS = (".parquet", ".csv")
 MAX_COLUMNS = 2000
 
-Place = dict[str, Any]
+RowPlace = dict[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -75,20 +75,20 @@ def table(runs: Sequence[RunFolder], *, wide: bool = False, per_rank: bool = Fal
     return Table.of((*known, "name", "value"), (row for points in sources for row in _per_value(points)))
 
 
-def _points(run: RunFolder, *, per_rank: bool) -> Iterator[tuple[Place, Line]]:
+def _points(run: RunFolder, *, per_rank: bool) -> Iterator[tuple[RowPlace, Line]]:
     if per_rank:
         yield from (({"run": run.name, "rank": rank}, record) for rank, record in records_of_ranks(run))
     else:
         yield from (({"run": run.name}, record) for record in records_of(run))
 
 
-def _per_value(points: Iterable[tuple[Place, Line]]) -> Iterator[Line]:
+def _per_value(points: Iterable[tuple[RowPlace, Line]]) -> Iterator[Line]:
     for place, record in points:
         where = place | {axis: record.get(axis) for axis in AXES}
         yield from ({**where, "name": name, "value": value} for name, value in record.items() if name not in AXES)
 
 
-def _per_batch(points: Iterable[tuple[Place, Line]]) -> Collection[Line]:
+def _per_batch(points: Iterable[tuple[RowPlace, Line]]) -> Collection[Line]:
     """A validation is in the row of the log point of its batch."""
     rows: dict[object, Line] = {}
     for place, record in points:

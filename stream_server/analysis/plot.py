@@ -29,8 +29,6 @@ PANEL_INCHES = 2.2
 DIFFERENCE = "prediction − truth"
 ERROR_MAP = "RdBu_r"
 
-Array = NDArray[Any]
-
 FORMATS = ("png", "pdf", "svg")
 DOTS_PER_INCH = 200
 TIME = columns.AXES["wall_s"]

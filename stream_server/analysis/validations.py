@@ -10,10 +10,10 @@ from typing import Any
 from zipfile import BadZipFile, ZipFile
 
 import numpy as np
-from numpy.typing import NDArray
 
 from stream_server.analysis.reading import RunFolder
 from stream_server.errors import ConfigError
+from stream_server.ragged import Array
 from stream_server.storage.disk import by_own_links, read_file
 from stream_server.storage.typed import quoted, shortened
 
@@ -26,7 +26,6 @@ ROLLOUT_LEAD_TIMES = "rollout_lead_times"
 ROLLOUT_MSE = "rollout_mse."
 _COLUMNS = ("simulations", "time_steps", "errors")
 
-Array = NDArray[Any]
 
 _FILE = re.compile(r"batch-(\d{6,})-rank-(\d+)\.npz")
 

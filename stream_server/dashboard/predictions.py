@@ -1,7 +1,6 @@
 """The charts of a prediction: the truth, what the model predicts, and the difference, as lines or as pictures."""
 
 from collections.abc import Iterable
-from typing import Any
 
 import numpy as np
 from bokeh.models.annotations import ColorBar
@@ -9,17 +8,15 @@ from bokeh.models.mappers import LinearColorMapper
 from bokeh.models.sources import ColumnDataSource
 from bokeh.models.tools import HoverTool
 from bokeh.palettes import RdBu11, Viridis256, interp_palette
-from numpy.typing import NDArray
 
 from stream_server.analysis.validations import RenderedSample, relative_error
 from stream_server.dashboard.charts import chart
+from stream_server.ragged import Array
 
 TITLES = ("Truth", "Prediction", "Difference")
 TRUTH, DIFFERENCE = "#0072B2", "#D55E00"
 # A picture on the screen has no more points than this along a side.
 MAX_SIDE = 256
-
-Array = NDArray[Any]
 
 
 class PredictionCharts:

@@ -92,7 +92,7 @@ class HandedSamples:
         return none + [draw for batch in handed.values() for draw in batch.draws]
 
 
-Block = Sequence[tuple[SimulationData | None, Draw]]
+LoaderBlock = Sequence[tuple[SimulationData | None, Draw]]
 """Samples with their draws; None instead of a sample was dropped before, and stays None."""
 
 
@@ -108,11 +108,11 @@ class LoaderSamples:
         self.none: list[Draw] = []
         self.num_given = 0
         self._block: deque[tuple[SimulationData | None, Draw]] = deque()
-        self._ask: Callable[[], Block] | None = None
+        self._ask: Callable[[], LoaderBlock] | None = None
         self._process: Callable[[SimulationData], Any] = id
         self._thread: int | None = None
 
-    def begin(self, ask: Callable[[], Block], process: Callable[[SimulationData], Any]) -> None:
+    def begin(self, ask: Callable[[], LoaderBlock], process: Callable[[SimulationData], Any]) -> None:
         """Give this thread's loader what `process` makes of the samples of each block, until one is empty."""
         self._ask, self._process, self._thread = ask, process, get_ident()
         self.num_given = 0

@@ -18,7 +18,7 @@ from stream_server.errors import Closed, UserCodeError
 from stream_server.server.progress.batches import Batch
 from stream_server.server.progress.phases import Phases
 from stream_server.server.training.forming import as_it_is
-from stream_server.server.training.loader_samples import Block, LoaderSamples, Taken, draws_of
+from stream_server.server.training.loader_samples import LoaderBlock, LoaderSamples, Taken, draws_of
 from stream_server.server.training.prefetch import ASKS, Prefetch
 from stream_server.server.training.stream import WAIT_S, BatchStream
 from stream_server.server.user.collate import SharedArrays
@@ -104,7 +104,7 @@ class LoaderStream(BatchStream):
         self._has_ended = False
         self._num_batches = 0
         self._num_out = 0
-        self._again: Block = ()
+        self._again: LoaderBlock = ()
         self._last_counts = (0, 0, 0)
         self._dropped: list[Draw] = []
         self._last_dropped: list[Draw] = []
@@ -207,11 +207,11 @@ class LoaderStream(BatchStream):
                 return
             self._give(self._singles(draw))
 
-    def _give(self, block: Block) -> None:
+    def _give(self, block: LoaderBlock) -> None:
         self._num_given += len(block)
         self._worker.give(block)
 
-    def _block(self, timeout_s: float) -> Block | None:
+    def _block(self, timeout_s: float) -> LoaderBlock | None:
         """The next samples; an empty block at the end of the stream, None if there are none yet."""
         if self._again:
             again, self._again = self._again, ()
@@ -224,7 +224,7 @@ class LoaderStream(BatchStream):
             return []
         return None if draw is None else self._singles(draw)
 
-    def _singles(self, draw: Draw) -> Block:
+    def _singles(self, draw: Draw) -> LoaderBlock:
         with self._phases.measure("gather"):
             samples = self._forming.samples(draw)
         singles = [draw] if len(draw.slots) == 1 else self._buffer.split(draw)

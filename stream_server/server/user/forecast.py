@@ -4,12 +4,11 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from stream_server.ragged import Array
 from stream_server.server.user.losses import numbers
 from stream_server.storage.plain_state import as_array
 
-Array = NDArray[Any]
 Scale = Callable[[Array], Array]
 
 FLOATS = 2.0**-21

@@ -3,15 +3,11 @@
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
-from numpy.typing import NDArray
-
-from stream_server.ragged import is_ragged
+from stream_server.ragged import Array, is_ragged
 from stream_server.server.user.forecast import scale_of_target
 from stream_server.server.user.simulation_data import SimulationData
 
-Array = NDArray[Any]
 Rendering = Mapping[str, tuple[Array, Array]]
 """By name the truth and the prediction, of one shape."""
 
