@@ -399,7 +399,7 @@ def _num_runs(runs: Mapping[Path, RunStatus] | None) -> str:
 
 
 def _wide(layout: Any) -> Any:
-    """As wide as there is room, and no narrower than a chart can be."""
+    """Style: as wide as there is room, and no narrower than a chart can be."""
     layout.update(sizing_mode="stretch_width", min_width=NARROW)
     return layout
 

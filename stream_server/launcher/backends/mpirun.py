@@ -53,7 +53,7 @@ class Mpirun:
 
     @classmethod
     def of(cls, config: StudyConfig) -> Self | None:
-        """The one for the simulations of a study; None when each is a program of its own.
+        """Make the one for the simulations of a study; None when each is a program of its own.
 
         Raises:
             ConfigError: there is no such program on the PATH of the simulations.

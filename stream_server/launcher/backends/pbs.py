@@ -137,7 +137,7 @@ class Pbs(CommandScheduler):
         return listed(command).split()
 
     def _told(self, ids: Sequence[str]) -> dict[str, QueueEntry]:
-        """What qstat says of these jobs; of a single one that it leaves out, that its state is unknown."""
+        """States of these jobs, from qstat; a single job that it leaves out is unknown."""
         # Not as JSON, which is broken by many a value in the environment of a job, or has the first job only.
         command = ["qstat", *(["-x"] if self._has_history else []), "-f", *ids]
         done = call(command)

@@ -331,7 +331,7 @@ class Traces:
 
 
 def ends(folders: Mapping[Attempt, Path], job: JobStatus, *, log: Path, num_ranks: int) -> list[AttemptEnded]:
-    """How the attempts in these folders ended, which shared a job with this log or had one alone."""
+    """Ends of the attempts in these folders, which shared a job with this log or had one alone."""
     if len(folders) > 1:
         traces = {attempt: Traces.read(folder) for attempt, folder in folders.items()}
         logs = {attempt: _log(folder / LOG_FILE, log) for attempt, folder in folders.items()}

@@ -428,7 +428,7 @@ class Assembly:
         return None
 
     def _has_statics(self, attempt: AttemptState) -> bool:
-        """They are kept, and no rows of this attempt wait to be compared with them."""
+        """Static fields are kept, and no rows of this attempt wait to be compared with them."""
         if not self.state.static_fields:
             return True
         return attempt.simulation in self.settlement.buffer.slots.statics and not attempt.statics.rows

@@ -93,7 +93,7 @@ class EqualSimulations:
 
     @property
     def warnings(self) -> list[str]:
-        """What people should know of all simulations that have finished so far."""
+        """Warnings about all simulations that have finished so far."""
         num = len(self._finished)
         if not self.is_open or self._came_of_one or num < ENOUGH or len(set(self._finished.values())) < num:
             return []
@@ -152,7 +152,7 @@ class MissingFields:
 
     @property
     def warnings(self) -> list[str]:
-        """What people should know of the time steps that were accepted so far."""
+        """Warnings about the time steps that were accepted so far."""
         if not self._names or len(self._finished & self._sent) < self._enough:
             return []
         return [

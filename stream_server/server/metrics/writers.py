@@ -135,7 +135,7 @@ class HistogramsWriter(JsonLinesWriter):
 
 
 def _short(value: float) -> float:
-    """A number with as many digits as a picture needs."""
+    """Number as text, with as many digits as a picture needs."""
     return float(f"{value:.6g}")
 
 

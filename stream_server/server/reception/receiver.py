@@ -154,7 +154,7 @@ class Receiver:
 
     @property
     def num_received(self) -> int:
-        """How many steps this rank has settled, ever. Main thread; the receiver waits meanwhile."""
+        """Number of steps that this rank has settled, ever. Main thread; the receiver waits meanwhile."""
         with self.turn:
             return self.intake.num_received
 

@@ -338,7 +338,7 @@ class Sockets:
         return tcp
 
     def _messages(self, socket: Socket, *, copy: bool = False) -> Iterator[list[Any]]:
-        """What has come on a socket; each part of a message is a `zmq.Frame`, or bytes with `copy`."""
+        """Messages that have come on a socket; each part is a `zmq.Frame`, or bytes with `copy`."""
         if socket not in self._ready:
             return
         for _ in range(MAX_CONTROL_MESSAGES):

@@ -118,7 +118,7 @@ class Cores:
         )
 
     def to_report(self) -> list[dict[str, Any]]:
-        """As report.json has it, the node of rank 0 first."""
+        """The form in report.json, with the node of rank 0 first."""
         return [{**asdict(node), "oversubscribed": bool(node.warning)} for node in self.nodes]
 
     def __str__(self) -> str:

@@ -64,7 +64,7 @@ class ParameterDesign:
 
     @property
     def warnings(self) -> list[str]:
-        """What people should know of it before it is used; of a class of the user's this is not known yet."""
+        """Warnings about it before it is used; of a user's class nothing is known yet."""
         warnings = DesignWarnings(self._config, self.names)
         if not self.is_suggested:
             planned = range(self._num_validation + self._config.study.simulations)

@@ -225,7 +225,7 @@ class SimulationTable:
         return {SimulationPhase.WAITING.value: 0, QUEUED: num_queued} | counts | {running: counts[running] - num_queued}
 
     def queue(self) -> dict[str, int]:
-        """How many of the queued simulations wait for what, the most frequent first."""
+        """Number of queued simulations by what they wait for, the most frequent first."""
         return dict(Counter(entry.waits_for or "" for entry in self._queued()).most_common())
 
     def rows(self) -> bytes:

@@ -135,7 +135,7 @@ class KeptSample:
         return sample
 
     def look_again(self) -> None:
-        """What others have made of the first sample is right."""
+        """Note that what others have made of the first sample is right."""
         arrays = [array for reference, _ in self._first or [] if (array := reference()) is not None]
         self._first = [(ref(array), self._collate.bytes_of(array)) for array in arrays] if arrays else None
 

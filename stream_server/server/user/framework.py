@@ -47,7 +47,7 @@ class Step(Protocol):
 
     @property
     def rounding(self) -> str:
-        """A warning of updates that are rounded away, "" as long as there are not many."""
+        """Warning about updates that are rounded away, "" as long as there are not many."""
         ...
 
     @property

@@ -35,7 +35,7 @@ class BufferGauge:
 
 
 class SamplesGauge:
-    """How often each sample in the buffer was drawn, and its age in samples that came after it: scans all of them."""
+    """Number of draws and age, in samples that came later, of each sample in the buffer: scans all of them."""
 
     def __init__(self, buffer: Buffer) -> None:
         self._buffer = buffer

@@ -284,7 +284,7 @@ def _length_of(loader: Any) -> int | None:
 
 
 def _numbered(loader: Any) -> tuple[Any, Sequence[Any]]:
-    """What has the items of a set by number, and the numbers in their order; nothing of both where there are none."""
+    """The items of a set by number, and the numbers in order; nothing of both where there are none."""
     if isinstance(loader, Sequence) or is_dataset(loader):
         return loader, range(len(loader))
     if is_dataset(getattr(loader, "dataset", None)) and hasattr(loader, "sampler"):
