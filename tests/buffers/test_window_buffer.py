@@ -191,7 +191,7 @@ class WindowBufferMachine(RuleBasedStateMachine):
     @invariant()
     def each_slot_that_is_not_free_is_used(self) -> None:
         buffer, retention = self.buffer, self.buffer._retention
-        windows = [*buffer.policy.slots(), *buffer._made, *buffer._pins._retired]
+        windows = [*buffer.policy.slots(), *buffer._complete, *buffer._pins._retired]
         used = {*buffer.rows_of(np.array(windows, np.intp)).reshape(-1).tolist(), *buffer._backlog}
         used.update(buffer.windows.kept().tolist())
         retained = set() if retention is None else set(np.flatnonzero(retention._retained).tolist())
