@@ -11,7 +11,6 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
-from numpy.typing import NDArray
 
 from stream_server.analysis import columns, figures
 from stream_server.analysis.columns import COLOURS
@@ -20,6 +19,7 @@ from stream_server.analysis.reading import Line, RunFolder, needs_log_scale, rea
 from stream_server.analysis.simulations import SimulationSummary, simulations_of
 from stream_server.analysis.validations import RecordedRollouts, RecordedValidation, read_validation, relative_error
 from stream_server.errors import ConfigError
+from stream_server.ragged import Array
 from stream_server.storage.disk import by_own_links, hold_folder, open_output, read_text
 from stream_server.storage.ownership import is_ours, name_of
 

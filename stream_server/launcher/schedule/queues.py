@@ -43,7 +43,7 @@ class StartQueue:
         self.again.pop(simulation, None)
 
     def clear(self) -> tuple[int, ...]:
-        """None waits any more; returns those that did."""
+        """Empty both queues; returns the simulations that waited."""
         waited = (*self.untried, *self.again)
         self.untried.clear()
         self.again.clear()
@@ -113,7 +113,7 @@ class AttachQueue:
 
     @property
     def deadlines(self) -> list[float]:
-        """The times at which those that wait must be answered at the latest."""
+        """The latest times for the answers to waiting requests."""
         return [request.since + ATTACH_WAIT_S for request in self._open]
 
     def add(self, token: int, simulation: int | None, now: float, *, client: str = "") -> None:

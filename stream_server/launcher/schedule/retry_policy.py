@@ -39,7 +39,7 @@ def most_failed(max_failed: float, num_simulations: int) -> int:
 
 
 class RetryPolicy:
-    """Decides what follows from a failure: another attempt, the end of the simulation, or that of the study."""
+    """Decides what follows from a failure: another attempt, or the end of the simulation or of the study."""
 
     def __init__(self, limits: ScheduleLimits) -> None:
         self.limits = limits
@@ -83,7 +83,7 @@ class RetryPolicy:
         ]
 
     def _failed_early(self, attempt: ScheduledAttempt) -> str:
-        """Return why the study must stop when no simulation can run. Those that shared a job failed once."""
+        """Return why the study must stop when no simulation can run. A shared job counts as one failure."""
         self._early_failures.add((attempt.number, attempt.members))
         if len(self._early_failures) < MAX_EARLY_FAILURES:
             return ""

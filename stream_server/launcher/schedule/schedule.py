@@ -177,7 +177,7 @@ class SimulationSchedule:
         return actions + self._fill(now)
 
     def add(self, simulation: int, now: float) -> list[Action]:
-        """One more simulation is to be run, in place of one that was given up."""
+        """Add a simulation, in place of one that was given up."""
         return self._want(simulation, -1, new_incarnation=True) + self._fill(now)
 
     def renumber(self, simulation: int, attempt: int) -> None:

@@ -60,7 +60,7 @@ class SharedJobs:
             attempt.job.live[attempt.simulation] = attempt
 
     def discard(self, simulation: int) -> None:
-        """Remove the attempt of a simulation, of which nothing more is awaited, if it is here."""
+        """Remove the attempt of a simulation, if it is here: nothing more is expected of it."""
         attempt = self._live.pop(simulation, None)
         self.attached.pop(simulation, None)
         if attempt is not None and attempt.job is not None:
@@ -95,7 +95,7 @@ class SharedJobs:
         return BEHIND if attempt is not None and self.is_behind(attempt) else None
 
     def attempts_of_worker(self, simulation: int) -> tuple[tuple[int, int], tuple[int, int] | None] | None:
-        """The attempt of this simulation that a worker runs, and the one that it comes to next; None without one."""
+        """The attempt of this simulation that a worker runs, and its next one; None without a worker."""
         attempt = self._live.get(simulation)
         if attempt is None or attempt.job is None or not (self.are_workers and attempt.has_job):
             return None

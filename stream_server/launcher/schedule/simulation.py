@@ -86,8 +86,8 @@ class ScheduledJob:
         return (attempt for simulation in self.members if (attempt := self.live.get(simulation)) and attempt.has_job)
 
     def first_unspent(self) -> "ScheduledAttempt | None":
-        """The first attempt that runs and of which more is to come."""
-        # One that is spent, or without a job, stays so: none is looked at twice.
+        """The first running attempt that is not spent."""
+        # An attempt that is spent, or without a job, stays so: none is looked at twice.
         while self._num_spent < len(self.members):
             attempt = self.live.get(self.members[self._num_spent])
             if attempt is not None and attempt.has_job and not attempt.is_spent:
@@ -261,7 +261,7 @@ class ScheduledSimulation:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Submit:
-    """Start the job of an attempt, and with it those of the attempts `beside` it, which share the job."""
+    """Start the job of an attempt, shared with the attempts `beside` it."""
 
     simulation: int
     attempt: int

@@ -208,6 +208,6 @@ class CheckpointFolder:
             return False
 
     def unused_path(self, name: str) -> Path:
-        """A path in the folder that is not taken: that of this name, or the name with a number behind it."""
+        """An unused path in the folder: this name, or the name with a number behind it."""
         names = itertools.chain([name], (f"{name}.{copy}" for copy in itertools.count(2)))
         return next(path for path in map(self.folder.joinpath, names) if not exists(path))

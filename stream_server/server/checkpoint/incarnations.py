@@ -1,4 +1,4 @@
-"""The incarnations: all starts of the server on one output folder, of which only the newest may commit.
+"""The incarnations: all starts of the server on one output folder. Only the newest may commit.
 
 Why: docs/decisions/0045-retry-given-up.md
 """
@@ -62,7 +62,7 @@ class Incarnations:
         return 1 <= incarnation <= self.newest and all(later.base >= checkpoint for later in self.starts[incarnation:])
 
     def retried_since(self, incarnation: int) -> set[int]:
-        """The simulations that later starts were to try again, of which a checkpoint of this one knows nothing."""
+        """The simulations that later starts were to try again, unknown to a checkpoint of this one."""
         return {simulation for start in self.starts[incarnation:] for simulation in start.retried}
 
     def check(self, incarnation: int) -> None:

@@ -32,7 +32,7 @@ def set_random_states(states: Any) -> None:
 
 
 class RandomStates:
-    """The global generators of a rank and those of the framework. On other ranks they start over, none as before."""
+    """The global generators of a rank, with the framework's. On other ranks they start over."""
 
     def __init__(self, step: Step) -> None:
         self._step = step
@@ -46,7 +46,7 @@ class RandomStates:
 
 
 def seed_random_states(numbers: Sequence[int], step: Step) -> None:
-    """Seed the global generators, and those of the framework, with a seed made from several numbers."""
+    """Seed the global generators, and the framework's, with a seed made from several numbers."""
     seed = int(np.random.SeedSequence(numbers).generate_state(1, np.uint64)[0])
     seed_generators(seed)
     step.seed_random_state(seed)

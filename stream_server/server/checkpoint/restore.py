@@ -41,7 +41,7 @@ class RedealtPart(Protocol):
     """A part that can be dealt to another number of ranks."""
 
     def redealt(self, states: Sequence[Any], rank: int, dealing: Dealing, /) -> Any:
-        """The state of a rank of `dealing`, out of those of all ranks that saved one; a static method."""
+        """The state of a rank of `dealing`, from the states of all ranks that saved; a static method."""
         ...
 
 

@@ -116,7 +116,7 @@ def write_files(writer: FolderWriter, files: Sequence[PendingFile]) -> dict[str,
 
 
 def commit(checkpoints: CheckpointFolder, manifest: Manifest) -> Path:
-    """Make a checkpoint valid, of which the files of all ranks are on disk already; returns its folder. Rank 0 only.
+    """Make a checkpoint valid once all ranks' files are on disk; returns its folder. Rank 0 only.
 
     When this fails, what was committed before is as it was, and the new checkpoint is removed, unless it failed after
     the rename.

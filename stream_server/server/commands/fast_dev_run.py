@@ -329,7 +329,7 @@ class Trial:
 
 
 class TrialProgress(Progress):
-    """The progress of a study of which only the beginning is tried: schedules are not taken to their end."""
+    """The progress of a study that is tried from its beginning: schedules are not taken to their end."""
 
     def end(self) -> None:
         pass

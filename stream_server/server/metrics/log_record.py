@@ -64,7 +64,7 @@ class Writer(Protocol):
     """
 
     def write(self, record: Record) -> None:
-        """Take a record; they come in the order of their batches, of which one may have several."""
+        """Take a record. They come in the order of batches; a batch may have several."""
         ...
 
     def flush(self) -> None:

@@ -28,7 +28,7 @@ class LoggedNumbers:
 
 
 def note(numbers: dict[str, LoggedNumbers], name: str, value: Any, reduce: Reduce) -> None:
-    """Add a number to those of its name.
+    """Add a number to the others of its name.
 
     Raises:
         ValueError: there is no such reduction, or the others of this name have another one.

@@ -1,4 +1,4 @@
-"""Metrics that collect over many batches, such as those of torchmetrics."""
+"""Metrics that collect over many batches, such as torchmetrics."""
 
 import math
 import warnings

@@ -303,7 +303,7 @@ class Metrics:
             self._observer(record)
 
     def _give(self, writers: list[Writer], record: Record) -> list[Writer]:
-        """Give each of the writers a record that it may change; returns those that did not fail."""
+        """Give each of the writers a record that it may change; returns the ones that did not fail."""
         if not (record.values or record.histograms or record.figures):
             return writers
         return [

@@ -140,7 +140,7 @@ def _short(value: float) -> float:
 
 
 def _cut(path: Path, after: int, *, is_validated: bool = True) -> None:
-    """Take the lines after batch `after`, and those that a crash has damaged, out of a file, if there is one."""
+    """Remove the lines after batch `after`, and damaged ones, from a file, if there is one."""
     remove_leftovers(path)
     if not exists(path):
         return

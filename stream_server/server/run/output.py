@@ -36,7 +36,7 @@ def shown(path: Path) -> str:
 
 
 def require_given_up(wanted: Sequence[int], given_up: Collection[int]) -> None:
-    """Refuse `--retry` of other simulations than those that were given up.
+    """Refuse `--retry` of simulations that were not given up.
 
     Raises:
         ConfigError: one of the `wanted` ones was not.

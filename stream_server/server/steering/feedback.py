@@ -90,7 +90,7 @@ class SampleScores:
         return [] if rank else [*chain.from_iterable(states)]
 
     def _add(self, simulations: NDArray[np.int64], scores: Mapping[str, NDArray[np.float64]]) -> None:
-        """Add scores of samples; those that are not finite are none."""
+        """Add scores of samples; values that are not finite are left out."""
         ids, places = np.unique(simulations, return_inverse=True)
         for name, values in scores.items():
             is_finite = np.isfinite(values)

@@ -172,7 +172,7 @@ class Suggester:
 
     @property
     def warnings(self) -> list[str]:
-        """Warnings about suggestions that were not those of the class."""
+        """Warnings about suggestions by the fallback in place of the class."""
         num = sum(suggestion.by == self._settings.fallback for suggestion in self.suggestions)
         if not num:
             return []

@@ -106,7 +106,7 @@ def serve_metrics(collector: StudyCollector, port: int, file: Path) -> Iterator[
         from prometheus_client.exposition import ThreadingWSGIServer, make_wsgi_app
 
     class LimitedServer(ThreadingWSGIServer):
-        """Lets go of the oldest connection, which has no answer yet, for one that comes while all places are taken."""
+        """Drops the oldest connection, which has no answer yet, for a new one while all places are taken."""
 
         places = threading.BoundedSemaphore(MAX_CONNECTIONS)
         # In the order in which they came.

@@ -181,7 +181,7 @@ def _told_that_it_is_over(config: StudyConfig, folder: OutputFolder) -> str:
 
 
 def _chosen_to_retry(wanted: Sequence[int] | None, study_state: Path | None) -> Sequence[int]:
-    """The simulations to try again of those that are given up in a checkpoint: all if none is named. Rank 0."""
+    """The given-up simulations of a checkpoint to try again: all if none is named. Rank 0."""
     if wanted is None:
         return ()
     with damage_in(STUDY):
@@ -325,7 +325,7 @@ def train(study: StudyRank) -> int:
 
 
 def _write_files(study: StudyRank, outcome: Outcome) -> Outcome:
-    """Write the samples, all of which are recorded, to files. Collective."""
+    """Write the samples to files; all are recorded. Collective."""
     simulations = study.source.simulations
     ends = [] if simulations is None else [(i, end.state) for i, end in simulations.ends.items()]
     in_state: dict[str, set[int]] = {phase: set() for phase in SimulationPhase}

@@ -171,7 +171,7 @@ def require_equal(ranks: Ranks, fingerprints: Callable[[], Fingerprints]) -> Non
 
 
 def differing(ranks: Ranks, fingerprints: Callable[[], Fingerprints], *, missing: str | None = "missing") -> list[str]:
-    """The names of which the ranks have different `fingerprints`, the same on all ranks. Collective.
+    """Names whose `fingerprints` differ between ranks, the same on all ranks. Collective.
 
     With `missing` None it is no difference that a rank lacks one.
     """
@@ -179,7 +179,7 @@ def differing(ranks: Ranks, fingerprints: Callable[[], Fingerprints], *, missing
 
 
 def _if_unequal(ranks: Ranks, fingerprints: Callable[[], Fingerprints]) -> Sequence[Fingerprints]:
-    """The fingerprints of each rank; none if they are equal, of which one digest tells."""
+    """The fingerprints of each rank; none if they are equal, by one digest."""
     if ranks.size == 1:
         return []
     mine = dict(fingerprints())
@@ -191,7 +191,7 @@ def _if_unequal(ranks: Ranks, fingerprints: Callable[[], Fingerprints]) -> Seque
 
 
 def _values_that_differ(by_rank: Sequence[Fingerprints], missing: str | None = "missing") -> dict[str, list[Any]]:
-    """The value on each rank by name, of those that are not the same on all ranks that have made the array."""
+    """The value on each rank, by name, where ranks that have made the array differ."""
     names = dict.fromkeys(name for of_rank in by_rank for name in of_rank)
     values = {name: [of_rank.get(name, missing) for of_rank in by_rank] for name in names}
     return {name: prints for name, prints in values.items() if len({*prints} - {None}) > 1}

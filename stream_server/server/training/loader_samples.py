@@ -80,13 +80,13 @@ class HandedSamples:
         return Taken(draws=draws, num_added=num_added)
 
     def dropped(self) -> list[Draw]:
-        """Forget the samples that the loader does not have any more; returns those that were in no batch."""
+        """Forget the samples that the loader does not have any more; returns the ones in no batch."""
         left = [key for key, handed in self._handed.items() if _num_references(handed) <= _LEFT]
         none, self._none = self._none, []
         return none + [draw for key in left for draw in self._handed.pop(key).draws]
 
     def all(self) -> list[Draw]:
-        """Forget all samples; returns those that were in no batch."""
+        """Forget all samples; returns the ones in no batch."""
         handed, self._handed = self._handed, {}
         none, self._none = self._none, []
         return none + [draw for batch in handed.values() for draw in batch.draws]

@@ -129,7 +129,7 @@ class LoaderStream(BatchStream):
         super().release()
 
     def form_again(self) -> Batch:
-        """The first batch, by a loader that starts over with the same samples; those that were None are None again."""
+        """The first batch, by a loader that starts over with the same samples; None stays None."""
         before = self._last_counts
         self._worker.quiesce()
         self._worker.__exit__()

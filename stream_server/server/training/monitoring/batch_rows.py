@@ -1,4 +1,4 @@
-"""Notices batches of fewer rows than samples: those that the user's code left out count as trained all the same."""
+"""Notices batches of fewer rows than samples: samples left out by user code count as trained all the same."""
 
 import logging
 from collections.abc import Mapping
@@ -46,7 +46,7 @@ class BatchRows:
 
 
 def _shapes(data: Any) -> list[tuple[int, ...]]:
-    """The shapes of all arrays in a batch, of which a list is one; UNKNOWN of what is no array and no number."""
+    """The shapes of all arrays in a batch, a list being one; UNKNOWN for anything but arrays and numbers."""
     if isinstance(data, Mapping):
         data = tuple(data.values())
     if isinstance(data, tuple | list):
