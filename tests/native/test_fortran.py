@@ -90,6 +90,54 @@ def test_any_array_can_be_put(library: Path) -> None:
     assert server.steps[17, 7]["mean"] == 2.5
 
 
+KINDS = {"real(real32)": "<f4", "real(real64)": "<f8", "integer(int32)": "<i4", "integer(int64)": "<i8"}
+EXTENTS = (2, 4, 6, 4)
+
+
+def every_second_of_every_kind() -> str:
+    """A program that puts every second element in each dimension of an array of each type and number of dimensions.
+
+    Of each it puts an empty section first, which is refused.
+    """
+    declared, put = [], []
+    for kind in KINDS:
+        for ndim in range(1, len(EXTENTS) + 1):
+            name = f"{kind[0]}{kind[-3:-1]}_{ndim}"
+            extents = ", ".join(map(str, EXTENTS[:ndim]))
+            section, empty = ", ".join(["::2"] * ndim), ", ".join(["::2"] * (ndim - 1) + ["1:0"])
+            number = f"{kind.partition('(')[0].replace('integer', 'int')}(i, {kind[kind.index('(') + 1 : -1]})"
+            declared.append(f"{kind}, target :: {name}({extents})")
+            put += [
+                f"{name} = reshape([({number}, i = 1, size({name}))], shape({name}))",
+                f"call stream_put(s, '{name}', {name}({empty}), ierr)",
+                "if (ierr /= STREAM_ERROR_ARGUMENT) error stop 1",
+                f"call stream_put(s, '{name}', {name}({section}))",
+            ]
+    begin = ["program kinds", "use, intrinsic :: iso_fortran_env", "use stream_client", "implicit none"]
+    begin += ["type(stream_simulation) :: s", "integer :: i, ierr"]
+    calls = ["call stream_connect(s, 0, 1)", *put, "call stream_send(s, 0)", "call stream_finish(s)", "end program kinds"]
+    return "\n".join([*begin, *declared, *calls]) + "\n"
+
+
+def test_arrays_of_each_type_and_number_of_dimensions_can_be_put_in_sections(library: Path, tmp_path: Path) -> None:
+    source = tmp_path / "kinds.f90"
+    source.write_text(every_second_of_every_kind())
+    program = build.fortran(library, "kinds", source)
+    expected = {
+        f"{kind[0]}{kind[-3:-1]}_{ndim}": np.arange(1, np.prod(EXTENTS[:ndim]) + 1, dtype=dtype)
+        .reshape(EXTENTS[:ndim], order="F")[(slice(None, None, 2),) * ndim]
+        .T
+        for kind, dtype in KINDS.items()
+        for ndim in range(1, len(EXTENTS) + 1)
+    }
+    fields = [FieldSpec(name=name, shape=it.shape, dtype=it.dtype.str) for name, it in expected.items()]
+    with RecordingServer(fields, time_steps=TimeSteps(num=1)) as server:
+        done = run(str(program), connection=server.path)
+        assert (done.returncode, done.stderr) == (0, "")
+    for name, array in expected.items():
+        np.testing.assert_array_equal(server.steps[17, 0][name], array, err_msg=name)
+
+
 def test_a_field_of_which_nothing_but_zeros_is_left_is_told_once(library: Path) -> None:
     program = build.fortran(library, "vanishing", PROGRAMS / "vanishing.f90")
     with RecordingServer((FieldSpec(name="u", shape=(4,), dtype="<f4"),)) as server:
