@@ -3,17 +3,17 @@
 import json
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from functools import partial
+from html import escape
 from pathlib import Path
 from typing import Annotated, Any
 
 from msgspec import Meta, convert, to_builtins
 
 from stream_server.analysis.reading import RunFolder, named
-from stream_server.analysis.summary import Summary
 from stream_server.errors import EXIT_SAVED
 from stream_server.machine.run_folder import was_set_aside
 from stream_server.machine.study_lock import RUN_LOCK, SERVER_LOCK, holder_of
@@ -22,6 +22,8 @@ from stream_server.messages.simulation_phase import SimulationPhase
 from stream_server.storage.checksums import parse_checksummed_json
 from stream_server.storage.disk import MAX_TEXT_BYTES, by_own_links, read_file, read_text
 from stream_server.wording import counted
+
+MAX_WIDTH = 14
 
 STARTING = "starting"
 RUNNING = "running"
@@ -42,6 +44,35 @@ MAX_MANIFESTS = 100
 Count = Annotated[int, Meta(ge=0, le=1 << 62)]
 
 _CHECKPOINT = re.compile(r"\d{6,}")
+
+
+class Summary:
+    """Rows of a name and a text. `str()` gives lines, and a notebook shows a table."""
+
+    def __init__(self, title: str, rows: Sequence[tuple[str, str]]) -> None:
+        self.title = title
+        self.rows = tuple((name, text) for name, text in rows if name or text)
+
+    def __iter__(self) -> Iterator[tuple[str, str]]:
+        return iter(self.rows)
+
+    def __str__(self) -> str:
+        return "\n".join(f"{name:<{MAX_WIDTH}}{text}".rstrip() for name, text in self.rows)
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        rows = "".join(
+            f'<tr><th style="text-align:left">{escape(name)}</th><td style="text-align:left">{_lines(text)}</td></tr>'
+            for name, text in self.rows
+        )
+        return f"<table><caption>{escape(self.title)}</caption>{rows}</table>"
+
+
+def _lines(text: str) -> str:
+    if "\n" in text:
+        return f'<pre style="margin:0">{escape(text)}</pre>'
+    return escape(text)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from stream_server.analysis.reading import RunFolder
-from stream_server.analysis.run_status import ORPHANED, status_of
-from stream_server.analysis.summary import Summary
+from stream_server.analysis.run_status import ORPHANED, Summary, status_of
 from stream_server.config import StudyConfig, load, load_plain
 from stream_server.errors import ConfigError
 from stream_server.launcher.backends.mpirun import require
