@@ -121,3 +121,11 @@ def test_a_process_knows_how_old_it_is() -> None:
     began = time.monotonic()
     told = subprocess.run(python_command("-c", waits), capture_output=True, text=True, check=True).stdout
     assert 1.0 <= float(told) <= time.monotonic() - began + 0.02
+
+
+def test_a_machine_that_does_not_name_its_boots_has_one_name_for_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert len(processes.this_boot()) > 30
+    monkeypatch.setattr(processes, "PROC", tmp_path)
+    assert processes.this_boot() == ""

@@ -1,6 +1,7 @@
 """Memory that ranks share goes with them, however they end."""
 
 import contextlib
+import mmap
 import os
 import re
 import subprocess
@@ -17,12 +18,11 @@ from stream_server.errors import ConfigError
 from stream_server.launcher.backends.backend import JobSpec, JobState
 from stream_server.launcher.backends.local import LocalBackend
 from stream_server.launcher.supervision.server_job import LocalServer
+from stream_server.machine.shared_memory import FOLDER, problem, segments
 from tests.needs import need
 from tests.support.runs import NUMPY_STUDY, start_study
 from tests.support.small_disk import mounted
 from tests.support.timing import until
-
-pytestmark = pytest.mark.slow
 
 SHARED = re.compile(r"/dev/shm/\S+")
 RANKS = "from mpi4py import MPI; import time; MPI.COMM_WORLD.Barrier(); print('here', flush=True); time.sleep(600)"
@@ -44,6 +44,7 @@ def is_there(log: Path) -> bool:
     return log.read_text().count("here") == 2
 
 
+@pytest.mark.slow
 def test_a_server_of_which_everything_is_killed_leaves_no_shared_memory(tmp_path: Path) -> None:
     settings = {"simulation.command": ["python", "endless.py"], "study.time_steps": None}
     # What is killed removes no temporary folders either; a short path, for sockets will be in it.
@@ -64,6 +65,7 @@ def test_a_server_of_which_everything_is_killed_leaves_no_shared_memory(tmp_path
     assert [name for name in shared if os.path.exists(name)] == []
 
 
+@pytest.mark.slow
 def test_a_parallel_simulation_that_is_cancelled_leaves_no_shared_memory(tmp_path: Path) -> None:
     command, environment = parallel(tmp_path)
     marks = frozenset({environment["STREAM_CONNECTION"]})
@@ -78,6 +80,7 @@ def test_a_parallel_simulation_that_is_cancelled_leaves_no_shared_memory(tmp_pat
     assert [name for name in shared if os.path.exists(name)] == []
 
 
+@pytest.mark.slow
 def test_ranks_of_a_server_that_have_not_met_yet_leave_no_shared_memory(tmp_path: Path) -> None:
     command, environment = parallel(tmp_path)
     log = tmp_path / "output.log"
@@ -90,6 +93,7 @@ def test_ranks_of_a_server_that_have_not_met_yet_leave_no_shared_memory(tmp_path
     assert [name for name in shared if os.path.exists(name)] == []
 
 
+@pytest.mark.slow
 def test_a_start_without_room_for_what_the_ranks_share_is_refused(tmp_path: Path) -> None:
     """MPICH ends with a bus error then; four ranks need 21 MB of it, and two 2 MB."""
     need("a small disk")
@@ -112,3 +116,17 @@ def test_a_start_without_room_for_what_the_ranks_share_is_refused(tmp_path: Path
     assert many.returncode == started.returncode == ConfigError.exit_code
     for done in (many, started):
         assert "server.ranks: /dev/shm has 4.0 MiB free, and 4 ranks of MPICH share 20.6 MiB there" in done.stderr
+
+
+def test_memory_that_is_shared_is_known_by_its_file_and_told_if_others_may_open_it() -> None:
+    with tempfile.NamedTemporaryFile(dir=FOLDER) as file:
+        file.truncate(mmap.PAGESIZE)
+        assert file.name not in {it.path for it in segments()}
+        with mmap.mmap(file.fileno(), mmap.PAGESIZE):
+            (found,) = (it for it in segments() if it.path == file.name)
+            status = os.fstat(file.fileno())
+            assert (found.device, found.inode) == (status.st_dev, status.st_ino)
+            assert found.status is not None
+            assert problem() == ""
+            os.fchmod(file.fileno(), 0o666)
+            assert f"by {file.name}, which is open to others (mode 0666)" in problem()

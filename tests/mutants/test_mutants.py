@@ -90,11 +90,11 @@ def test_the_tests_of_a_line_are_those_that_run_it_fastest_first() -> None:
     tests = Catchers(
         marks="",
         lines={"a": {"file": {1, 2}}, "b": {"file": {2}}, "c": {"file": {9}}, "d": {"other": {2}}},
-        seconds={"a": 2.0, "b": 1.0, "c": 0.5, "d": 0.1},
+        seconds={"a": 2.0, "b": 1.0, "c": 0.5, "d": 0.1, "tests/test_file.py::e": 4.0},
     )
     assert tests.running("file", 2, 3) == ["b", "a"]
-    assert tests.running("file", 5, 5) == ["c", "b", "a"]
-    assert tests.running("unseen", 5, 5) == ["d", "c", "b", "a"]
+    assert tests.running("file", 5, 5) == ["c", "b", "a", "tests/test_file.py::e"]
+    assert tests.running("unseen", 5, 5) == ["d", "c", "b", "a", "tests/test_file.py::e"]
 
 
 @pytest.mark.slow

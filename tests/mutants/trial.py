@@ -49,13 +49,13 @@ class Catchers:
     def running(self, file: str, first: int, last: int) -> list[str]:
         """The tests that run one of these lines, fastest first.
 
-        Those that run anything of the file, if the lines run at its import, or in no process that was looked at; those
-        of the files named so, if there are none.
+        Of a line that runs at the import, or in no process that was looked at, they are those that run anything of the
+        file, or are named after it; if there are none, all.
         """
-        wanted = set(range(first, last + 1))
+        wanted, own = set(range(first, last + 1)), f"/test_{Path(file).stem}.py::"
         of_file = {test: self.lines.get(test, {}).get(file, set()) for test in self.seconds}
         found = [test for test, lines in of_file.items() if lines & wanted]
-        found = found or [test for test, lines in of_file.items() if lines] or list(self.seconds)
+        found = found or [test for test, lines in of_file.items() if lines or own in test] or list(self.seconds)
         found.sort(key=lambda test: self.seconds[test])
         until = list(accumulate(self.seconds[test] for test in found))
         return [test for test, total_s in zip(found, until, strict=True) if total_s <= MOST_S] or found[:1]
