@@ -107,7 +107,7 @@ class Workshop:
         files = list(dict.fromkeys(test.partition("::")[0] for test in chosen))
         with self._in_place(mutant, file):
             how = self._noticed([*_arguments(tests.marks), *files], chosen, 3 * due_s + GRACE_S) if chosen else ""
-            return how or (self._noticed([*_arguments(ALL), elsewhere], None, GRACE_S) if elsewhere else "")
+            return how or (self._noticed([*_arguments(ALL), elsewhere], None, BASELINE_S) if elsewhere else "")
 
     def _noticed(self, arguments: Sequence[str], tests: list[str] | None, limit_s: float) -> str:
         ran = self._run(["-x", *arguments], tests=tests, limit_s=limit_s)
