@@ -44,6 +44,7 @@ CAMPAIGNS = {
     "cluster": "tests.cluster.campaign:Clusters",
     "zoo": "tests.zoo.campaign:Zoo",
     "mutants": "tests.mutants.campaign:Mutants",
+    "native-mutants": "tests.mutants.native:NativeMutants",
 }
 
 

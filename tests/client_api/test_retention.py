@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stream_server.client_api.retention import ENTRY_BYTES, OrderedSteps, RetainedSteps, Retention, Steps
+from stream_server.client_api.retention import ENTRY_BYTES, Bits, OrderedSteps, RetainedSteps, Retention, Steps
 from stream_server.messages.client import Block
 
 BLOCKS = [
@@ -126,6 +126,13 @@ def test_a_step_comes_back_as_it_was_sent(num_pieces: int) -> None:
     assert [it.tolist() for it in both.arrays(5, BLOCKS)] == [[2.0, 3.0], 8]
     only_e = Steps(range(3), 0b10, [[memoryview(e.tobytes())]])
     assert [it.tolist() for it in only_e.arrays(2, BLOCKS)] == [9]
+
+
+def test_bits_are_a_growing_set() -> None:
+    bits = Bits(b"\x05")
+    assert [number for number in range(100) if number in bits] == [0, 2]
+    assert [bits.add(number) for number in (9, 9, 16, 33, 2)] == [True, False, True, True, False]
+    assert [number for number in range(100) if number in bits] == [0, 2, 9, 16, 33]
 
 
 def test_entered_steps_are_remembered_once_and_in_order() -> None:

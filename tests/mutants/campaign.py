@@ -22,16 +22,40 @@ LEFT_OUT = {"failpoints"}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Mutants(Campaign):
-    """One mutant of Python after the other in a copy of the project, where the tests of its module run."""
+class MutantCampaign(Campaign):
+    """One mutant after the other, with its fate: its room, and the kind of what came of it."""
 
-    figure: ClassVar[str] = "mutants"
+    figure: ClassVar[str] = scores.FIGURE
 
     names: Sequence[str] = option((), "only mutants whose names have one of these in them", nargs="*", metavar="TEXT")
-    only: str = option("", "only these rooms, divided by commas; a room that ends with a dot means those in it")
-    number: int = option(16, "how many mutants of each room")
     again: bool = option(False, "only those that survived, and mattered, in the recorded run")
     fates: dict[str, tuple[str, str]] = field(default_factory=dict)
+
+    def record(self, tally: Tally, wall_s: float) -> None:
+        scores.record(self.fates, wall_s=wall_s, seed=self.seed, again=self.again)
+
+    def judged(self, mutant: Mutant, how: str, reasons: Mapping[str, str]) -> Round:
+        """The round of a mutant that is noticed `how`, "" if it is not."""
+        reason = "" if scores.test_of(mutant, reasons) else reasons.get(mutant.name, "")
+        kind = scores.CAUGHT if how else scores.UNPROMISED if reason else scores.MATTERS
+        self.fates[mutant.name] = mutant.room, kind
+        where = f"{mutant.name} (line {mutant.line})"
+        return Round(
+            cases={kind: 1},
+            table={(mutant.room, it): int(it == kind) for it in scores.KINDS},
+            violations=[f"SURVIVES: {where}"] if kind == scores.MATTERS else [],
+            text=f"{where}: {how or reason}",
+            again=f"--only {mutant.room}",
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mutants(MutantCampaign):
+    """One mutant of Python after the other in a copy of the project, where the tests of its module run."""
+
+    only: str = option("", "only these rooms, divided by commas; a room that ends with a dot means those in it")
+    modules: str = option("", "only modules of these names, which are without their rooms and divided by commas")
+    number: int = option(16, "how many mutants of each room")
 
     def __post_init__(self) -> None:
         if unknown := [it for it in self._only if not any(_is_in(room, it) for room in all_rooms())]:
@@ -51,7 +75,8 @@ class Mutants(Campaign):
 
     def sample(self, room: str) -> list[tuple[str, Mutant]]:
         """The mutants of a room that the seed draws, with their modules; all of those that are asked for."""
-        found = mutants_of(room)
+        modules = [it for it in self.modules.split(",") if it]
+        found = [it for it in mutants_of(room) if not modules or it[0].rpartition(".")[2] in modules]
         if self.again:
             open_ones = scores.open_ones(room)
             return [it for it in found if it[1].name in open_ones]
@@ -70,23 +95,7 @@ class Mutants(Campaign):
                     except NoBaseline as error:
                         yield Round(violations=[f"without any mutant: {error}"])
                         continue
-                    yield self._judged(mutant, how, reasons)
-
-    def record(self, tally: Tally, wall_s: float) -> None:
-        scores.record(self.fates, wall_s=wall_s, seed=self.seed, again=self.again)
-
-    def _judged(self, mutant: Mutant, how: str, reasons: Mapping[str, str]) -> Round:
-        reason = "" if scores.test_of(mutant, reasons) else reasons.get(mutant.name, "")
-        kind = scores.CAUGHT if how else scores.UNPROMISED if reason else scores.MATTERS
-        self.fates[mutant.name] = mutant.room, kind
-        where = f"{mutant.name} (line {mutant.line})"
-        return Round(
-            cases={kind: 1},
-            table={(mutant.room, it): int(it == kind) for it in scores.KINDS},
-            violations=[f"SURVIVES: {where}"] if kind == scores.MATTERS else [],
-            text=f"{where}: {how or reason}",
-            again=f"--only {mutant.room}",
-        )
+                    yield self.judged(mutant, how, reasons)
 
 
 def all_rooms() -> list[str]:

@@ -109,6 +109,11 @@ class Workshop:
             how = self._noticed([*_arguments(tests.marks), *files], chosen, 3 * due_s + GRACE_S) if chosen else ""
             return how or (self._noticed([*_arguments(ALL), elsewhere], None, BASELINE_S) if elsewhere else "")
 
+    def notices(self, mutant: Mutant, arguments: Sequence[str], limit_s: float) -> str:
+        """The first of the tests that these arguments of pytest name to notice a mutant; "" if none does."""
+        with self._in_place(mutant, self._tree.path / mutant.file.relative_to(ROOT)):
+            return self._noticed([*_arguments(ALL), *arguments], None, limit_s)
+
     def _noticed(self, arguments: Sequence[str], tests: list[str] | None, limit_s: float) -> str:
         ran = self._run(["-x", *arguments], tests=tests, limit_s=limit_s)
         if ran["exit_code"] is None:

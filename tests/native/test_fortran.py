@@ -115,8 +115,14 @@ def every_second_of_every_kind() -> str:
             ]
     begin = ["program kinds", "use, intrinsic :: iso_fortran_env", "use stream_client", "implicit none"]
     begin += ["type(stream_simulation) :: s", "integer :: i, ierr"]
-    calls = ["call stream_connect(s, 0, 1)", *put, "call stream_send(s, 0)", "call stream_finish(s)"]
-    return "\n".join([*begin, *declared, *calls, "end program kinds"]) + "\n"
+    calls = [
+        "call stream_connect(s, 0, 1)",
+        *put,
+        "call stream_send(s, 0)",
+        "call stream_finish(s)",
+        "end program kinds",
+    ]
+    return "\n".join([*begin, *declared, *calls]) + "\n"
 
 
 def test_arrays_of_each_type_and_number_of_dimensions_can_be_put_in_sections(library: Path, tmp_path: Path) -> None:

@@ -238,6 +238,7 @@ def test_a_run_that_is_done_has_no_time_left_to_tell() -> None:
 
 def test_phases_below_one_percent_are_left_out() -> None:
     assert shares({"step": 98.9, "round": 0.6, "wait_for_data": 0.5}, 4) == "step 99%"
+    assert shares({"step": 0.0}) == ""
 
 
 def test_a_display_that_was_entered_imports_nothing_more() -> None:
