@@ -197,17 +197,8 @@ def _simulations(arguments: argparse.Namespace) -> None:
         seconds = "-" if each.seconds is None else f"{each.seconds:.1f}"
         received = "-" if each.received is None else f"{each.received:,}"
         error = "-" if each.error is None else f"{each.error:.4g}"
-        _add_row(
-            table,
-            str(each.simulation),
-            *parameters,
-            str(each.attempts),
-            each.state,
-            seconds,
-            received,
-            error,
-            each.reason,
-        )
+        cells = [each.state, seconds, received, error]
+        _add_row(table, str(each.simulation), *parameters, str(each.attempts), *cells, each.reason)
     print_table(table, Console())
     if len(all_names) > len(names):
         more = counted(len(all_names) - len(names), "more parameter")

@@ -98,11 +98,8 @@ def description_of(wanted: str, among: Sequence[Interface] | None = None) -> str
     there = interfaces() if among is None else among
     interface = chosen(wanted, there)
     others = [other.address for other in there if other.name == interface.name and other != interface]
-    return (
-        f"{interface.name} ({interface.address}; not {' nor '.join(others)}, which it has, too)"
-        if others
-        else str(interface)
-    )
+    unused = f"; not {' nor '.join(others)}, which it has, too"
+    return f"{interface.name} ({interface.address}{unused})" if others else str(interface)
 
 
 def _is_meant(interface: Interface, wanted: str) -> bool:

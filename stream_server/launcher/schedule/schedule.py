@@ -78,13 +78,10 @@ class SimulationSchedule:
 
     def failed_later(self, simulation: int) -> bool:
         """The job of a simulation that is finished has ended, and with a failure of its own."""
-        state, attempt = self._simulations[simulation].state, self._simulations[simulation].attempt
-        if (
-            state is not ScheduledState.FINISHED
-            or attempt is None
-            or attempt.phase is not ScheduledPhase.ENDED
-            or self.stopped
-        ):
+        entry, attempt = self._simulations[simulation], self._simulations[simulation].attempt
+        if attempt is None or attempt.phase is not ScheduledPhase.ENDED:
+            return False
+        if entry.state is not ScheduledState.FINISHED or self.stopped:
             return False
         return self.jobs.is_last(attempt) and not (attempt.ended_well or attempt.is_cancelled or attempt.excuse)
 
@@ -412,12 +409,9 @@ class SimulationSchedule:
             entry.attempt.confirm()
 
     def _report_late_failure(self, attempt: ScheduledAttempt) -> list[Action]:
-        failed = self.failed_later(attempt.simulation)
-        return (
-            [FailedLater(simulation=attempt.simulation, attempt=attempt.number, reason=attempt.reason)]
-            if failed
-            else []
-        )
+        if not self.failed_later(attempt.simulation):
+            return []
+        return [FailedLater(simulation=attempt.simulation, attempt=attempt.number, reason=attempt.reason)]
 
     def _fail(self, attempt: ScheduledAttempt) -> list[Action]:
         simulation = self._simulations[attempt.simulation]

@@ -116,13 +116,8 @@ class UnionGradients:
     def _agree_each(self, named: Mapping[str, Tensor], *, is_active: bool, num_active: int) -> list[str]:
         """Compare parameter by parameter, once it is known that the ranks differ, or that one had no batch."""
         flags = [
-            (
-                each.grad is not None,
-                is_active and each.requires_grad,
-                not is_lazy(each),
-                0 if is_lazy(each) else _numel(each),
-            )
-            for each in named.values()
+            (p.grad is not None, is_active and p.requires_grad, not is_lazy(p), 0 if is_lazy(p) else _numel(p))
+            for p in named.values()
         ]
         total = self._ranks.all_reduce(np.array(flags, np.float64)).astype(int)
         for (name, parameter), (_, num_trained, num_made, numel) in zip(named.items(), total.tolist(), strict=True):
