@@ -48,7 +48,6 @@ def simulation_logs(run: RunFolder, simulation: int) -> list[Path]:
 
 
 def newest_log(run: RunFolder, simulation: int) -> Path | None:
-    """The output of the newest attempt of a simulation that has one."""
     return next(reversed(simulation_logs(run, simulation)), None)
 
 

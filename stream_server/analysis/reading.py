@@ -166,7 +166,6 @@ def names_in(records: Iterable[Line]) -> list[str]:
 
 
 def is_validation_loss(name: str) -> bool:
-    """Whether what was logged under this name is the loss of a validation set."""
     return name.startswith("val/") and name.endswith("/loss")
 
 

@@ -1,4 +1,12 @@
-"""One client rank's session with the study, over all starts of the server and all losses of a connection."""
+"""One client rank's session with the study, over all starts of the server and all losses of a connection.
+
+A new server knows only what is in its checkpoint. So after a loss the session continues this way:
+
+1. `_set_aside` keeps all steps that may not have arrived.
+2. `_say_hello` asks rank 0 again, at the place that the connection file names now.
+3. `_open` announces this rank to all server ranks, which answer with the steps that they know.
+4. `_account` leaves the unknown ones to be sent again; one without a copy ends the attempt.
+"""
 
 import contextlib
 import math

@@ -97,7 +97,6 @@ class CommandOutput:
 
     @property
     def _lines(self) -> list[str]:
-        """The lines that have words."""
         return [line.strip() for line in self.output.splitlines() if any(map(str.isalnum, line))]
 
 

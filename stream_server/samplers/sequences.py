@@ -31,7 +31,6 @@ class Uniform:
         self._seed = seed
 
     def values(self, index: int) -> Values:
-        """Drawn from the generator of (seed, stream, index)."""
         return _values(self._cube, _generator(self._seed, index).random(len(self._cube)))
 
 

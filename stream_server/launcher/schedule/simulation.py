@@ -234,7 +234,6 @@ class ScheduledSimulation:
 
     @property
     def in_job(self) -> ScheduledAttempt | None:
-        """The attempt, if its job has not ended."""
         return self.attempt if self.attempt is not None and self.attempt.has_job else None
 
     @property

@@ -1,5 +1,11 @@
 """The simulations of a study as they run: the schedule decides, jobs and link carry out.
 
+A launcher that takes over must know of all that was begun. So a decision takes this way:
+
+1. `Ensemble.turn` hands messages of rank 0, ends of jobs and the time to `SimulationSchedule`, which returns actions.
+2. `Journal` records what the next launcher must know.
+3. `Starter` and `AttemptJobs` start and cancel jobs, and `Reports` tells rank 0.
+
 Why: docs/decisions/0059-wait-for-the-next-server.md
 """
 

@@ -1,5 +1,11 @@
 """The launcher of a whole study: it runs the server beside the simulations, and starts it again when it is lost.
 
+A server may die of anything, and mpirun's status does not tell. So a lost one comes back this way:
+
+1. `RunningServer.look` finds it silent, stopped or too slow, and it is killed; or it ends by itself.
+2. `RunningServer.how_it_ended` reads its end from the files that it has left.
+3. `Restarts.decide` says whether another one starts, and when. The simulations go on meanwhile.
+
 Why: docs/decisions/0058-server-in-a-job.md
 """
 

@@ -112,7 +112,6 @@ class LedgerEntry:
         return len(self.rejected)
 
     def saved(self, simulation: int) -> SavedEntry:
-        """All of it, as it is now."""
         return SavedEntry(
             simulation,
             self.settled.packed(),

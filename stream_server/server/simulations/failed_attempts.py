@@ -35,7 +35,6 @@ class FailedAttempts:
         self.later[simulation] = FailedAttempt(id=simulation, attempts=attempt + 1, reason=reason, log=log)
 
     def give_up(self, simulation: int, num_attempts: int, reason: str, log: str) -> None:
-        """No other attempt follows."""
         self.given_up.append(FailedAttempt(id=simulation, attempts=num_attempts, reason=reason, log=log))
 
     def take_back(self, simulation: int) -> None:

@@ -105,7 +105,6 @@ class Roster:
 
     @property
     def failures(self) -> list[FailedAttempt]:
-        """The last failure of each simulation that was given up."""
         return self._failed_attempts.given_up
 
     @property
@@ -126,7 +125,6 @@ class Roster:
 
     @property
     def failed_simulations(self) -> list[int]:
-        """The simulations that were given up or withdrew themselves."""
         return self.table.of_phase(SimulationPhase.GIVEN_UP, SimulationPhase.INVALID)
 
     def begin(self) -> list[Action]:

@@ -162,7 +162,6 @@ class Composition:
         }
 
     def held_out(self, source: SampleSource) -> HeldOutSamples:
-        """The held-out samples of a source, for `make_validation`."""
         return HeldOutSamples(
             store=source.validation_store,
             parameters_of=source.parameters_of,

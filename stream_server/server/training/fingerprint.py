@@ -45,7 +45,6 @@ _INTEGERS = {1: np.int8, 2: np.int16, 4: np.int32}
 
 @cache
 def multipliers() -> NDArray[np.int64]:
-    """The multipliers of the elements of a chunk, shape (CHUNK,)."""
     return np.random.Generator(np.random.PCG64(0)).integers(-(2**63), 2**63, CHUNK, np.int64) | 1
 
 
