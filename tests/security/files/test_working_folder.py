@@ -44,7 +44,7 @@ def test_nor_does_what_draws_pictures(tmp_path: Path) -> None:
 def test_a_process_that_works_in_the_folder_of_the_study_shows_paths_from_where_it_was_typed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(program, "_typed_in", None)
+    monkeypatch.setattr(program, "_started_in", None)
     for folder in "typed", "study":
         (tmp_path / folder).mkdir()
     monkeypatch.chdir(tmp_path / "typed")
