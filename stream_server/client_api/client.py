@@ -126,7 +126,7 @@ def _alone(simulation_id: int | None, parameters: Mapping[str, float] | None) ->
 
 
 def _parameters_alone() -> dict[str, float]:
-    """The parameters of a program that runs alone: those of its environment, or else of its command line.
+    """The parameters of a program that runs alone, from its environment or else its command line.
 
     Raises:
         ConfigError: STREAM_PARAMETERS is no JSON object of numbers.

@@ -205,7 +205,7 @@ class DataConnection:
     def keep(self, index: int, steps: Steps) -> None:
         """Retain a step that the server knows, until it is durable."""
         payload = [[_bytes_of(np.ascontiguousarray(array))] for array in steps.arrays(index, self._opening.blocks)]
-        # What is sent next is never durable without it.
+        # Nothing sent later is durable without it.
         self._retained.add(1, Steps(range(index, index + 1), steps.present, payload))
 
     def leave(self) -> None:

@@ -199,7 +199,7 @@ class Fields:
             _check_rows(spec, array.shape)
             if spec.is_static and not len(array):
                 return None
-            # Each rank may send any number of the rows of a time step, but of what is sent once those that it has.
+            # Each rank may send any number of the rows of a time step, but all its rows of a field sent once.
             return _block_of_rows(
                 spec, self._sent_dtype(spec, array.dtype), array.shape if spec.is_static else spec.shape
             )

@@ -36,11 +36,11 @@ class _ConnectionLost(Exception):
 
 
 class _StudyEnded(Exception):
-    """The study wants nothing more; the text says why, as far as the server told."""
+    """The study wants nothing more; the text says why, if the server gave a reason."""
 
 
 class Session:
-    """Sends steps to the server, and those that a restarted server does not know once more.
+    """Sends steps to the server, and again the ones that a restarted server does not know.
 
     It connects to all server ranks with the first step, or with the end if there is none, and then announces `blocks`
     and `static_blocks`, whose arrays are `statics`.

@@ -102,7 +102,7 @@ class Simulation:
 
     @property
     def stop_reason(self) -> str:
-        """Why the study has ended, such as "training converged: …"; empty before, and when nobody told."""
+        """Reason why the study has ended, such as "training converged: …"; empty before, or if unknown."""
         return self._stop_reason if self._session is None else self._session.stop_reason
 
     def declare_field(self, name: str, *, shape: Sequence[int], offset: Sequence[int] | None = None) -> None:

@@ -148,7 +148,7 @@ def _end_as(child: int, tell_loss: Callable[[str, int], int]) -> NoReturn:
 
 
 def _end_holders_of_output() -> None:
-    """End what this command has started and left behind with its output, for the end of which its reader waits."""
+    """End what this command has left behind with its output open: the reader waits for its end."""
     pipes = {pipe for pipe in map(_pipe_of, (("self", 1), ("self", 2))) if pipe}
     end_at, holders = time.monotonic() + HOLD_S, set[int]()
     while pipes and time.monotonic() < end_at:

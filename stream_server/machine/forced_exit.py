@@ -34,7 +34,7 @@ def stop_signals() -> tuple[signal.Signals, ...]:
 class UrgentSignals:
     """Counts INT and TERM. Pure.
 
-    One that comes within `REPEAT_S` of another is the same: terminal, batch system and mpirun may each pass it on.
+    A signal within `REPEAT_S` of another is the same: terminal, batch system and mpirun may each pass it on.
     """
 
     def __init__(self) -> None:

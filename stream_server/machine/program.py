@@ -32,7 +32,7 @@ def work_in(folder: Path) -> None:
 
 @contextmanager
 def outside_of_folders() -> Iterator[None]:
-    """Within, this process works in the root folder: what is imported finds no settings there. Main thread only."""
+    """Within, this process works in the root folder, where imports find no settings. Main thread only."""
     before = os.open(".", os.O_PATH | os.O_DIRECTORY)
     try:
         os.chdir("/")
@@ -51,7 +51,7 @@ def begin() -> None:
     """
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         if getattr(sys, name) is None:
-            # The lowest one that is free, which is the number of the stream.
+            # The lowest free descriptor, which is the number of the stream.
             descriptor = os.open(os.devnull, os.O_RDWR)
             os.set_inheritable(descriptor, True)
             setattr(sys, name, os.fdopen(descriptor, "w" if number else "r", closefd=False))

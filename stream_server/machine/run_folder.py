@@ -19,7 +19,7 @@ STUDY_FILE = "study.json"
 JOURNAL_FILE = "journal.jsonl"
 SIMULATIONS = "simulations"
 PRIVATE = 0o700
-# Set-group-ID: what is made in it has its group.
+# Set-group-ID: new entries have its group.
 SHARED = 0o2750
 ACCESS_LISTS = ("system.posix_acl_access", "system.posix_acl_default")
 _WITHOUT_LISTS = frozenset({errno.ENODATA, errno.EOPNOTSUPP, errno.ENOSYS})
@@ -70,13 +70,13 @@ def set_aside(folder: Path) -> str:
 
 
 def was_set_aside(folder: Path, output_dir: Path) -> bool:
-    """Whether the name of a folder is one that `set_aside` gives to what was `output_dir`."""
+    """Whether the name of a folder is one that `set_aside` gives to `output_dir`."""
     name, _, number = folder.resolve().name.rpartition(".")
     return name == output_dir.name and number.isdecimal()
 
 
 def _is_a_start(folder: Path) -> bool:
-    """A launcher has been here, or there is nothing but what is made before a run has begun."""
+    """A launcher has been here, or there is only what precedes a run."""
     names = disk.names_in(folder)
     return JOURNAL_FILE in names or all(name in ("logs", *LOCKS) or name.startswith(STUDY_FILE) for name in names)
 

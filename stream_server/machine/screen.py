@@ -41,7 +41,7 @@ def size_shown(num_bytes: float) -> str:
         return f"{num_bytes:.0f} B"
     for unit in ("KiB", "MiB", "GiB"):
         num_bytes /= 1024
-        # What would be rounded to 1,024.0 is told in the next unit.
+        # Values that would be rounded to 1,024.0 have the next unit.
         if num_bytes < 1023.95:
             return f"{num_bytes:.1f} {unit}"
     return f"{num_bytes / 1024:,.1f} TiB"
@@ -145,7 +145,7 @@ def _finish_output() -> OSError | None:
     try:
         sys.stdout.flush()
     except OSError as error:
-        # What is still in the buffer is written when the interpreter ends, and must go somewhere.
+        # The buffer is written when the interpreter ends, and must go somewhere.
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, sys.stdout.fileno())
         os.close(nowhere)

@@ -48,7 +48,7 @@ class MemorySegment:
 
 
 def segments(pid: int | str = "self") -> set[MemorySegment]:
-    """The files that a process shares by writable memory; none of one that is gone or of somebody else."""
+    """The files that a process shares by writable memory; none if it is gone or another user's."""
     try:
         maps = (Path("/proc") / str(pid) / "maps").read_text(errors="surrogateescape")
     except OSError:
@@ -62,7 +62,7 @@ def segments(pid: int | str = "self") -> set[MemorySegment]:
 
 
 def names_of(pid: int | str = "self") -> set[str]:
-    """The names of MPICH's segments that a process has mapped; none of one that is gone or of somebody else."""
+    """The names of MPICH's segments that a process has mapped; none if it is gone or another user's."""
     return {each.path for each in segments(pid) if each.path.startswith(PREFIX) and _whose(each.status) == ""}
 
 

@@ -54,7 +54,7 @@ class PrivateIpcPaths:
         return f"{PREFIX}{held_path}"
 
     def connectable(self, address: str) -> str:
-        """An address to connect to, whether or not somebody listens there yet: nobody else ever will."""
+        """An address to connect to, where nobody but the server can ever listen."""
         if not address.startswith(PREFIX):
             return address
         return self.to(address, must_exist=False) or UNREACHABLE

@@ -101,7 +101,7 @@ class FinishSimulations(JsonMessage, frozen=True, kw_only=True):
 
 
 class Stopping(JsonMessage, frozen=True, kw_only=True):
-    """To launcher: an operator told the study to save and leave. A server that dies now is not started again."""
+    """To launcher: an operator asked the study to save and leave. A server that dies now is not started again."""
 
     reason: str
 
@@ -171,7 +171,7 @@ class Failed(JsonMessage, frozen=True, kw_only=True):
 
 
 class FailedLater(JsonMessage, frozen=True, kw_only=True):
-    """To server: an attempt failed whose every time step the server has; nothing is repeated."""
+    """To server: an attempt failed after its last time step; nothing is repeated."""
 
     simulation: int
     attempt: int

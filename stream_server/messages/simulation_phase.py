@@ -4,7 +4,7 @@ from enum import StrEnum
 
 import msgspec
 
-# Of a running simulation whose job waits; counted and shown like a phase.
+# A running simulation whose job waits; counted and shown like a phase.
 QUEUED = "queued"
 
 

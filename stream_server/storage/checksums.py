@@ -121,7 +121,7 @@ class ChecksumFile:
     def _push(self, num_written: int) -> None:
         """Let the kernel start to write back, rather than at the end all at once: 1.5 times as fast here.
 
-        It also drops pages that are on disk already, which nobody reads before a restart.
+        It also drops pages that are on disk: nobody reads them before a restart.
         """
         if num_written - self._num_pushed >= WRITE_BACK_BYTES:
             disk.start_write_back(self._file, self._num_pushed, num_written - self._num_pushed)

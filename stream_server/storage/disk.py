@@ -316,7 +316,7 @@ def write_at(descriptor: int, data: memoryview, place: int) -> None:
 
 
 def start_write_back(descriptor: int, start: int, num_bytes: int) -> None:
-    """Let the kernel begin to write these bytes to disk, and drop what is there already from memory."""
+    """Let the kernel begin to write these bytes, and drop written ones from memory."""
     os.posix_fadvise(descriptor, start, num_bytes, os.POSIX_FADV_DONTNEED)
 
 
@@ -326,7 +326,7 @@ def read_descriptor(descriptor: int) -> bytes:
 
 
 def has_name(descriptor: int) -> bool:
-    """Whether some name leads to an open file: nobody has removed it or put another one in its place."""
+    """Whether some name still leads to an open file, which was not removed or replaced."""
     return os.fstat(descriptor).st_nlink > 0
 
 

@@ -1,4 +1,4 @@
-"""Files that grow by lines, each of which is on disk once it was appended; a crash tears the last one at most."""
+"""Files that grow by lines. A line is on disk once it was appended; a crash tears the last one at most."""
 
 import errno
 from pathlib import Path
@@ -25,7 +25,7 @@ class LineFile:
         self.descriptor = disk.open_private_to_append(self.path)
 
     def read(self) -> bytes:
-        """All whole lines. What is appended later follows them.
+        """All whole lines; later ones follow them.
 
         Raises:
             OSError: it cannot be read.
@@ -44,7 +44,7 @@ class LineFile:
         """
         old, content = self.descriptor, self.read()
         disk.replace_file(self.path, content)
-        # What the other process has appended before that moment it may have told others.
+        # Others may know what the other process has appended before that moment.
         if (newest := whole_lines(disk.read_descriptor(old))) != content:
             disk.replace_file(self.path, newest)
         self.open()

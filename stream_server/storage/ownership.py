@@ -40,7 +40,7 @@ def others_may_write(status: os.stat_result) -> bool:
 
 
 def others_may_rename_in(folder: Path) -> Path | None:
-    """The first folder, from this one upwards, whose entries others than its owner may rename, None if there is none.
+    """The first folder, from this one upwards, with entries that others may rename; None if there is none.
 
     They can give the name of what is below it to something of theirs.
     """

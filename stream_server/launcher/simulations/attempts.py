@@ -100,7 +100,7 @@ class AttemptFolders:
         return JobSpec(command=tuple(line), environment=environment, folder=folder, marks=frozenset({str(file)}))
 
     def worker(self, specs: Sequence[JobSpec]) -> JobSpec:
-        """The job of the first of these, whose program is told of the others, which it computes after it.
+        """The job of the first of these, whose program computes the others after it.
 
         Raises:
             OSError: the list of the others cannot be written.

@@ -84,12 +84,12 @@ class Ensemble:
 
     @property
     def leaving(self) -> bool:
-        """Told to leave; not before another plan is anything started."""
+        """It was told to leave: nothing is started before another plan."""
         return self._leave_at < math.inf
 
     @property
     def has_left(self) -> bool:
-        """Told to leave, and every job has ended, or will not in time."""
+        """It was told to leave, and every job has ended, or will not in time."""
         return self.schedule.done or time.monotonic() >= self._leave_at
 
     @property
@@ -359,7 +359,7 @@ class Ensemble:
 
 
 class Reports:
-    """Passes on what the schedule has decided and nobody but the server needs to act on. Main thread only."""
+    """Passes decisions of the schedule on to the server, which alone acts on them. Main thread only."""
 
     def __init__(self, attempts: AttemptFolders, server: ServerConnection, journal: Journal) -> None:
         self.attempts = attempts

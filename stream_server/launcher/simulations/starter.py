@@ -41,7 +41,7 @@ class Starter:
         self.jobs = jobs
         self.server = server
         self.journal = journal
-        # That of the first plan, before which nothing is started.
+        # From the first plan, before which nothing is started.
         self._connection: ConnectionFile
         self._parameters: dict[int, dict[str, float]] = {}
         self._public_keys: dict[int, str | None] = {}

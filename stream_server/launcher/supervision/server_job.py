@@ -237,7 +237,7 @@ class LocalServer(ServerJob):
         self.look(now)
 
     def look(self, now: float) -> None:
-        """See what is left of it. What outlives its first process is killed."""
+        """Look at what is left of it, and kill what outlives its first process."""
         try:
             self._look(now)
         except OSError as error:
