@@ -167,6 +167,15 @@ class Slots:
             self.lengths[name][slot] = len(value)
         self.value(name, slot)[...] = value
 
+    def fill(self, slot: int, simulation: int, time_step: int, values: FieldArrays) -> None:
+        """Make a claimed slot this sample; the fields without values are left out."""
+        self.simulation_ids[slot], self.time_steps[slot] = simulation, time_step
+        for name in self.arrays:
+            if name in values:
+                self.set_value(name, slot, values[name])
+            else:
+                self.leave_out(name, [slot])
+
     def set_values(self, name: str, slots: SlotArray | slice, values: npt.NDArray[Any]) -> None:
         """Copy the values of a field into several slots; of a ragged one they are an array of arrays."""
         if name not in self.lengths:

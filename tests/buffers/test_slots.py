@@ -66,6 +66,16 @@ def test_a_field_that_was_left_out_is_zero_and_absent_until_the_slot_is_claimed_
     assert slots.present["p"].all()
 
 
+def test_a_slot_is_filled_with_a_sample_and_what_that_lacks_is_left_out() -> None:
+    slots = Slots({"u": (2,), "v": ()}, 2)
+    slots.allocate({"u": np.float64, "v": np.float32})
+    [slot] = slots.claim(1)
+    slots.fill(slot, 3, 40, {"u": np.array([1.0, 2.0])})
+    assert (slots.simulation_ids[slot], slots.time_steps[slot]) == (3, 40)
+    assert (slots.value("u", slot).tolist(), slots.value("v", slot)) == ([1.0, 2.0], 0)
+    assert (slots.present["u"][slot], slots.present["v"][slot]) == (True, False)
+
+
 def test_a_claimed_slot_has_not_been_seen() -> None:
     slots = filled_slots()
     slots.seen[2] = 9

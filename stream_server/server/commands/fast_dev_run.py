@@ -144,12 +144,7 @@ class SyntheticSamples:
             if not buffer.policy.room:
                 break
             [slot] = buffer.claim(1)
-            slots.simulation_ids[slot], slots.time_steps[slot] = sample.simulation, sample.time_step
-            for name in self._fields:
-                if name in sample.fields:
-                    slots.set_value(name, slot, sample.fields[name])
-                else:
-                    slots.leave_out(name, [slot])
+            slots.fill(slot, sample.simulation, sample.time_step, sample.fields)
             buffer.enqueue([slot])
             buffer.admit()
             if sample.time_step == last:

@@ -259,7 +259,7 @@ class ReplaySource(Source):
                 self._events.append(mailbox.ReceptionEnded())
                 return
             [slot] = self.buffer.claim(1)
-            self._fill_slot(slot, sample)
+            self.buffer.slots.fill(slot, sample.simulation, sample.time_step, sample.fields)
             self._share_statics(sample.simulation)
             self._begin_simulation(sample.simulation)
             self.buffer.enqueue([slot])
@@ -296,16 +296,6 @@ class ReplaySource(Source):
                 return entry
             self._finish(entry.simulation)
         return None
-
-    def _fill_slot(self, slot: int, entry: RecordEntry) -> None:
-        slots = self.buffer.slots
-        slots.simulation_ids[slot] = entry.simulation
-        slots.time_steps[slot] = entry.time_step
-        for name in slots.arrays:
-            if name in entry.fields:
-                slots.set_value(name, slot, entry.fields[name])
-            else:
-                slots.leave_out(name, [slot])
 
     def _share_statics(self, simulation: int) -> None:
         """Keep the static fields of a simulation as long as there is a sample of it; a later one reads them again."""
