@@ -41,6 +41,7 @@ def test_a_slurm_step_counts_only_with_several_tasks(monkeypatch: pytest.MonkeyP
 
 def test_one_rank_is_its_own_sum() -> None:
     ranks = SoloRanks()
+    assert (ranks.rank, ranks.size, ranks.local_rank, ranks.local_size, ranks.node) == (0, 1, 0, 1, 0)
     values = np.array([1, 2])
     total = ranks.sum(values)
     total[0] = 5
