@@ -638,3 +638,14 @@ def test_two_ends_that_disagree_are_refused() -> None:
             answer = other.ask(End(simulation=0, attempt=0, incarnation=INCARNATION, share=4, total=4))
             assert isinstance(answer, Refusal)
             assert answer.reason is Reason.WRONG_STEP
+
+
+def test_what_opens_a_connection_is_answered_again_and_nothing_else_opens_it_anew() -> None:
+    with reception(StudyShape()) as study:
+        welcome(study)
+        with RawClient(study.endpoints[0].data[0]) as client:
+            assert isinstance(client.ask(opening()), Opened)
+            assert isinstance(client.ask(opening()), Opened)
+            refusal = client.ask(opening(blocks=()))
+            assert isinstance(refusal, Refusal)
+            assert (refusal.reason, refusal.text) == (Reason.WRONG_BLOCKS, "the connection was opened before")
