@@ -210,8 +210,8 @@ def test_another_number_of_rows_is_another_trajectory(num_rows: int) -> None:
     def send_rows(client: Connection, step: int, num: int) -> None:
         message = data(client, step)
         [header, *frames] = wire.encode(message, [np.full((num, 3), step, np.float32)])
-        assert intake.take(client, message, bytes(header), Frames(frames)) is None
-        intake.flush()
+        assert intake.assembly.take(client, message, bytes(header), Frames(frames)) is None
+        intake.dispatcher.end_turn()
 
     [client] = begin(intake, 0, opening(rows))
     send_rows(client, 0, 4)

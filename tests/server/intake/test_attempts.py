@@ -333,7 +333,7 @@ def test_a_client_rank_that_connects_again_keeps_the_parts_of_the_others() -> No
     first, second = [opened(intake, opening(rows[rank], rank=rank, num_ranks=2)) for rank in range(2)]
     for client in (first, second):
         assert send(intake, client, data(client, 0, field=0, last=False)) == 0
-    intake.lose(first)
+    intake.assembly.lose(first)
     first = opened(intake, opening(rows[0], rank=0, num_ranks=2))
     gap = send(intake, first, data(first, 0, field=0, offset=MAX_PART_BYTES))
     assert isinstance(gap, Refusal)

@@ -58,7 +58,7 @@ def test_rows_that_two_client_ranks_send_in_parts_come_together_in_their_order()
         for start in (0, num):
             message = data(client, 0, field=0, offset=8 * start, last=start > 0)
             [header, *frames] = wire.encode(message, [values[start : start + num]])
-            assert intake.take(client, message, bytes(header), Frames(frames)) is None
+            assert intake.assembly.take(client, message, bytes(header), Frames(frames)) is None
     intake.flush()
     [together] = buffer.contents().fields["x"]
     np.testing.assert_array_equal(together, [*np.arange(num + 1.0), *np.arange(num + 1.0) + 1.0])
