@@ -1,12 +1,13 @@
 """The cost of a simulation for the launcher and rank 0, in a study of more and more simulations.
 
-Each simulation is five time steps of eight numbers; two persistent workers compute them, and a checkpoint is saved
-every ten seconds. The CPU time is that from the first attempt until the end, without that of the workers; the memory is
-the peak of the process. Every study must end with an account that balances.
+Each simulation is some time steps of eight numbers, five by default; two persistent workers compute them, and a
+checkpoint is saved every ten seconds. The CPU time is that from the first attempt until the end, without that of the
+workers; the memory is the peak of the process. Every study must end with an account that balances.
 
     python -m benchmarks.growth                      # 200, 2,000 and 20,000 simulations: about ten minutes
     python -m benchmarks.growth 200 2000
     python -m benchmarks.growth --tcp 2000           # with keys over TCP, as from other nodes
+    python -m benchmarks.growth --tcp --steps 105 200   # a hundred more time steps: what they add is the cost of steps
     python -m benchmarks.growth --live 2000          # all live at once, with keys over TCP
 """
 
@@ -26,6 +27,7 @@ import psutil
 
 STUDY = Path(__file__).with_name("launched") / "study.json"
 SIZES = (200, 2_000, 20_000)
+STEPS = 5
 CHECKPOINT_S = 10
 LAUNCHER = "stream_server.launcher.supervision.cli"
 LOOK_S = 0.1
@@ -72,11 +74,16 @@ class Growth:
         )
 
 
-def measure(num: int, folder: Path, *, over_tcp: bool) -> Growth:
-    """Run a study of `num` simulations to its end."""
+def measure(num: int, folder: Path, *, steps: int, over_tcp: bool) -> Growth:
+    """Run a study of `num` simulations of so many time steps to its end."""
     run = folder / "run"
-    program = ["python", "worker.py", *([ANOTHER_NODE] if over_tcp else [])]
-    settings = {"simulation.command": program, "simulation.per_worker": "many", "checkpoint.every_s": CHECKPOINT_S}
+    program = ["python", "worker.py", str(steps), *([ANOTHER_NODE] if over_tcp else [])]
+    settings = {
+        "simulation.command": program,
+        "simulation.per_worker": "many",
+        "study.time_steps": steps,
+        "checkpoint.every_s": CHECKPOINT_S,
+    }
     with _study(num, folder, settings) as server:
         first, last, began_s = _watch(server, run)
     rank, launcher = ((last[i].cpu_s - first[i].cpu_s) / num * 1e3 for i in range(2))
@@ -159,6 +166,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.growth", allow_abbrev=False)
     parser.add_argument("sizes", type=int, nargs="*", default=SIZES, metavar="SIMULATIONS")
     parser.add_argument("--tcp", action="store_true", help="with keys over TCP, as from other nodes")
+    parser.add_argument("--steps", type=int, default=STEPS, help="time steps of a simulation (%(default)s)")
     parser.add_argument("--live", action="store_true", help="all live at once, with keys over TCP")
     options = parser.parse_args()
     if options.live:
@@ -170,7 +178,7 @@ def main() -> None:
     print(f"{'':>6} {'1/s':>10} {'rank 0, ms':>12} {'launcher, ms':>12} {'MB':>10} {'MB':>10}", flush=True)
     for num in options.sizes:
         with tempfile.TemporaryDirectory() as folder:
-            print(measure(num, Path(folder), over_tcp=options.tcp), flush=True)
+            print(measure(num, Path(folder), steps=options.steps, over_tcp=options.tcp), flush=True)
 
 
 if __name__ == "__main__":

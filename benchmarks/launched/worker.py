@@ -1,4 +1,4 @@
-"""Sends five time steps of each simulation that it is given, and computes nothing; an argument is its node's name."""
+"""Sends as many time steps of each simulation as the first argument says; a second one is the name of its node."""
 
 import socket
 import sys
@@ -7,8 +7,9 @@ import numpy as np
 
 from stream_server.client_api import simulations
 
-if len(sys.argv) > 1:
-    socket.gethostname = lambda: sys.argv[1]
+num_steps = int(sys.argv[1])
+if len(sys.argv) > 2:
+    socket.gethostname = lambda: sys.argv[2]
 for simulation in simulations():
-    for step in range(5):
+    for step in range(num_steps):
         simulation.send(step, u=np.full(8, simulation.parameters["a"]))
