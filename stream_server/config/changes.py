@@ -5,6 +5,8 @@ from collections.abc import Iterator, Mapping
 from fnmatch import fnmatch
 from typing import Any
 
+from pydantic import ValidationError
+
 from stream_server.config.problems import Problem, config_error, shown
 from stream_server.config.study import StudyConfig
 from stream_server.errors import ConfigError
@@ -56,7 +58,7 @@ def check_continuation(before: Mapping[str, Any], config: StudyConfig) -> None:
     Raises:
         ConfigError: something that matters has changed; both values are named.
     """
-    resolved = config.resolved()
+    before, resolved = _completed(before), config.resolved()
     problems = [*_changes(_with_relative_paths(before), _with_relative_paths(resolved), "")]
     problems += _other_order(before, resolved)
     if problems:
@@ -65,6 +67,14 @@ def check_continuation(before: Mapping[str, Any], config: StudyConfig) -> None:
             f"{text}\n--fresh starts it over, and keeps the old folder under another name; another study.output_dir "
             "leaves it as it is; load.checkpoint, with that folder, begins with the model in it"
         )
+
+
+def _completed(before: Mapping[str, Any]) -> Mapping[str, Any]:
+    """`before` with the defaults of the keys that an older version did not write, if it is a study at all."""
+    try:
+        return StudyConfig.model_validate(before).resolved()
+    except ValidationError:
+        return before
 
 
 def _other_order(before: Any, now: Any) -> Iterator[Problem]:

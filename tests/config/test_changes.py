@@ -119,6 +119,33 @@ def test_a_study_that_did_not_change_can_be_continued(folder: StudyFolder) -> No
     check_continuation(resolved(folder.load()), folder.load())
 
 
+@pytest.mark.parametrize(
+    ("policy", "absent"),
+    [
+        ("reservoir", ["args", "pseudo_epochs"]),
+        ("firo", ["args"]),
+        ("fifo", ["args", "pseudo_epochs", "watermark"]),
+        ("policies:Newest", ["pseudo_epochs"]),
+    ],
+)
+def test_a_run_goes_on_that_began_without_a_key_which_has_its_default(
+    folder: StudyFolder, policy: str, absent: list[str]
+) -> None:
+    """Older versions wrote the keys that the policy of the buffer uses."""
+    config = folder.load({"buffer.policy": policy})
+    before = resolved(config)
+    for key in absent:
+        del before["buffer"][key]
+    check_continuation(before, config)
+
+
+def test_a_run_does_not_go_on_that_began_without_a_key_which_has_another_value(folder: StudyFolder) -> None:
+    before = resolved(folder.load({"buffer.policy": "policies:Newest"}))
+    del before["buffer"]["pseudo_epochs"]
+    with pytest.raises(ConfigError, match=r"buffer\.pseudo_epochs: 2, but the run began with 1"):
+        check_continuation(before, folder.load({"buffer.policy": "policies:Newest", "buffer.pseudo_epochs": 2}))
+
+
 @pytest.mark.parametrize("changes", ALLOWED, ids=str)
 def test_what_does_not_matter_may_change_there_and_back(folder: StudyFolder, changes: Changes) -> None:
     before, after = folder.load(), folder.load(changes)
