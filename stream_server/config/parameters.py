@@ -130,7 +130,7 @@ SamplerName = Annotated[str, NameOrClass("sampler", (*SAMPLERS, *GENERATORS), "s
 
 
 class SamplerSettings(NamedClass):
-    """The choice of points within the bounds: a built-in sampler, or a class that suggests them meanwhile.
+    """The choice of points within the bounds: a built-in sampler, or a class that suggests them while the study runs.
 
     In study.json a sampler without further keys is written as its name alone.
     """
