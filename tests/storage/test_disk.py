@@ -13,7 +13,7 @@ from stream_server.storage import disk
 
 def test_in_a_folder_that_is_held_paths_lead_to_it_though_another_one_takes_its_name(tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    with disk.held(folder):
+    with disk.hold_folder(folder):
         assert disk.is_in_place(folder)
         folder.rename(tmp_path / "moved")
         folder.mkdir()
@@ -27,7 +27,7 @@ def test_in_a_folder_that_is_held_paths_lead_to_it_though_another_one_takes_its_
 
 
 def test_of_folders_that_are_held_the_newest_counts(tmp_path: Path) -> None:
-    with disk.held(tmp_path / "run"), disk.held(tmp_path / "run" / "record"):
+    with disk.hold_folder(tmp_path / "run"), disk.hold_folder(tmp_path / "run" / "record"):
         (tmp_path / "run" / "record").rename(tmp_path / "run" / "moved")
         (tmp_path / "run" / "record").mkdir()
         disk.write_file(tmp_path / "run" / "record" / "file", b"")
@@ -36,7 +36,7 @@ def test_of_folders_that_are_held_the_newest_counts(tmp_path: Path) -> None:
 
 def test_a_result_takes_the_place_of_a_longer_one(tmp_path: Path) -> None:
     for text in (b"a long table", b"short"):
-        with open(tmp_path / "table", "wb", opener=disk.for_result) as file:
+        with open(tmp_path / "table", "wb", opener=disk.open_output) as file:
             file.write(text)
     assert (tmp_path / "table").read_bytes() == b"short"
 
@@ -44,7 +44,7 @@ def test_a_result_takes_the_place_of_a_longer_one(tmp_path: Path) -> None:
 def test_a_result_is_not_written_into_a_file_that_has_another_name(tmp_path: Path) -> None:
     (tmp_path / "mine").write_bytes(b"precious")
     (tmp_path / "table").hardlink_to(tmp_path / "mine")
-    with pytest.raises(PermissionError, match="hard link"), open(tmp_path / "table", "wb", opener=disk.for_result):
+    with pytest.raises(PermissionError, match="hard link"), open(tmp_path / "table", "wb", opener=disk.open_output):
         pass
     assert (tmp_path / "mine").read_bytes() == b"precious"
 

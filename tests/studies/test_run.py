@@ -122,10 +122,10 @@ def test_a_start_that_the_launcher_refuses_is_told_in_its_words(tmp_path: Path) 
 
 
 def test_without_best_models_it_is_said_how_to_keep_them(killed: Path) -> None:
-    from stream_server.studies.trained import BEST, _saved
+    from stream_server.studies.trained import BEST, _load_saved
 
     with pytest.raises(ConfigError, match="has none of the best models"):
-        _saved(RunFolder(killed), BEST, load(NUMPY_STUDY))
+        _load_saved(RunFolder(killed), BEST, load(NUMPY_STUDY))
 
 
 def test_what_is_no_json_is_refused_in_words(tmp_path: Path) -> None:
