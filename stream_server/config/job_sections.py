@@ -22,8 +22,14 @@ from stream_server.config.values import (
     one_of_these,
 )
 
+
+def _as_number(value: Any) -> Any:
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
 MostFailed = Annotated[
     Natural | Annotated[float, Field(ge=0, lt=1)],
+    BeforeValidator(_as_number),
     one_of_these(
         "neither a share of the simulations nor a number of them",
         "Write a share below 1, such as 0.1, or a whole number, such as 3",

@@ -69,6 +69,12 @@ def test_the_resolved_study_loads_to_an_equal_one_from_any_folder(folder: StudyF
     assert load(resolved) == config
 
 
+@pytest.mark.parametrize(("max_failed", "num"), [(3.0, 3), (1.0, 1), (3, 3), (0.0, 0), (0.1, 0.1)])
+def test_a_number_of_failures_may_be_written_with_a_point(folder: StudyFolder, max_failed: float, num: float) -> None:
+    resolved = folder.load({"simulation.max_failed": max_failed}).resolved()["simulation"]["max_failed"]
+    assert (resolved, type(resolved)) == (num, type(num))
+
+
 def test_comments_are_skipped_but_not_within_text(folder: StudyFolder) -> None:
     text = json.dumps(SMALLEST).replace("{", "{ // the study\n", 1).replace('"python"', '"http://host//path"')
     config = load(folder.write("study.json", text))
