@@ -32,8 +32,12 @@ IGNORED: tuple[tuple[str, Callable[[StudyConfig], bool], str], ...] = (
         )
         for key in ("args", "lookahead", "timeout_s", "fallback")
     ),
-    ("buffer.watermark", lambda it: it.buffer.policy == "fifo", "fifo hands out each sample as it comes"),
-    ("buffer.args", lambda it: not it.buffer.has_own_policy, "a built-in policy takes none"),
+    (
+        "buffer.watermark",
+        lambda it: it.buffer.policy == "fifo",
+        "fifo hands out each sample as it comes, and only the other policies wait for some",
+    ),
+    ("buffer.args", lambda it: not it.buffer.has_own_policy, "only policies of your own take arguments"),
     (
         "buffer.pseudo_epochs",
         lambda it: it.buffer.policy in ("reservoir", "uniform", "fifo"),

@@ -24,7 +24,7 @@ def _only_the_first_differs(extents: tuple[Any, ...]) -> tuple[Any, ...]:
 
 Extent = Annotated[
     Count | Annotated[dict[Literal["max"], Count], Field(min_length=1)],
-    one_of_these("no extent", 'Write a number of 1 or more, or {"max": n} if it differs in size'),
+    one_of_these("no extent", 'Write a whole number of 1 or more without quotes, or {"max": n} if it differs in size'),
 ]
 Shape = Annotated[
     tuple[Extent, ...], Field(strict=False, max_length=MAX_DIMENSIONS), AfterValidator(_only_the_first_differs)

@@ -133,22 +133,23 @@ class NameOrClass:
     plug_point: str
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        return core_schema.no_info_after_validator_function(self._check, handler(source))
+        return core_schema.no_info_before_validator_function(self._check, handler(source))
 
     def __get_pydantic_json_schema__(self, core: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
         names = list(self.names)
         return {"anyOf": [{"enum": names}, {"type": "string", "pattern": f"^{CLASS_REFERENCE.pattern}$"}]}
 
-    def _check(self, value: str) -> str:
-        if value in self.names:
-            return value
-        if CLASS_REFERENCE.fullmatch(value):
-            return check_class_reference(value)
+    def _check(self, value: Any) -> str:
+        name = value if isinstance(value, str) else ""
+        if name in self.names:
+            return name
+        if CLASS_REFERENCE.fullmatch(name):
+            return check_class_reference(name)
         others = registered(self.plug_point)
-        if value in others:
-            return others[value]
+        if name in others:
+            return others[name]
         known = (*self.names, *others)
-        meant = nearest(value, known)
+        meant = nearest(name, known)
         instead = shown(meant) if meant else one_of(known)
         raise wrong(f"{shown(value)} is not a {self.what}", f"Write {instead}, or FILE.py:Class")
 

@@ -139,9 +139,9 @@ def test_settings_that_are_used_are_accepted(folder: StudyFolder, changes: dict[
 @pytest.mark.parametrize(
     ("policy", "key", "value", "reason"),
     [
-        ("fifo", "watermark", 5, "fifo hands out each sample as it comes"),
+        ("fifo", "watermark", 5, "fifo hands out each sample as it comes, and only the other policies wait for some"),
         ("reservoir", "pseudo_epochs", 2, "only firo and policies of your own draw each sample so often"),
-        ("firo", "args", {"a": 1}, "a built-in policy takes none"),
+        ("firo", "args", {"a": 1}, "only policies of your own take arguments"),
     ],
 )
 def test_a_key_that_the_policy_has_not_is_refused(
