@@ -111,7 +111,7 @@ def test_the_forward_pass_of_validation_step_is_repeated_only_where_it_must_be(
         )
         assert "loss" in validation.run()
         assert server.model.num == passes * NUM_BATCHES
-        inputs, targets = server.process_batch(raw, None)
+        inputs, targets = server.process_batch(raw.batch(), None)
         if kind is Scaling:
             inputs *= 1e9
         outputs = server.model(torch.from_numpy(inputs)).detach().numpy()
