@@ -79,7 +79,6 @@ class Settlement:
         self.buffer = buffer
         self.validation = validation
         self.credit = credit
-        self.state = state
         self.numbering = state.numbering
         self.nonfinite = nonfinite
         self.max_unsaved = max_unsaved
