@@ -174,8 +174,8 @@ def find_entries(
 
 def in_turn(
     files: Sequence[RankRecord | FilesRecord], mine: Collection[int], dealing: ReplayDealing, at_once: int
-) -> Places:
-    """The order in which a rank goes through the entries of all files where samples are windows.
+) -> tuple[Heads, Places]:
+    """The heads and places of all entries that a rank goes through where samples are windows, in this order.
 
     The first `at_once` simulations to begin of those that are `mine` give a step each in turn, in the order of time,
     then the next ones. So the steps that wait for others of their windows are no more than in a study in which so many
@@ -193,7 +193,8 @@ def in_turn(
     has_turn = np.append(simulations, -1)[index] == heads["simulation"]
     turn = np.append(np.argsort(np.argsort(first)), num)[np.where(has_turn, index, num)]
     step = np.where(of_step, dealing.index(heads["time_step"]), np.iinfo(np.int64).max)
-    return places[np.lexsort((turn, step, np.where(has_turn, turn // at_once, num)))]
+    order = np.lexsort((turn, step, np.where(has_turn, turn // at_once, num)))
+    return heads[order], places[order]
 
 
 def _simulations(heads: Heads, kind: EntryKind) -> set[int]:

@@ -18,7 +18,7 @@ from stream_server.messages.routing import Dealing
 from stream_server.server.intake.account import RankAccount, Received, WindowCounts
 from stream_server.server.intake.validation_store import ValidationStore
 from stream_server.server.ranks.communicator import Ranks
-from stream_server.server.replay.dealing import Labels, Place, RecordCounts, ReplayDealing, in_turn
+from stream_server.server.replay.dealing import Labels, Place, RecordCounts, ReplayDealing, in_turn, is_sample
 from stream_server.server.replay.file_recording import FileRecording, FilesRecord, files_in
 from stream_server.server.replay.record_format import SAMPLES
 from stream_server.server.replay.record_reader import RankRecord, RecordEntry, Recording, is_record
@@ -180,12 +180,19 @@ class ReplayShare:
 
     def samples(self) -> Playback:
         """The samples to train on, and between them the ends of simulations."""
-        simulations = list(filter(self._is_trained, self.counts.simulations))
         if self._windows is None:
-            return self._playback(simulations)
+            return self._playback(list(filter(self._is_trained, self.counts.simulations)))
         files, at_once = self._recording.ranks, self._recording.simulations_at_once(self._config)
-        turns = in_turn(files, [i for i in simulations if i in self.num_steps], self._dealing, at_once)
-        return Playback(files, lambda: zip(*(map(int, it) for it in turns.T), strict=True), num_entries=len(turns))
+        # Those that are withdrawn have their turns too: one that was withdrawn late changes no order.
+        mine = [i for i in self.num_steps if not self._is_held_out(i)]
+        heads, turns = in_turn(files, mine, self._dealing, at_once)
+        is_withdrawn = is_sample(heads, np.array(list(self.counts.withdrawn), np.int64))
+
+        def places() -> Iterator[Place | None]:
+            for (file, number), withdrawn in zip(turns, is_withdrawn, strict=True):
+                yield None if withdrawn else (int(file), int(number))
+
+        return Playback(files, places, num_entries=len(turns))
 
     def put_statics(self, simulation: int, statics: StaticFields) -> None:
         """Read the fields that are sent once, unless those of this simulation are there.

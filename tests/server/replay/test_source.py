@@ -657,6 +657,21 @@ def test_a_replay_of_windows_that_was_saved_goes_on_with_the_same_draws_from_any
             assert done + list(second.batches()) == whole
 
 
+def test_a_withdrawn_simulation_keeps_its_turns_among_windows(folder: StudyFolder) -> None:
+    config = small_study(folder, {**WINDOWS, "launcher.max_running": 2})
+    keys = interleave(range(2, 10), num_steps=30)
+    with recorder(config, slots_with(keys)) as it:
+        it.append(range(len(keys)))
+        for simulation in range(2, 10):
+            it.finish(simulation)
+        it.withdraw(5)
+    player = Player(config, it.folder)
+    with player.source:
+        drawn = [simulation for simulation, _ in flat(list(player.batches()))]
+        assert player.source.state_dict()["num_entries"] == player.source.state_dict()["position"] == len(keys) + 8
+    assert drawn == [2, 3] * 28 + [4] * 28 + [6, 7] * 28 + [8, 9] * 28
+
+
 TRAJECTORY_ENDS = [(1, 4), (3, 10), (4, 10), (4, 11), (5, 29)]
 OF_TWO_TRAJECTORIES = {(3, 9), (3, 10), (4, 9), (4, 10), (4, 11)}
 
