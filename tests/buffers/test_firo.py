@@ -43,6 +43,15 @@ def test_a_closed_firo_draws_each_sample_pseudo_epochs_times_in_even_batches(
     assert max(map(len, batches)) - min(map(len, batches)) <= 1
 
 
+def test_a_batch_larger_than_a_closed_firo_draws_for_the_first_time_only_what_is_in_it() -> None:
+    for seed in range(20):
+        policy = Firo(capacity=4, watermark=4, pseudo_epochs=3, seed=seed)
+        policy.put(range(4))
+        policy.close()
+        drawn = policy.draw(5)
+        assert drawn.num_first == len(set(drawn.slots.tolist()))
+
+
 @pytest.mark.parametrize(("population", "num"), [(9, 2), (6, 3)])
 def test_all_batches_of_firo_are_equally_likely(population: int, num: int) -> None:
     policy = Firo(capacity=population, watermark=1, seed=(3, 1))

@@ -182,6 +182,17 @@ def test_draws_per_sample_makes_the_number_of_batches_exact(
     assert set(draws) == set(range(num_samples))
 
 
+def test_a_single_sample_too_many_at_the_close_is_evicted() -> None:
+    policy = Reservoir(capacity=4, watermark=1, draws_per_sample=1.5, seed=1)
+    policy.put(range(4))
+    for _ in range(3):
+        policy.draw(policy.ready(1))
+    assert len(policy.close()) == 1
+    while size := policy.ready(2):
+        policy.draw(size)
+    assert policy.population == 0
+
+
 def test_one_draw_per_sample_draws_each_exactly_once() -> None:
     policy = Reservoir(capacity=10, watermark=5, draws_per_sample=1, seed=3)
     batches = stream(policy, 103, 4, seed=2)
