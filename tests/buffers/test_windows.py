@@ -135,6 +135,15 @@ def test_what_waits_for_a_step_that_was_rejected_is_free() -> None:
     assert buffer.slots.num_free == buffer.slots.num_slots
 
 
+def test_a_step_of_a_window_that_was_given_up_may_be_left_out_while_another_window_waits() -> None:
+    buffer = new_buffer(Fifo(capacity=9), WindowShape(length=2))
+    send(buffer, 0, 2)
+    buffer.part(0, [3], lambda step: step != 3)
+    buffer.leave_out(0, 3)
+    send(buffer, 0, 1)
+    assert drain(buffer) == [(0, 1, 2)]
+
+
 def test_what_waits_for_a_step_that_was_never_sent_is_free_when_the_simulation_has_finished() -> None:
     buffer = new_buffer(Fifo(capacity=1))
     send(buffer, 0, 0, 1, 2, 3)
