@@ -27,6 +27,7 @@ from stream_server.launcher.backends.backend import (
     JobSpec,
     JobState,
     JobStatus,
+    Outage,
     SavedJob,
     SubmitError,
     describe,
@@ -127,6 +128,8 @@ class BatchBackend(Backend):
         missing_s: float = MISSING_S,
         retry_s: float = RETRY_S,
     ) -> None:
+        # A backend of the user's may hold this one, of which the launcher knows nothing.
+        self.outage = Outage()
         self.scheduler = scheduler
         self.kind = kind
         self.ask_s = ask_s

@@ -8,7 +8,6 @@ from pathlib import Path
 from stream_server.launcher.backends.backend import FIRST_S, JobSpec, JobState, JobStatus
 from stream_server.launcher.backends.batch_backend import BatchBackend
 from stream_server.launcher.backends.scheduler import BatchJob, JobKind, NotSubmitted, QueueEntry, SubmitRefusal
-from tests.cluster.jobs import with_outage
 from tests.support.studies import StudyFolder
 from tests.support.timing import until
 
@@ -59,7 +58,7 @@ class AnswerlessScheduler:
 def test_what_nobody_expects_of_a_scheduler_is_an_outage_and_its_jobs_are_cancelled_at_the_end(tmp_path: Path) -> None:
     scheduler = AnswerlessScheduler()
     config = StudyFolder(tmp_path).load({"launcher.backend": "slurm"})
-    backend = with_outage(BatchBackend(JobKind.of_simulations(config), scheduler, ask_s=ASK_S, retry_s=ASK_S))
+    backend = BatchBackend(JobKind.of_simulations(config), scheduler, ask_s=ASK_S, retry_s=ASK_S)
     with closing(backend):
         folder = tmp_path / "0"
         folder.mkdir()
@@ -79,7 +78,7 @@ def test_what_nobody_expects_of_a_scheduler_is_an_outage_and_its_jobs_are_cancel
 def test_no_other_job_is_submitted_before_a_scheduler_that_was_away_answers(tmp_path: Path) -> None:
     scheduler = AnswerlessScheduler()
     config = StudyFolder(tmp_path).load({"launcher.backend": "slurm"})
-    backend = with_outage(BatchBackend(JobKind.of_simulations(config), scheduler, ask_s=0.01, retry_s=0.001))
+    backend = BatchBackend(JobKind.of_simulations(config), scheduler, ask_s=0.01, retry_s=0.001)
     with closing(backend):
         for number in range(3):
             folder = tmp_path / str(number)
@@ -162,9 +161,7 @@ def test_a_study_of_ten_thousand_simulations_keeps_within_max_queued_and_the_lim
         return num_ended == NUM
 
     began = time.monotonic()
-    with closing(
-        with_outage(BatchBackend(JobKind.of_simulations(config), scheduler, ask_s=ASK_S, retry_s=0.005))
-    ) as backend:
+    with closing(BatchBackend(JobKind.of_simulations(config), scheduler, ask_s=ASK_S, retry_s=0.005)) as backend:
         until(turn, 400)
     assert len(scheduler.names) == len(set(scheduler.names)) == NUM
     assert scheduler.most_waiting == MAX_QUEUED
@@ -180,9 +177,7 @@ def test_a_limit_of_the_site_holds_a_submission_back_until_a_job_ends_and_no_lon
     num = 2 * SITE_LIMIT
     handles = set()
     # A submission that met the limit would otherwise be tried again in an hour.
-    with closing(
-        with_outage(BatchBackend(JobKind.of_simulations(config), scheduler, ask_s=ASK_S, retry_s=3600))
-    ) as backend:
+    with closing(BatchBackend(JobKind.of_simulations(config), scheduler, ask_s=ASK_S, retry_s=3600)) as backend:
         for number in range(num):
             folder = tmp_path / str(number)
             folder.mkdir()
