@@ -68,7 +68,7 @@ def arguments_for(called: Any, args: Mapping[str, Any], offered: Mapping[str, An
     """The keyword arguments for a user's class: all of `args`, and what its signature names of what is `offered`.
 
     Args:
-        found: the class, or other callable.
+        called: the class, or other callable.
         args: what study.json gives it under the key `kind`.
         offered: what Stream Server has for it; a class need not take it.
         kind: key of study.json that holds `args`, such as `buffer.args`; errors begin with it.

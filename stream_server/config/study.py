@@ -175,7 +175,7 @@ def default_of(path: str) -> Any:
 
 
 def models_in(annotation: Any) -> list[type[BaseModel]]:
-    """The models of an annotation such as `SimulationSettings`, `EarlyStop | None` or `Buffer`."""
+    """The models of an annotation such as `SimulationSettings` or `EarlyStop | None`."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return [annotation]
     return [model for argument in get_args(annotation) for model in models_in(argument)]

@@ -189,7 +189,7 @@ class _WatchedRun:
         return self._latest
 
     def stop(self, *, finish: bool) -> None:
-        """Give the order, and keep what is answer to it."""
+        """Give the order, and keep its answer."""
         try:
             self._answer = live.stop(self.run, STOP_S, finish=finish)
         except NotRunning as error:

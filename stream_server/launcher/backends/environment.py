@@ -12,7 +12,7 @@ from stream_server.config import StudyConfig
 from stream_server.launcher.backends.registry import schedulers
 from stream_server.machine.cgroups import within_quota
 
-# Those of schedulers are in their classes (`Scheduler.rank_variables`).
+# Those of schedulers are in their classes (`CommandScheduler.rank_variables`).
 RANK_PREFIXES = (
     *("OMPI_", "PMIX_", "PRTE_", "PMI_", "PMI2_", "HYDRA_", "HYDI_", "MPI_LOCAL", "MPIEXEC_", "MPIRUN_", "MV2_COMM_"),
     *("PALS_", "ALPS_APP_", "JSM_NAMESPACE_"),

@@ -32,7 +32,7 @@ def load_server_backend(config: StudyConfig, name: str, outage: Outage) -> Backe
 
     Raises:
         ConfigError: there is no such file, module or class, it lacks a part of the protocol, its `outage` cannot be
-            set, or the commands of the scheduler are not here.
+            set, or the settings of the jobs are none of the scheduler, or its commands are not here.
         UserCodeError: the user's file or class raised, which is the cause.
     """
     return _made(config, name, JobKind.of_server(config), outage)
@@ -64,7 +64,7 @@ def _is_scheduler(made: Any) -> bool:
 
 @cache
 def schedulers() -> tuple[type[CommandScheduler], ...]:
-    """The classes of all batch schedulers that have a name."""
+    """The classes of the built-in batch schedulers, but not of those that packages register."""
     classes = [load_named(name, BACKENDS, Path(), kind="launcher.backend") for name in BACKENDS]
     return tuple(filter(_is_scheduler, classes))
 
