@@ -28,11 +28,12 @@ ORIGIN_COLUMNS = ("proposed by", "proposed at", "score")
 
 SCALES = ("log", "integer")
 Scale = Literal["log", "integer"]
+# `Range` and `Vector` are for the JSON schema alone: `Bounds` says in words what is wrong with one.
 Range = (
     tuple[float, float]
     | tuple[float, float, Scale]
     | tuple[float, float, Scale, Scale]
-    | Annotated[tuple[str, ...], Field(min_length=2)]
+    | Annotated[tuple[str, ...], Field(min_length=2, json_schema_extra={"uniqueItems": True})]
 )
 
 

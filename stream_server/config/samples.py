@@ -15,6 +15,10 @@ MAX_TIME_STEPS = 2**31 - 1
 BYTES_OF_AN_UNKNOWN_DTYPE = 8
 
 
+def _only_the_first_may_differ(schema: dict[str, Any]) -> None:
+    schema |= {"prefixItems": [schema["items"]], "items": {"type": "integer", "minimum": 1}}
+
+
 def _only_the_first_differs(extents: tuple[Any, ...]) -> tuple[Any, ...]:
     if any(isinstance(extent, dict) for extent in extents[1:]):
         found = f"{shown(extents)} has a later extent that differs in size"
@@ -27,7 +31,9 @@ Extent = Annotated[
     one_of_these("no extent", 'Write a whole number of 1 or more without quotes, or {"max": n} if it differs in size'),
 ]
 Shape = Annotated[
-    tuple[Extent, ...], Field(strict=False, max_length=MAX_DIMENSIONS), AfterValidator(_only_the_first_differs)
+    tuple[Extent, ...],
+    Field(strict=False, max_length=MAX_DIMENSIONS, json_schema_extra=_only_the_first_may_differ),
+    AfterValidator(_only_the_first_differs),
 ]
 DTYPE = re.compile(r"[<>=|]?([A-Za-z]\w*|\?)")
 # The numeric types that are the same on every machine, by NumPy's names, and their bytes.

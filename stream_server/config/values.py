@@ -136,8 +136,8 @@ class NameOrClass:
         return core_schema.no_info_before_validator_function(self._check, handler(source))
 
     def __get_pydantic_json_schema__(self, core: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
-        names = list(self.names)
-        return {"anyOf": [{"enum": names}, {"type": "string", "pattern": f"^{CLASS_REFERENCE.pattern}$"}]}
+        # Which names packages register, an editor cannot know: it offers the others.
+        return {"anyOf": [{"enum": list(self.names)}, {"type": "string", "minLength": 1}]}
 
     def _check(self, value: Any) -> str:
         name = value if isinstance(value, str) else ""

@@ -28,6 +28,21 @@ def test_every_key_is_in_a_table() -> None:
     assert [key.path for key in keys if key.owner not in shown and key.path not in sections] == []
 
 
+def test_only_the_first_extent_of_a_shape_may_differ_and_categories_are_there_once() -> None:
+    definitions = json_schema()["$defs"]
+    shape = definitions["SampleField"]["properties"]["shape"]
+    assert shape["items"] == {"minimum": 1, "type": "integer"}
+    assert [choice["type"] for choice in shape["prefixItems"][0]["anyOf"]] == ["integer", "object"]
+    assert [choice.get("uniqueItems") for choice in definitions["Bounds"]["anyOf"]] == [None, None, None, True, None]
+
+
+def test_names_that_packages_register_are_taken() -> None:
+    definitions = json_schema()["$defs"]
+    name, _ = definitions["MetricWriter"]["anyOf"]
+    assert name["anyOf"] == [{"enum": ["tensorboard"]}, {"minLength": 1, "type": "string"}]
+    assert {"minLength": 1, "type": "string"} in definitions["BufferSettings"]["properties"]["policy"]["anyOf"]
+
+
 def test_every_key_of_the_schema_is_described() -> None:
     def undescribed(node: Any, path: str) -> Iterator[str]:
         for key, value in node.get("properties", {}).items():
