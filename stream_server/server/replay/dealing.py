@@ -1,8 +1,9 @@
 """The order of a replay: which rank is given which recorded sample, and when. Pure."""
 
+from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import zip_longest
+from itertools import islice, zip_longest
 from typing import Any, Self, TypeVar
 
 import numpy as np
@@ -52,23 +53,32 @@ class ReplayDealing:
         return (time_step - self.time_steps.first) // self.time_steps.every
 
     def places(
-        self, rank: int, files: Sequence[RankRecord | FilesRecord], wanted: Collection[int]
+        self, rank: int, files: Sequence[RankRecord | FilesRecord], wanted: Collection[int], position: int = 0
     ) -> Iterator[Place | None]:
         """The entries that a rank goes through: samples of `wanted` simulations, and the ends of any.
 
-        None stands for every other entry.
+        None stands for every other entry. The first `position` entries are left out.
         """
         chosen = np.array(list(wanted), np.int64)
+        mine = range(rank, rank + 1) if self.is_same else range(self.num_recorded)
+
+        def num_before(number: int) -> int:
+            return sum(min(len(files[file]), number) for file in mine)
 
         def places_in(file: int) -> Iterator[Place | None]:
             for begin, heads in files[file].heads():
-                is_mine = is_sample(heads, chosen) & (self.owners(file, heads) == rank)
-                is_mine |= heads["kind"] == EntryKind.FINISHED
-                for number, mine in enumerate(is_mine.tolist(), begin):
-                    yield (file, number) if mine else None
+                first = max(num_turns - begin, 0)
+                if first < len(heads):
+                    is_mine = is_sample(heads, chosen) & (self.owners(file, heads) == rank)
+                    is_mine |= heads["kind"] == EntryKind.FINISHED
+                    for number, is_read in enumerate(is_mine[first:].tolist(), begin + first):
+                        yield (file, number) if is_read else None
 
-        each = map(places_in, range(rank, rank + 1) if self.is_same else range(self.num_recorded))
-        return (it for turn in zip_longest(*each, fillvalue=_OVER) for it in turn if it is not _OVER)
+        turns = range(max((len(files[file]) for file in mine), default=0) + 1)
+        num_turns = bisect_right(turns, position, key=num_before) - 1
+        found = zip_longest(*map(places_in, mine), fillvalue=_OVER)
+        entries = (it for turn in found for it in turn if it is not _OVER)
+        return islice(entries, position - num_before(num_turns), None)
 
 
 @dataclass(kw_only=True, slots=True)

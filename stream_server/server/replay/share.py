@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from itertools import islice
+from functools import partial
 from pathlib import Path
 from typing import Self, TypeVar
 
@@ -31,26 +31,26 @@ T = TypeVar("T")
 class Playback:
     """Iterates over entries that a `RankRecord` or `FilesRecord` reads.
 
-    `places` begins with the first of `num_entries` each time it is called; an entry whose place is None is passed over
-    unread. Nothing is read ahead: what comes next is a function of `position` alone.
+    `places` gives those of `num_entries` from a position on; an entry whose place is None is passed over unread.
+    Nothing is read ahead: what comes next is a function of `position` alone.
     """
 
     def __init__(
         self,
         files: Sequence[RankRecord | FilesRecord],
-        places: Callable[[], Iterator[Place | None]],
+        places: Callable[[int], Iterator[Place | None]],
         *,
         num_entries: int,
     ) -> None:
         self._files = files
-        self._all_places = places
+        self._places_from = places
         self.num_entries = num_entries
         self.seek(0)
 
     def seek(self, position: int) -> None:
         """Continue at an earlier `position`: the number of entries before it."""
         self.position = position
-        self._places = islice(self._all_places(), position, None)
+        self._places = self._places_from(position)
 
     def __iter__(self) -> Self:
         return self
@@ -188,8 +188,8 @@ class ReplayShare:
         heads, turns = in_turn(files, mine, self._dealing, at_once)
         is_withdrawn = is_sample(heads, np.array(list(self.counts.withdrawn), np.int64))
 
-        def places() -> Iterator[Place | None]:
-            for (file, number), withdrawn in zip(turns, is_withdrawn, strict=True):
+        def places(position: int) -> Iterator[Place | None]:
+            for (file, number), withdrawn in zip(turns[position:], is_withdrawn[position:], strict=True):
                 yield None if withdrawn else (int(file), int(number))
 
         return Playback(files, places, num_entries=len(turns))
@@ -229,7 +229,8 @@ class ReplayShare:
 
     def _playback(self, simulations: Collection[int]) -> Playback:
         files, dealing, rank = self._recording.ranks, self._dealing, self._rank
-        return Playback(files, lambda: dealing.places(rank, files, simulations), num_entries=sum(map(len, files)))
+        places = partial(dealing.places, rank, files, simulations)
+        return Playback(files, places, num_entries=sum(map(len, files)))
 
     @property
     def _held_out(self) -> list[int]:
