@@ -1,6 +1,7 @@
 """The order of a replay: which rank is given which recorded sample, and when. Pure."""
 
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice, zip_longest
@@ -212,4 +213,7 @@ def _simulations(heads: Heads, kind: EntryKind) -> set[int]:
 
 
 def _sum(counts: Sequence[Mapping[int, int]]) -> dict[int, int]:
-    return {it: sum(of.get(it, 0) for of in counts) for of_some in counts for it in of_some}
+    total: Counter[int] = Counter()
+    for of in counts:
+        total.update(of)
+    return dict(total)
