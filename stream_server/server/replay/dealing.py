@@ -84,7 +84,7 @@ class ReplayDealing:
 
 @dataclass(kw_only=True, slots=True)
 class RecordCounts:
-    """The samples and simulations in some files of a record, in plain values.
+    """The samples and simulations in some files of a record.
 
     Attributes:
         samples: for each rank of the replay, how many samples of which simulation it is given.
@@ -103,7 +103,7 @@ class RecordCounts:
     ended: dict[int, set[int]] = field(default_factory=dict)
     finished: set[int] = field(default_factory=set)
     withdrawn: set[int] = field(default_factory=set)
-    labels: dict[int, list[int]] = field(default_factory=dict)
+    labels: dict[int, npt.NDArray[np.int64]] = field(default_factory=dict)
     trajectory_ends: dict[int, set[int]] = field(default_factory=dict)
 
     @property
@@ -140,8 +140,7 @@ class RecordCounts:
             simulation, owner = divmod(pair, num_ranks)
             self.samples[owner][simulation] = self.samples[owner].get(simulation, 0) + num
         for simulation in np.unique(samples["simulation"]).tolist() if keeps_labels else ():
-            labels = samples["time_step"][samples["simulation"] == simulation]
-            self.labels.setdefault(simulation, []).extend(labels.tolist())
+            self._add_labels(simulation, samples["time_step"][samples["simulation"] == simulation])
 
     @classmethod
     def sum(cls, counts: Sequence[Self], files: Sequence[int]) -> Self:
@@ -157,11 +156,15 @@ class RecordCounts:
             total.ended |= it.ended
             total.withdrawn |= it.withdrawn
             for simulation, labels in it.labels.items():
-                total.labels.setdefault(simulation, []).extend(labels)
+                total._add_labels(simulation, labels)
             for simulation, ends in it.trajectory_ends.items():
                 total.trajectory_ends.setdefault(simulation, set()).update(ends)
         total.finished = set.intersection(*(total.ended.get(file, set()) for file in files))
         return total
+
+    def _add_labels(self, simulation: int, labels: npt.NDArray[np.int64]) -> None:
+        before = self.labels.get(simulation, np.zeros(0, np.int64))
+        self.labels[simulation] = np.concatenate([before, labels])
 
 
 def is_sample(heads: Heads, simulations: npt.NDArray[np.int64] | None = None) -> npt.NDArray[np.bool_]:

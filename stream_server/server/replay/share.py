@@ -284,8 +284,9 @@ def _count(
                 mine.add_samples(record.rank, heads, dealing, keeps_labels=config.window is not None)
 
     on_all_ranks(ranks, count)
-    gathered = ranks.broadcast(ranks.gather(msgspec.to_builtins(mine, str_keys=True)))
-    total = RecordCounts.sum(msgspec.convert(gathered, list[RecordCounts], str_keys=True), recording.latest)
+    gathered = ranks.broadcast(ranks.gather(msgspec.to_builtins(mine, str_keys=True, enc_hook=np.ndarray.tolist)))
+    counts = msgspec.convert(gathered, list[RecordCounts], str_keys=True, dec_hook=lambda _, it: np.array(it, np.int64))
+    total = RecordCounts.sum(counts, recording.latest)
     expected: dict[str, Collection[int]] = {"parameters": total.parameters}
     if config.study.static_fields:
         expected[f"fields {', '.join(config.study.static_fields)}"] = total.statics

@@ -278,7 +278,8 @@ class ReplaySource(Source):
         """Give up the windows that would have steps of two trajectories, before the first step of a simulation."""
         if self.buffer.windows is not None and not self._num_steps[simulation]:
             for end in self._opened.trajectory_ends(simulation):
-                before = [it for it in self._opened.counts.labels[simulation] if it <= end]
+                labels = self._opened.counts.labels[simulation]
+                before = labels[labels <= end].tolist()
                 self.buffer.part(simulation, before, range(self._opened.index(end) + 1).__contains__)
 
     def _count_step(self, simulation: int) -> None:
