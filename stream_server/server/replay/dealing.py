@@ -174,12 +174,16 @@ def is_sample(heads: Heads, simulations: npt.NDArray[np.int64] | None = None) ->
 
 
 def find_entries(
-    files: Sequence[RankRecord | FilesRecord], is_wanted: Callable[[Heads], npt.NDArray[np.bool_]]
+    files: Sequence[RankRecord | FilesRecord],
+    is_wanted: Callable[[Heads], npt.NDArray[np.bool_]],
+    counts: RecordCounts | None = None,
 ) -> tuple[Heads, Places]:
-    """The heads of the entries that are wanted, and their places, file by file."""
+    """The heads of the entries that are wanted, and their places, file by file; `counts` note what all entries say."""
     found, places = [np.zeros(0, HEAD)], [np.zeros((0, 2), np.int64)]
     for file, record in enumerate(files):
         for begin, heads in record.heads():
+            if counts is not None:
+                counts.add(record, begin, heads)
             numbers = np.flatnonzero(is_wanted(heads))
             found.append(heads[numbers])
             places.append(np.column_stack([np.full(len(numbers), file), begin + numbers]))

@@ -90,10 +90,7 @@ class RecordIndex:
     def __init__(self, recording: Recording) -> None:
         self._recording = recording
         self._counts = RecordCounts()
-        for record in recording.ranks:
-            for begin, heads in record.heads():
-                self._counts.add(record, begin, heads)
-        heads, places = find_entries(recording.ranks, is_sample)
+        heads, places = find_entries(recording.ranks, is_sample, self._counts)
         order = np.lexsort((heads["time_step"], heads["simulation"]))
         self._heads, self._places = heads[order], places[order]
 
