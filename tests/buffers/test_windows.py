@@ -165,6 +165,14 @@ def test_windows_are_given_up_and_counted_where_too_many_steps_wait() -> None:
     assert num_made + buffer.windows.num_late[0] == 10
 
 
+def test_each_step_is_observed_once_though_several_windows_have_it() -> None:
+    buffer = new_buffer(Reservoir(capacity=9, watermark=1, seed=0))
+    send(buffer, 0, *range(5))
+    observed: list[int] = []
+    drain(buffer, observed)
+    assert sorted(observed) == list(range(5))
+
+
 def test_the_slots_of_a_study_are_no_more_than_its_steps() -> None:
     """A stream of 20 simulations through a reservoir: slots that were touched against the steps of its windows."""
     buffer = new_buffer(Reservoir(capacity=100, watermark=1, seed=0), WindowShape(length=5), num_slots=1000)
