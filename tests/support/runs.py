@@ -90,11 +90,13 @@ class LiveRun:
     @property
     def ranks(self) -> list[psutil.Process]:
         """The processes of the server, rank 0 first."""
-        found = self._pythons("stream-server")
-        # A rank is a child of the process that mpirun has started, and has the same command line.
-        parents = {it.ppid() for it in found}
-        ranks = [it for it in found if it.pid not in parents]
-        return sorted(ranks, key=lambda it: int(it.environ().get("PMI_RANK") or it.environ().get("PMIX_RANK") or 0))
+        while True:
+            found = self._pythons("stream-server")
+            # One of them may end meanwhile, and to psutil it has, too, when the clock of the machine is set.
+            with contextlib.suppress(psutil.NoSuchProcess):
+                # A rank is a child of the process that mpirun has started, and has the same command line.
+                parents = {it.ppid() for it in found}
+                return sorted((it for it in found if it.pid not in parents), key=_rank_of)
 
     @property
     def launcher(self) -> psutil.Process:
@@ -237,6 +239,11 @@ def run_study(study: Path, output_dir: Path, *, limit_s: float = 100, num_ranks:
         return _run_fork(partial(main_of, words), output_dir, limit_s)
     with start_study(study, output_dir, num_ranks=num_ranks, **options) as live:
         return live.end(limit_s)
+
+
+def _rank_of(process: psutil.Process) -> int:
+    environment = process.environ()
+    return int(environment.get("PMI_RANK") or environment.get("PMIX_RANK") or 0)
 
 
 def _run_fork(program: Callable[[], int], output_dir: Path, limit_s: float) -> Run:

@@ -91,7 +91,10 @@ def test_no_other_job_is_submitted_before_a_scheduler_that_was_away_answers(tmp_
 
 
 class CountingScheduler:
-    """A scheduler that starts what waits, and ends what runs, whenever it is asked for its queue."""
+    """A scheduler that starts what waits, and ends what runs, whenever it is asked for its queue.
+
+    Nothing ends before a submission has met the limit of the site, however slowly they come.
+    """
 
     title = "Counting"
     variables: tuple[str, ...] = ("COUNTING_",)
@@ -117,7 +120,8 @@ class CountingScheduler:
 
     def queue(self) -> list[QueueEntry]:
         self.num_looks += 1
-        ended, self.running, self.waiting = self.running, self.waiting, {}
+        ended = self.running if self.num_refused else {}
+        self.running, self.waiting = ({} if ended else self.running) | self.waiting, {}
         running = JobStatus(state=JobState.RUNNING)
         return [
             *(QueueEntry(id=number, name=name, status=ENDED) for number, name in ended.items()),
