@@ -1,13 +1,14 @@
 """Makes the backends that `launcher.backend` and `server.backend` name, and holds one of the user's to the protocol."""
 
 import subprocess
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from stream_server.built_in import BACKENDS, load_named
 from stream_server.config import StudyConfig
+from stream_server.config.problems import Problem, config_error
 from stream_server.errors import ConfigError, UserCodeError
 from stream_server.launcher.backends.backend import Backend, JobSpec, JobState, JobStatus, Outage, SavedJob, SubmitError
 from stream_server.launcher.backends.batch_backend import BatchBackend
@@ -133,14 +134,27 @@ def check_backend(config: StudyConfig) -> None:
         UserCodeError: the user's file or class raised, which is the cause.
     """
     if config.simulation.command is not None:
-        call_user(config.launcher.backend, load_backend(config, Outage()).check)
+        _check(config, [(config.launcher.backend, JobKind.of_simulations(config))])
 
 
-def check_server_backend(config: StudyConfig) -> None:
-    """Let the backend that a study names say whether it would take the job of the server, if that is to be one.
+def check_backends(config: StudyConfig) -> None:
+    """Let the backends that a study names say the same, of the job of the server too if it is to be one.
 
     Raises:
-        ConfigError, UserCodeError: as in `check_backend`.
+        ConfigError, UserCodeError: as in `check_backend`; settings that the schedulers do not have are told at once.
     """
-    if config.server.backend != "local":
-        call_user(config.server.backend, load_server_backend(config, config.server.backend, Outage()).check)
+    server = (config.server.backend, JobKind.of_server(config))
+    simulations = (config.launcher.backend, JobKind.of_simulations(config))
+    named = [server] if config.server.backend != "local" else []
+    _check(config, [*named, simulations] if config.simulation.command is not None else named)
+
+
+def _check(config: StudyConfig, named: Sequence[tuple[str, JobKind]]) -> None:
+    problems: list[Problem] = []
+    for name, kind in named:
+        make = load_named(name, BACKENDS, config.study_dir, kind=kind.key)
+        problems += call_user(name, make.problems, kind) if _is_scheduler(make) else []
+    if problems:
+        raise config_error("the study", problems)
+    for name, kind in named:
+        call_user(name, _made(config, name, kind, Outage()).check)

@@ -198,8 +198,13 @@ class CommandScheduler(Scheduler):
         Raises:
             ConfigError: lists all that are not.
         """
-        if problems := [*cls._problems(kind)]:
+        if problems := cls.problems(kind):
             raise config_error("the study", problems)
+
+    @classmethod
+    def problems(cls, kind: JobKind) -> list[Problem]:
+        """The settings of these jobs that are not such as this scheduler has."""
+        return [*cls._problems(kind)]
 
     @classmethod
     def _problems(cls, kind: JobKind) -> Iterator[Problem]:

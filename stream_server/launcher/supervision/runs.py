@@ -14,7 +14,7 @@ from stream_server.errors import ConfigError, UserCodeError
 from stream_server.launcher.backends.backend import Backend, Outage
 from stream_server.launcher.backends.environment import release_cores, simulation_environment
 from stream_server.launcher.backends.mpirun import Mpirun
-from stream_server.launcher.backends.registry import OwnBackend, check_backend, check_server_backend, load_backend
+from stream_server.launcher.backends.registry import OwnBackend, check_backend, check_backends, load_backend
 from stream_server.launcher.journal.history import History
 from stream_server.launcher.journal.journal import Journal
 from stream_server.launcher.journal.records import LauncherLeft
@@ -51,8 +51,7 @@ def supervise_study(config: StudyConfig, command: ServerCommand, *, ends_at: flo
             of ours.
     """
     run_folder.check(config.output_dir, resume=command.resume)
-    check_server_backend(config)
-    check_backend(config)
+    check_backends(config)
     if closed := run_folder.claim(config.output_dir, config.study.share_with):
         print(f"{PROGRAM}: {closed}", file=sys.stderr, flush=True)
     jobs = _make_jobs(config)

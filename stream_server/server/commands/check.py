@@ -9,7 +9,7 @@ from stream_server.config import StudyConfig, check_ranks
 from stream_server.errors import ConfigError
 from stream_server.launcher.backends.allocation import ServerSize
 from stream_server.launcher.backends.mpirun import missing_program, shown
-from stream_server.launcher.backends.registry import check_backend, check_server_backend
+from stream_server.launcher.backends.registry import check_backends
 from stream_server.machine import network, run_folder
 from stream_server.machine.descriptors import FOR_CONNECTIONS, STRANGERS, beyond_limit, verdict
 from stream_server.machine.screen import size_shown
@@ -105,8 +105,7 @@ def require_start(config: StudyConfig, replay: Path | None = None, *, fresh: boo
             raise ConfigError(problem)
     if replay is not None:
         return
-    check_server_backend(config)
-    check_backend(config)
+    check_backends(config)
 
 
 def _require_folder(config: StudyConfig, *, fresh: bool) -> None:

@@ -18,7 +18,7 @@ from stream_server.errors import ConfigError
 from stream_server.launcher.backends import batch_backend, flux, lsf, oar, pbs, scheduler
 from stream_server.launcher.backends.backend import JobState, JobStatus, Outage, SavedJob
 from stream_server.launcher.backends.batch_backend import BatchBackend
-from stream_server.launcher.backends.registry import load_backend, load_server_backend
+from stream_server.launcher.backends.registry import check_backends, load_backend, load_server_backend
 from stream_server.launcher.backends.scheduler import BatchJob, JobKind, NotSubmitted, Scheduler, SubmitRefusal
 from tests.cluster.jobs import STUBBORN, WAITING, ended, exit_code, job, output, python, state, with_outage
 from tests.fakes import scheduler_commands as fake_scheduler
@@ -388,6 +388,19 @@ def test_the_job_of_the_server_has_keys_of_its_own(tmp_path: Path) -> None:
     told = r"server\.job\.options\.ntasks: there is a key for this\. Write server\.ranks\."
     with pytest.raises(ConfigError, match=told):
         load_server_backend(config, "slurm", Outage())
+
+
+def test_the_settings_of_both_jobs_are_told_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    wrong: dict[str, Any] = {
+        "server.backend": "slurm",
+        "server.job.options": {"ntasks": 2},
+        "launcher.backend": "flux",
+        "simulation.job.memory": "1GiB",
+    }
+    told = r"2 problems:\n  server\.job\.options\.ntasks: .*\n  simulation\.job\.memory: "
+    with pytest.raises(ConfigError, match=told):
+        check_backends(StudyFolder(tmp_path).load(wrong))
 
 
 JOB = JobSettings(
