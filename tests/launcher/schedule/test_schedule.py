@@ -214,6 +214,15 @@ def test_before_anything_came_a_failed_simulation_waits_for_those_that_run() -> 
     assert schedule.progress(1, 0, 1, False, 3.0) == [Submit(simulation=0, attempt=1)]
 
 
+def test_a_failed_simulation_that_turns_out_to_be_finished_while_it_waits_is_not_started_again() -> None:
+    schedule = running(2)
+    fail(schedule, 0, 0, 1.0)
+    after_the_first_step(schedule, 1)
+    schedule.finished(0, 3.0)
+    schedule.finished(1, 4.0)
+    assert schedule.job_ended(1, 0, 0, "", 5.0) == []
+
+
 def test_a_simulation_without_progress_is_cancelled_and_started_again() -> None:
     schedule = after_the_first_step(running(1, timeout_s=60))
     assert schedule.wake_at == 60.0
@@ -236,7 +245,8 @@ def test_while_the_launcher_slept_no_simulation_was_silent() -> None:
 
 def test_each_new_time_step_starts_the_clock_again() -> None:
     schedule = running(1, timeout_s=60)
-    schedule.progress(0, 0, 1, False, 50.0)
+    assert schedule.progress(0, 0, 1, False, 40.0) == []
+    assert schedule.progress(0, 0, 2, False, 50.0) == []
     assert schedule.tick(109.0) == []
     assert schedule.tick(110.0) == [Cancel(simulation=0, attempt=0)]
 
@@ -276,6 +286,13 @@ def test_a_late_word_of_the_last_attempt_does_not_count_for_the_next() -> None:
     schedule.progress(0, 1, 20, False, 70.0)
     assert schedule.tick(129.0) == []
     assert schedule.tick(130.0) == [Cancel(simulation=0, attempt=1)]
+
+
+def test_a_job_that_was_held_back_last_is_cancelled_after_the_timeout_too() -> None:
+    schedule = running(1, timeout_s=60)
+    schedule.progress(0, 0, 1, True, 10.0)
+    schedule.finished(0, 20.0)
+    assert schedule.tick(80.0) == [Cancel(simulation=0, attempt=0)]
 
 
 def test_a_job_that_goes_on_after_its_simulation_finished_is_cancelled_after_the_timeout() -> None:
