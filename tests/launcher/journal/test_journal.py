@@ -146,7 +146,9 @@ def test_the_lock_is_not_left_to_children(tmp_path: Path) -> None:
         assert fcntl.fcntl(descriptor, fcntl.F_GETFD) & fcntl.FD_CLOEXEC
 
 
-def test_a_full_disk_tears_no_record_and_what_was_only_noted_follows_later(tmp_path: Path) -> None:
+def test_a_full_disk_tears_no_record_and_what_was_only_noted_follows_later(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     with Journal(tmp_path) as journal:
         journal.write(BEGIN)
         before = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -159,6 +161,7 @@ def test_a_full_disk_tears_no_record_and_what_was_only_noted_follows_later(tmp_p
             journal.note(FirstStep())
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        assert caplog.text.count("is behind from now on") == 1
         assert [json.loads(line)["message"] for line in journal.file.read_text().splitlines()] == ["LauncherStarted"]
         journal.note(PlanTaken(incarnation=3))
         kinds = list(records.decode(journal.file.read_bytes()))
