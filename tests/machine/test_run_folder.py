@@ -1,4 +1,4 @@
-"""Where a run may begin: what needs a second user is in tests/security."""
+"""Places where a run may begin; those that need a second user are in tests/security."""
 
 from pathlib import Path
 

@@ -18,7 +18,7 @@ ROOM = "native"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Language:
-    """What is passed over in a language, the changes of its words, and what it calls a function."""
+    """The parts of a language that no mutant changes, the changes of its words, and the form of a function."""
 
     passed_over: re.Pattern[str]
     word: re.Pattern[str]

@@ -1,4 +1,4 @@
-"""What a mutant is, how tests judge it, and how its fate is counted."""
+"""Mutants: their form, the judgement of tests, and the counts of their fates."""
 
 import ast
 from pathlib import Path
