@@ -16,7 +16,7 @@ from pydantic_core import ErrorDetails
 
 from stream_server.config.problems import MAX_PROBLEMS, WRONG, Problem, config_error, nearest, one_of, printable, shown
 from stream_server.config.rules import find_problems
-from stream_server.config.study import StudyConfig, models_in
+from stream_server.config.study import StudyConfig, model_in
 from stream_server.config.values import MAX_INTEGER
 from stream_server.errors import ConfigError
 from stream_server.storage.disk import MAX_TEXT_BYTES, read_file
@@ -109,13 +109,13 @@ def _found_and_instead(detail: ErrorDetails, keys: Keys) -> tuple[str, str]:
 
 def _unknown_key(keys: Keys) -> tuple[str, str]:
     above, key = keys[:-1], str(keys[-1])
-    known = [name for model in models_at(above) for name in _names(model)]
+    known = [*_names(model_at(above))]
     if meant := nearest(key, known):
         return "unknown key", f"Write {shown(meant)}"
     elsewhere = [
         f"{name}.{key}"
         for name, field in StudyConfig.model_fields.items()
-        if (name,) != above and any(key in _names(model) for model in models_in(field.annotation))
+        if (name,) != above and (model := model_in(field.annotation)) and key in _names(model)
     ]
     if elsewhere:
         return "unknown key", f"Write it as {' or '.join(elsewhere)}"
@@ -123,21 +123,20 @@ def _unknown_key(keys: Keys) -> tuple[str, str]:
 
 
 def _example(keys: Keys) -> str:
-    for model in models_at(keys[:-1]):
-        field = field_of(model, keys[-1])
-        if field is not None and field.examples:
-            description = (field.description or "").partition(". ")[0].rstrip(".").replace("`", "")
-            return f"Write {shown(keys[-1])}: {shown(field.examples[0])} ({description[:1].lower()}{description[1:]})"
-    return "See docs/reference/study.md"
+    field = field_of(model_at(keys[:-1]), keys[-1])
+    if field is None or not field.examples:
+        return "See docs/reference/study.md"
+    description = (field.description or "").partition(". ")[0].rstrip(".").replace("`", "")
+    return f"Write {shown(keys[-1])}: {shown(field.examples[0])} ({description[:1].lower()}{description[1:]})"
 
 
-def models_at(keys: Keys) -> list[type[BaseModel]]:
-    """The models of the section at `keys`: one for each kind of it."""
-    models: list[type[BaseModel]] = [StudyConfig]
+def model_at(keys: Keys) -> type[BaseModel]:
+    """The model of the section at `keys`, or of the innermost one around it."""
+    model: type[BaseModel] = StudyConfig
     for key in keys:
-        fields = [field_of(model, key) for model in models]
-        models = [model for field in fields if field is not None for model in models_in(field.annotation)] or models
-    return models
+        field = field_of(model, key)
+        model = (field and model_in(field.annotation)) or model
+    return model
 
 
 def field_of(model: type[BaseModel], key: int | str) -> FieldInfo | None:

@@ -170,15 +170,17 @@ def default_of(path: str) -> Any:
     *parents, key = path.split(".")
     model: type[BaseModel] = StudyConfig
     for parent in parents:
-        [model] = models_in(model.model_fields[parent].annotation)
+        inner = model_in(model.model_fields[parent].annotation)
+        assert inner is not None
+        model = inner
     return model.model_fields[key].get_default(call_default_factory=True, validated_data={})
 
 
-def models_in(annotation: Any) -> list[type[BaseModel]]:
-    """The models of an annotation such as `SimulationSettings` or `EarlyStop | None`."""
+def model_in(annotation: Any) -> type[BaseModel] | None:
+    """The model of an annotation such as `SimulationSettings` or `EarlyStop | None`, None where there is none."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return [annotation]
-    return [model for argument in get_args(annotation) for model in models_in(argument)]
+        return annotation
+    return next((model for argument in get_args(annotation) if (model := model_in(argument))), None)
 
 
 class _JsonSchema(GenerateJsonSchema):

@@ -15,7 +15,7 @@ from pydantic import BaseModel, TypeAdapter
 from pydantic.fields import FieldInfo
 
 from stream_server.config import StudyConfig
-from stream_server.config.study import models_in
+from stream_server.config.study import model_in
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "study.md"
 TABLE = re.compile(r"(<!-- keys: (.*?) -->\n).*?(<!-- end of keys -->)", re.DOTALL)
@@ -69,7 +69,7 @@ def keys(model: type[BaseModel] = StudyConfig, above: str = "") -> Iterator[Key]
         if field.description:
             yield Key(path, model, field)
         inside = {dict: f"{path}.NAME", tuple: f"{path}[]"}.get(get_origin(field.annotation), path)
-        for inner in models_in(field.annotation):
+        if inner := model_in(field.annotation):
             yield from keys(inner, f"{inside}.")
 
 
