@@ -57,7 +57,7 @@ def test_what_does_not_fit_is_refused(folder: StudyFolder, changes: dict[str, An
 
 def test_a_built_in_policy_takes_no_arguments(folder: StudyFolder) -> None:
     assert folder.problem({"buffer.policy": "fifo", "buffer.args": {"x": 1}}) == (
-        'buffer.args: {"x": 1} would be ignored, since a built-in policy takes none. Leave it out.'
+        'buffer.args: {"x": 1} would be ignored, since only policies of your own take arguments. Leave it out.'
     )
 
 
