@@ -34,7 +34,7 @@ WAYS = {
         print(subprocess.Popen(SLEEPING, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL).pid, flush=True),
         exit_watch.leave(3),
     ),
-    "process": lambda: (multiprocessing.Process(target=never.wait).start(), exit_watch.leave_soon(3)),
+    "process": lambda: (multiprocessing.Process(target=never.wait).start(), exit_watch.leave_soon(3), sys.exit(3)),
 }
 
 
