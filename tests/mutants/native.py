@@ -51,6 +51,11 @@ class NativeMutants(MutantCampaign):
         os.environ[SHARED_FOLDER] = str(self.folder / "shared")
         script.DEADLINE_S = HANGS_S
         clients = Clients(self.folder / "clients")
+        for file in (clients.sources[0], FORTRAN):
+            if case := clients.case_that_differs(file, file.read_text()):
+                raise SystemExit(
+                    f"the case {case} fails with the client as it is ({file.name}): no mutant can be judged"
+                )
         with Workshop(self.folder) as workshop:
             for mutant in self.mutants(clients):
                 how = catcher(mutant, clients, workshop, elsewhere=scores.test_of(mutant, reasons))
@@ -70,7 +75,7 @@ class NativeMutants(MutantCampaign):
 
 def catcher(mutant: Mutant, clients: "Clients", workshop: Workshop, *, elsewhere: str) -> str:
     """The test that notices a mutant, "" if none does; `elsewhere` is one that is known to."""
-    if case := clients.case_that_differs(mutant):
+    if case := clients.case_that_differs(mutant.file, mutant.text):
         return f"{CONFORMANCE}: {case}"
     if elsewhere:
         stages: Sequence[Sequence[str]] = [(elsewhere,)]
@@ -93,10 +98,10 @@ class Clients:
         folder.mkdir()
         _gcc(folder, "-O0", "-c", *map(str, self.sources))
 
-    def case_that_differs(self, mutant: Mutant) -> str:
-        """The first case of conformance in which a mutant says what is not in the vector, "" if there is none."""
-        driver = self._driver(mutant)
-        cases = IN_FORTRAN if mutant.file == FORTRAN else CASES
+    def case_that_differs(self, file: Path, text: str) -> str:
+        """The first case of conformance that goes otherwise with this text in a source, "" if there is none."""
+        driver = self._driver(file, text)
+        cases = IN_FORTRAN if file == FORTRAN else CASES
         # What the shortest messages are made of comes first.
         for case in sorted(cases, key=lambda case: vectors.path(case).stat().st_size):
             try:
@@ -109,16 +114,16 @@ class Clients:
                 return case.name
         return ""
 
-    def _driver(self, mutant: Mutant) -> Path:
+    def _driver(self, file: Path, text: str) -> Path:
         changed = self._folder / "changed"
         shutil.rmtree(changed, ignore_errors=True)
         changed.mkdir()
-        objects = [str(it) for it in sorted(self._folder.glob("*.o")) if it.stem != mutant.file.stem]
-        if mutant.file == FORTRAN:
-            _fortran(changed, mutant.text, str(build.HERE / "driver.f90"), *objects, *build.LIBRARIES, "-o", "driver")
+        objects = [str(it) for it in sorted(self._folder.glob("*.o")) if it.stem != file.stem]
+        if file == FORTRAN:
+            _fortran(changed, text, str(build.HERE / "driver.f90"), *objects, *build.LIBRARIES, "-o", "driver")
         else:
-            _compile(changed, mutant.file.name, mutant.text, "-O0")
-            parts = (f"{mutant.file.stem}.o", str(build.HERE / "driver.c"), *objects)
+            _compile(changed, file.name, text, "-O0")
+            parts = (f"{file.stem}.o", str(build.HERE / "driver.c"), *objects)
             _gcc(changed, *parts, *build.LIBRARIES, "-o", "driver")
         return changed / "driver"
 
