@@ -90,17 +90,12 @@ class LiveRun:
     @property
     def ranks(self) -> list[psutil.Process]:
         """The processes of the server, rank 0 first."""
-        while True:
-            found = self._pythons("stream-server")
-            # One of them may end meanwhile, and to psutil it has, too, when the clock of the machine is set.
-            with contextlib.suppress(psutil.NoSuchProcess):
-                # A rank is a child of the process that mpirun has started, and has the same command line.
-                parents = {it.ppid() for it in found}
-                return sorted((it for it in found if it.pid not in parents), key=_rank_of)
+        # A rank is a child of the process that mpirun has started, and has the same command line.
+        return sorted(self._pythons("stream-server", generation=1), key=_rank_of)
 
     @property
     def launcher(self) -> psutil.Process:
-        (launcher,) = self._pythons("stream_server.launcher.supervision.cli")
+        (launcher,) = self._pythons("stream_server.launcher.supervision.cli", generation=0)
         return launcher
 
     @property
@@ -161,13 +156,20 @@ class LiveRun:
             return self.process.wait(timeout_s)
         return None
 
-    def _pythons(self, program: str) -> list[psutil.Process]:
-        found = []
+    def _pythons(self, program: str, *, generation: int) -> list[psutil.Process]:
+        """Those with so many ancestors of the same program: a child has its parent's until it is another one itself."""
+        found, parents = [], {}
         for process in self.processes():
             with contextlib.suppress(psutil.Error):
                 if process.name().startswith(PYTHONS) and any(word.endswith(program) for word in process.cmdline()):
+                    parents[process.pid] = process.ppid()
                     found.append(process)
-        return found
+        return [process for process in found if _num_ancestors(process.pid, parents) == generation]
+
+
+def _num_ancestors(pid: int, parents: Mapping[int, int]) -> int:
+    parent = parents[pid]
+    return 0 if parent not in parents else 1 + _num_ancestors(parent, parents)
 
 
 def command(program: str, num_ranks: int, mpi: str | None, arguments: list[str]) -> Launch:

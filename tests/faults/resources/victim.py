@@ -17,7 +17,6 @@ from stream_server.config import load
 from stream_server.messages.connection import ConnectionFile
 from stream_server.server.run.plan import RankPlan, make_plan
 from tests.support.runs import LiveRun, Run, start_study
-from tests.support.timing import until
 
 STUDY = Path(__file__).parent / "study" / "study.json"
 NUM_SIMULATIONS = 4
@@ -61,8 +60,7 @@ class Victim:
     def data_port(self) -> tuple[str, int]:
         """The host and port on which its data socket listens: the first that a rank binds, so its lowest descriptor."""
         process = psutil.Process(self.pid)
-        # The system's list of connections is read in pieces, and lacks some while others come and go.
-        listening = until(lambda: [it for it in process.net_connections("tcp") if it.status == psutil.CONN_LISTEN])
+        listening = [it for it in process.net_connections("tcp") if it.status == psutil.CONN_LISTEN]
         return self.port[0], int(min(listening, key=lambda it: it.fd).laddr.port)
 
     @property
