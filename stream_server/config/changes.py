@@ -18,6 +18,7 @@ MAY_CHANGE = (
     "study.output_dir",
     "study.share_with",
     "study.simulations",
+    "study.rounds.number",
     "study.units*",
     "parameters.sampler.timeout_s",
     "simulation.timeout_s",

@@ -33,6 +33,12 @@ IGNORED: tuple[tuple[str, Callable[[StudyConfig], bool], str], ...] = (
         for key in ("args", "lookahead", "timeout_s", "fallback")
     ),
     (
+        "parameters.sampler.lookahead",
+        lambda it: it.study.rounds is not None,
+        "the parameters of a round (study.rounds) are suggested together",
+    ),
+    ("checkpoint.every_rounds", lambda it: it.study.rounds is None, "there are no study.rounds"),
+    (
         "buffer.watermark",
         lambda it: it.buffer.policy == "fifo",
         "fifo hands out each sample as it comes, and only the other policies wait for some",
@@ -101,6 +107,22 @@ def _parameters_have_one_source(config: StudyConfig) -> Iterator[Problem]:
         )
     if bounds is not None and file is not None:
         yield Problem("parameters", "both bounds and file are given", "Remove one of the two")
+
+
+def _rounds_go_with_the_rest(config: StudyConfig) -> Iterator[Problem]:
+    if config.study.rounds is None:
+        return
+    one_by_one = "its simulations are released one by one, so that none would share it"
+    for key, goes, why in (
+        ("simulation.on_failure", ("give_up", "stop"), "a redraw would belong to none"),
+        ("simulation.per_job", (1,), one_by_one),
+        ("simulation.per_worker", (1,), one_by_one),
+        ("training.uneven", ("drain",), "the study would end with the first one"),
+        ("offline.write_files", (False,), "nothing is trained, so that none could teach the next one"),
+    ):
+        if (value := value_of(config, key)) not in goes:
+            found = f"{shown(value)} does not go with study.rounds: {why}"
+            yield Problem(key, found, f"Write {shown(goes[0])}, or leave study.rounds out")
 
 
 def _numbers_of_vectors_have_names_of_their_own(config: StudyConfig) -> Iterator[Problem]:
@@ -367,6 +389,7 @@ def _named_fields_exist(config: StudyConfig) -> Iterator[Problem]:
 CHECKS: tuple[Check, ...] = (
     _parameters_have_one_source,
     _numbers_of_vectors_have_names_of_their_own,
+    _rounds_go_with_the_rest,
     _somebody_can_send,
     *JOB_CHECKS,
     _output_is_below_the_study,

@@ -185,6 +185,9 @@ class Checkpoint(Section):
     every_s: Positive = Field(
         default=300.0, description="Seconds between two checkpoints; at most 60 before the first."
     )
+    every_rounds: Count | None = Field(
+        default=None, description="Rounds of `study.rounds` after which one is committed before the next; `null`: none."
+    )
     keep: Annotated[int, Field(ge=2)] = Field(default=2, description="Newest checkpoints that stay, 2 or more.")
     keep_best: Natural = Field(default=1, description="Best models that stay, of those that were validated; 0: none.")
     monitor: str = Field(default="val/loss", description="The value of a validation that says which models are best.")

@@ -34,6 +34,7 @@ from stream_server.server.training.monitoring.batch_rows import BatchRows
 from stream_server.server.training.monitoring.gauges import Logging
 from stream_server.server.training.monitoring.unsaved_arrays import UnsavedArrays
 from stream_server.server.training.monitoring.untrained_parameters import UntrainedParameters
+from stream_server.server.training.rounds import Rounds
 from stream_server.server.training.stream import BatchStream
 from stream_server.server.training.validation.rollout import Rollouts
 from stream_server.server.training.validation.validation import Validation
@@ -226,6 +227,7 @@ class Composition:
         before_logging: Sequence[Callback] = (),
         after_logging: Sequence[Callback] = (),
         feedback: Feedback | None = None,
+        rounds: Rounds | None = None,
     ) -> Training:
         """Make the training, and put the built-in callbacks around the user's.
 
@@ -235,6 +237,7 @@ class Composition:
             before_user: called for each event after the built-in callbacks that come before the user's.
             before_logging, after_logging: called after the user's callbacks.
             feedback: tells what suggests parameters of the losses; None if nothing does.
+            rounds: those of `study.rounds`, if there are any.
         """
         normalization = self.server.normalization
         limits = TrainingLimits(self.config.training, self.progress, self.stops, leave_at_s=leave_at_s)
@@ -271,6 +274,7 @@ class Composition:
             normalization=normalization,
             needs_every_batch=self.config.training.uneven == "stop",
             num_missing=lambda: source.num_missing,
+            rounds=rounds,
             note_losses=None if feedback is None else feedback.scores.note,
             note_batch=self.batch_rows.note,
         )
@@ -296,6 +300,12 @@ class SourceEvents(Callback):
         """
         for event in self._look():
             self._hand_on(event)
+
+    def on_train_end(self, server: Any) -> None:
+        # What came with the end of the stream, after which there is no round.
+        for event in self._look():
+            if isinstance(event, mailbox.SimulationFinished | mailbox.ReceptionEnded | mailbox.FinishAsked):
+                self._hand_on(event)
 
     def _hand_on(self, event: mailbox.Event) -> None:
         match event:

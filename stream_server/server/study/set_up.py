@@ -46,6 +46,7 @@ from stream_server.server.study.display import Display
 from stream_server.server.study.prometheus import StudyCollector
 from stream_server.server.study.status import StatusBoard
 from stream_server.server.training.control_round import barrier
+from stream_server.server.training.loader_stream import LoaderStream
 from stream_server.server.training.loop import Training
 from stream_server.server.training.monitoring.early_stopping import EarlyStopping
 from stream_server.server.training.monitoring.finite_losses import FiniteLosses
@@ -57,6 +58,7 @@ from stream_server.server.training.monitoring.gauges import (
     SamplesGauge,
     SpeedGauge,
 )
+from stream_server.server.training.rounds import Rounds
 from stream_server.server.training.validation.validation_batches import Observe
 from stream_server.server.training.validation.validation_record import held_out_record
 from stream_server.server.user.components import load_server_class, make_callbacks
@@ -199,6 +201,7 @@ class StudyRank(Composition):
             before_logging=optional(stopping),
             after_logging=[*board, *optional(self.export)],
             feedback=feedback,
+            rounds=self._make_rounds(),
         )
         self._restore_training()
         self.is_set_up, self.stops.in_set_up = True, False
@@ -244,6 +247,7 @@ class StudyRank(Composition):
             restored=self.restored,
             roster_state=None if self.saved is None else self.saved["roster"],
             retried=self.continuation.retried,
+            num_rounds=0 if self.saved is None else self.saved["progress"].get("rounds", 0),
             start=start,
         )
 
@@ -438,6 +442,24 @@ class StudyRank(Composition):
             ingest=source.ingest,
             failures=source.failed_simulations,
             parameters=self.parameter_names,
+        )
+
+    def _make_rounds(self) -> Rounds | None:
+        source = self.source
+        if self.config.study.rounds is None or not isinstance(source, Reception):
+            return None
+        if isinstance(self.stream, LoaderStream):
+            raise ConfigError(
+                "study.rounds: a loader of train_dataloader may hold samples back, so that a round would never be "
+                "trained to its end. Leave the method out, or study.rounds"
+            )
+        return Rounds(
+            self.ranks,
+            source,
+            self.callbacks,
+            self.progress,
+            save_every=self.config.checkpoint.every_rounds,
+            save=self.checkpoints.take_last,
         )
 
     def _make_gauges(self) -> list[Gauge]:

@@ -24,6 +24,12 @@ class Callback:
     def on_round(self, server: Any) -> None:
         """The ranks are about to agree on what comes next, which they do for each batch and at least once a second."""
 
+    def on_round_start(self, server: Any, round_idx: int) -> None:
+        """The first batch with a sample of this round of `study.rounds` is about to be trained, on every rank."""
+
+    def on_round_end(self, server: Any, round_idx: int) -> None:
+        """All samples of this round of `study.rounds` are trained, and none of the next one; on every rank."""
+
     def on_train_end(self, server: Any) -> None:
         """Every batch is trained and the last validation done; not called when the study fails."""
 

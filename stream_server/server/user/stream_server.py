@@ -255,6 +255,12 @@ class StreamServer:
     def on_round(self) -> None:
         """The ranks are about to agree on what comes next, which they do for each batch and at least once a second."""
 
+    def on_round_start(self, round_idx: int) -> None:
+        """The first batch with a sample of this round of `study.rounds` is about to be trained, on every rank."""
+
+    def on_round_end(self, round_idx: int) -> None:
+        """All samples of this round of `study.rounds` are trained, and none of the next one; on every rank."""
+
     def on_batch_start(self, batch: Any, batch_idx: int) -> None:
         """`batch` is about to be passed to `training_step`."""
 

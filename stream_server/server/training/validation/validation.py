@@ -29,9 +29,10 @@ class Validation(Callback):
     An entry of the history has the batch, the loss and, where a record knows it, the squared error over the variance.
 
     Main thread, collective: every rank calls `run` after the same batches. One that is due after a step waits for the
-    next round, when all else that belongs to the step is done, averages of the weights too. At the end of the training
-    it validates once more, unless this batch was validated already. `save_before` is called first each time,
-    and `quiesce` before any code of the user's: it ends what runs on another thread.
+    next control round, when all else that belongs to the step is done, averages of the weights too. At the end of the
+    training, and of each of `study.rounds`, it validates once more, unless this batch was validated already.
+    `save_before` is called first each time, and `quiesce` before any code of the user's: it ends what runs on another
+    thread.
 
     A validation that some rank `must_leave` half-way, on a signal or before the time limit, stays due: the study
     goes on with it when it is started again, from the batch at which it was left. It begins anew if the number of ranks
@@ -116,6 +117,11 @@ class Validation(Callback):
             self._is_next = False
             self._save_before()
             self.run(must_leave=self._must_leave)
+
+    def on_round_end(self, server: Any, round_idx: int) -> None:
+        if not self.is_done:
+            self._save_before()
+            self.run()
 
     def on_train_end(self, server: Any) -> None:
         if not self.is_done:
