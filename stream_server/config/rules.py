@@ -50,6 +50,7 @@ IGNORED: tuple[tuple[str, Callable[[StudyConfig], bool], str], ...] = (
         "only firo and policies of your own draw each sample so often",
     ),
     ("training.draws_per_sample", lambda it: it.buffer.policy in ("fifo", "firo"), "buffer.policy has its own"),
+    ("validation.after_batches", lambda it: not it.validation.is_scheduled, "no validation takes place before the end"),
     ("client.wait_s", lambda it: it.client.if_server_away != "wait", 'client.if_server_away is not "wait"'),
     ("simulation.max_failed", lambda it: it.simulation.on_failure == "stop", "the first failure ends the study"),
     ("simulation.job.mpirun", lambda it: it.launcher.backend == "slurm-steps", "srun starts the ranks of a step"),
@@ -313,13 +314,18 @@ def _one_kind_of_clipping(config: StudyConfig) -> Iterator[Problem]:
 
 def _something_is_validated(config: StudyConfig) -> Iterator[Problem]:
     stop = config.training.early_stop
-    never = config.validation.every_batches is None and config.validation.every_s is None and not config.validation.at
-    if stop is not None and stop.monitor.startswith("val/") and never:
+    validation = config.validation
+    if stop is not None and stop.monitor.startswith("val/") and not validation.is_scheduled:
         yield Problem(
             "training.early_stop",
             f"{shown(stop.monitor)} would be seen only at the end, for no validation takes place before",
             "Write validation.every_batches, validation.every_s or validation.at",
         )
+    if early := [it for it in validation.at if isinstance(it, int) and it < validation.after_batches]:
+        yield Problem("validation.at", f"{early[0]} is before validation.after_batches", "Write a later batch")
+    if validation.max_batches is not None and validation.simulations and config.samples_per_simulation is None:
+        found = "which samples there will be is not known in advance"
+        yield Problem("validation.max_batches", found, "Write study.time_steps, or leave it out")
 
 
 def _fractions_are_of_a_known_length(path: str, config: StudyConfig) -> Iterator[Problem]:

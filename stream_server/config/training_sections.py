@@ -152,6 +152,17 @@ class RolloutSettings(Section):
     )
 
 
+class ValidationSetSettings(Section):
+    """`validation.sets.NAME`: one of the sets that `val_dataloader` names."""
+
+    every_batches: Count | None = Field(
+        default=None, description="Batches between two validations of this set; `null`: those of `validation`."
+    )
+    max_batches: Count | None = Field(
+        default=None, description="Most batches of this set in a validation; `null`: `validation.max_batches`."
+    )
+
+
 class ValidationSettings(Section):
     """`validation`: simulations held out, and when they are looked at."""
 
@@ -163,7 +174,17 @@ class ValidationSettings(Section):
     )
     every_s: Positive | None = Field(default=None, description="Seconds between two validations; `null`: not by time.")
     at: Moments = Field(default=(), description="Further batches, or fractions of the run, to validate after.")
+    after_batches: Natural = Field(default=0, description="Batches before which no validation is due.")
+    at_start: Natural = Field(
+        default=0, description="Batches of each set, on each rank, that are tried before the training and not counted."
+    )
     batch_size: Count = filled_in("Samples of a validation batch. Default: `training.batch_size`.")
+    max_batches: Count | None = Field(
+        default=None, description="Most batches of each set, on all ranks together: always the same; `null`: all."
+    )
+    sets: dict[str, ValidationSetSettings] = Field(
+        default_factory=dict, description="What is different for a set, by its name in `val_dataloader`."
+    )
     pictures: Natural = Field(
         default=4,
         description="Samples whose predictions are kept beside the truth at each validation (docs/guide/pictures.md); "
@@ -173,6 +194,12 @@ class ValidationSettings(Section):
     rollout: RolloutSettings | None = Field(
         default=None, description="Forecasts along whole held-out simulations; `{}` takes the defaults; `null`: none."
     )
+
+    @property
+    def is_scheduled(self) -> bool:
+        """Whether a validation takes place before the end."""
+        every = (self.every_batches, self.every_s, *(it.every_batches for it in self.sets.values()))
+        return bool(self.at) or any(it is not None for it in every)
 
 
 class Checkpoint(Section):

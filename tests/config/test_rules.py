@@ -78,6 +78,15 @@ def test_routing_by_simulations_needs_a_simulation_for_each_rank(folder: StudyFo
         ({"simulation.command": None, "launcher.max_running": 5}, "launcher.max_running: 5 would be ignored"),
         ({"simulation.command": None, "client.max_attached": 0}, "nobody could send anything"),
         ({"client.if_server_away": "stop", "client.wait_s": 5}, "client.wait_s: 5.0 would be ignored"),
+        ({"validation.after_batches": 5}, "validation.after_batches: 5 would be ignored, since no validation takes"),
+        (
+            {"validation.at": [3, 9], "validation.after_batches": 5},
+            "validation.at: 3 is before validation.after_batches. Write a later batch",
+        ),
+        (
+            {"validation.simulations": 1, "validation.max_batches": 5, "study.time_steps": None},
+            "validation.max_batches: which samples there will be is not known in advance. Write study.time_steps",
+        ),
         ({"parameters.bounds": ...}, "parameters: neither bounds nor file is given."),
         ({"parameters.file": "design.csv"}, "parameters: both bounds and file are given."),
         ({"study.output_dir": ".."}, "study.output_dir:"),

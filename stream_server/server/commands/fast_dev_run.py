@@ -334,7 +334,8 @@ def _shorten(config: StudyConfig, folder: Path) -> StudyConfig:
     """The study without its limits and intervals, in another output folder."""
     study = config.study.model_copy(update={"output_dir": folder})
     training = config.training.model_copy(update={"max_batches": None, "max_s": None})
-    return config.model_copy(update={"study": study, "training": training})
+    validation = config.validation.model_copy(update={"max_batches": None, "at_start": 0})
+    return config.model_copy(update={"study": study, "training": training, "validation": validation})
 
 
 def _print_calls(record: CallRecord) -> None:

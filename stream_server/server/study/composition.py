@@ -6,7 +6,7 @@ Why: docs/decisions/0038-order-of-callbacks.md
 import logging
 import math
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -38,7 +38,7 @@ from stream_server.server.training.rounds import Rounds
 from stream_server.server.training.stream import BatchStream
 from stream_server.server.training.validation.rollout import Rollouts
 from stream_server.server.training.validation.validation import Validation
-from stream_server.server.training.validation.validation_batches import HeldOutSamples, Observe
+from stream_server.server.training.validation.validation_batches import HeldOutSamples, Observe, choice
 from stream_server.server.training.validation.validation_record import ValidationRecord
 from stream_server.server.user.callbacks import Callback, Callbacks
 from stream_server.server.user.framework import LearningRateCallback, Step, framework_of
@@ -168,30 +168,31 @@ class Composition:
             parameters_of=source.parameters_of,
             window_shape=window_shape(self.config),
             statics=self.buffer.slots.statics,
+            chosen=choice(self.config),
         )
 
     def make_validation(
         self,
         held_out: HeldOutSamples,
         *,
-        schedule: Schedule | None = None,
+        schedules: Mapping[str, Schedule] | None = None,
         must_leave: Callable[[], bool] = lambda: False,
         save_before: Callable[[], None] = lambda: None,
         quiesce: Callable[[], None] = lambda: None,
         record: ValidationRecord | None = None,
         observe: Observe | None = None,
     ) -> Validation:
-        """Make the validation; without a `schedule` it comes once, at the end of the training."""
+        """Make the validation; without `schedules` it comes once, at the end of the training."""
         self.validation = Validation(
             self.server,
             self.ranks,
             self.callbacks,
             self.step,
             held_out=held_out,
-            batch_size=self.config.validation.batch_size,
+            settings=self.config.validation,
             progress=self.progress,
             metrics=self.metrics,
-            schedule=schedule,
+            schedules=schedules,
             phases=self.phases,
             must_leave=must_leave,
             save_before=save_before,

@@ -401,9 +401,11 @@ class StudyRank(Composition):
 
     def _make_scheduled_validation(self, observe: Observe | None) -> None:
         source, settings, stops = self.source, self.config.validation, self.stops
+        schedule = Schedule(every=settings.every_batches, every_s=settings.every_s, at=settings.at)
+        every = {name: it.every_batches for name, it in settings.sets.items() if it.every_batches is not None}
         self.make_validation(
             self.held_out(source),
-            schedule=Schedule(every=settings.every_batches, every_s=settings.every_s, at=settings.at),
+            schedules={"": schedule, **{name: Schedule(every=num) for name, num in every.items()}},
             must_leave=lambda: stops.pending is StopReason.SAVED or time.monotonic() >= self.leave_at_s,
             save_before=self.checkpoints.take_before_validation if settings.save_before else lambda: None,
             quiesce=self.stream.quiesce,

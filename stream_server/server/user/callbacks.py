@@ -94,6 +94,7 @@ class Callbacks:
                 self._listening[event] += [
                     partial(call_user, name, call, server) for call in _methods([callback], event)
                 ]
+        self._users_listening = dict(self._listening)
 
     def surround(self, *, before: Sequence[Callback] = (), after: Sequence[Callback] = ()) -> None:
         """Tell built-in callbacks of each event, `before` and `after` the server and the user's callbacks."""
@@ -104,9 +105,9 @@ class Callbacks:
             )
             self._listening[event] = [*first, *self._listening[event], *last]
 
-    def tell(self, event: str, *arguments: Any) -> None:
+    def tell(self, event: str, *arguments: Any, only_users: bool = False) -> None:
         """Call one of `EVENTS`; the arguments are those of `Callback` without the server."""
-        for method in self._listening[event]:
+        for method in (self._users_listening if only_users else self._listening)[event]:
             method(*arguments)
 
     def state_dict(self) -> dict[str, Any]:
