@@ -26,7 +26,7 @@ from stream_server.server.study.failure import Failure, leave_together
 from stream_server.server.study.saved_server import set_up_saved
 from stream_server.server.study.watchdog import Watchdog
 from stream_server.server.training.control_round import barrier
-from stream_server.server.training.validation.validation_batches import HeldOutSamples, choice
+from stream_server.server.training.validation.validation_batches import HeldOutSamples
 from stream_server.server.user.components import load_server_class
 from stream_server.wording import counted
 
@@ -138,8 +138,7 @@ def read_held_out(saved: SavedModel, config: StudyConfig, ranks: Ranks) -> HeldO
                 state, fields = dealt_rows(state, fields, ranks.rank, ranks.size, by_simulation=by_simulation)
             store.load(state, fields)
             part.into_statics(statics, range(config.validation.simulations))
-    known, chosen = parameters.__getitem__, choice(config)
-    return HeldOutSamples(store=store, parameters_of=known, window_shape=windows, statics=statics, chosen=chosen)
+    return HeldOutSamples(store=store, parameters_of=parameters.__getitem__, window_shape=windows, statics=statics)
 
 
 def table(values: Mapping[str, float]) -> Table:

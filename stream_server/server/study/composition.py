@@ -8,6 +8,7 @@ import math
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -168,7 +169,6 @@ class Composition:
             parameters_of=source.parameters_of,
             window_shape=window_shape(self.config),
             statics=self.buffer.slots.statics,
-            chosen=choice(self.config),
         )
 
     def make_validation(
@@ -188,7 +188,8 @@ class Composition:
             self.ranks,
             self.callbacks,
             self.step,
-            held_out=held_out,
+            # Rollouts are those of whole simulations.
+            held_out=replace(held_out, chosen=choice(self.config)),
             settings=self.config.validation,
             progress=self.progress,
             metrics=self.metrics,

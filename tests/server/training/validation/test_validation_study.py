@@ -156,8 +156,10 @@ def test_a_limited_validation_has_the_same_samples_after_a_crash_in_it_and_on_ot
     (study / "limited.py").write_text(LIMITED)
     settings = SETTINGS | {
         "server.class": "limited.py:LimitedServer",
-        "study.simulations": 10,
-        "validation": {"simulations": 2, "every_batches": 7, "after_batches": 8, "max_batches": 3, "save_before": True},
+        "study.simulations": 5,
+        "training.batch_size": 2,
+        "validation": {"simulations": 2, "every_batches": 7, "after_batches": 8, "save_before": True}
+        | {"batch_size": 4, "max_batches": 3},
     }
     killed_at("validation.known=kill@2", study / "study.json", output_dir, num_ranks=2, settings=settings)
     done = run_study(study / "study.json", output_dir, settings=settings)
@@ -172,6 +174,8 @@ def test_a_limited_validation_has_the_same_samples_after_a_crash_in_it_and_on_ot
     assert all(samples == expected for samples, _ in by_hand.values())
     for entry in done.report["validation"]:
         assert entry["loss"] == pytest.approx(by_hand[entry["batch"]][1], rel=1e-5)
+    evaluated = run_here(study / "study.json", output_dir, settings=settings, arguments=["--evaluate", str(output_dir)])
+    assert f"{done.report['validation'][-1]['loss']:.6g}" in evaluated.output
 
 
 SETS = """
