@@ -4,6 +4,7 @@ import logging
 import sys
 import time
 from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 from stream_server.buffers import Buffer, num_slots_to_load
@@ -17,7 +18,7 @@ from stream_server.server.checkpoint.continuation import Continuation
 from stream_server.server.checkpoint.random_states import RandomStates, seed_random_states
 from stream_server.server.checkpoint.restore import Part
 from stream_server.server.checkpoint.saver import Saver
-from stream_server.server.checkpoint.user_state import load_learned, user_files
+from stream_server.server.checkpoint.user_state import load_learned, load_rank_states, rank_files, user_files
 from stream_server.server.intake.source import Source
 from stream_server.server.metrics.log_record import LoggedRun
 from stream_server.server.metrics.metrics import Gauge, Metrics
@@ -25,7 +26,7 @@ from stream_server.server.metrics.writers import open_own_writer, open_writers
 from stream_server.server.model.best_models import BEST, BestModels
 from stream_server.server.model.model_export import ModelExport
 from stream_server.server.model.saved_model import model_files
-from stream_server.server.model.warm_start import warm_start
+from stream_server.server.model.warm_start import newest_weights, warm_start
 from stream_server.server.progress.length import TrainingLength
 from stream_server.server.progress.phases import Phases
 from stream_server.server.progress.progress import Progress
@@ -275,6 +276,7 @@ class StudyRank(Composition):
         self._restore_model()
         # Fail now on a state that cannot be saved, and not after hours of training.
         user_files(self.server, self.callbacks, allow_pickle=self.config.checkpoint.allow_pickle)
+        rank_files(self.server, allow_pickle=self.config.checkpoint.allow_pickle)
         failpoint("server.model_ready")
 
     def _make_stopping(self) -> EarlyStopping | None:
@@ -305,7 +307,9 @@ class StudyRank(Composition):
         continuation, config = self.continuation, self.config
         if continuation.base is not None:
             allow_pickle = config.checkpoint.allow_pickle
-            load_learned(continuation.folder, self.server, self.step, self.callbacks, allow_pickle=allow_pickle)
+            folder, num_saved = continuation.folder, continuation.base.ranks
+            load_learned(folder, self.server, self.step, self.callbacks, allow_pickle=allow_pickle)
+            load_rank_states(folder, num_saved, self.server, allow_pickle=allow_pickle)
         elif config.load is not None:
             log.info("%s", warm_start(config, self.server, self.step, self.server.normalization))
 
@@ -359,6 +363,9 @@ class StudyRank(Composition):
         incarnation = continuation.identity.incarnation
         saver = stack.enter_context(Saver(continuation.checkpoints, incarnation=incarnation, rank=self.ranks.rank))
         self.make_stream(self.source, stack)
+        where, framework, quiesce = self.config.study_dir, framework_of(self.server), self.stream.quiesce
+        read = partial(newest_weights, study_dir=where, ranks=self.ranks, framework=framework, quiesce=quiesce)
+        self.server.hold_attributes(_read_newest=read)
         # They are restored in this order: whatever is restored may use random numbers.
         self.parts = {
             "phases": self.phases,
