@@ -29,7 +29,6 @@ from stream_server.wording import counted
 
 PARTS: Mapping[str, str] = {
     "server": "server",
-    "sampler": "parameters.sampler",
     **{key: f"training.{key}" for key in ("model", "optimizer", "lr_scheduler", "criterion", "train_dataloader")},
     "callbacks": "training.callbacks",
     "val_dataloader": "validation.val_dataloader",
@@ -55,8 +54,8 @@ class Study:
         plain: what study.json would hold.
         folder: the folder of the study: where relative paths start, and where server class and simulation lie.
         parts: classes and functions of this program in the place of those that `plain` would name: `server`, `model`,
-            `optimizer`, `lr_scheduler`, `criterion`, `train_dataloader`, `val_dataloader`, `sampler`, and lists of
-            `callbacks` and `writers`. Model, criterion, callbacks and `val_dataloader` may be objects.
+            `optimizer`, `lr_scheduler`, `criterion`, `train_dataloader`, `val_dataloader`, and lists of `callbacks` and
+            `writers`. Model, criterion, callbacks and `val_dataloader` may be objects.
 
     Raises:
         ConfigError: lists every key that is wrong, or if none is, every rule that is broken, each with its path, what

@@ -14,7 +14,7 @@ import numpy as np
 import psutil
 import pytest
 
-from stream_server import Callback, Study
+from stream_server import Callback, Study, TorchServer
 from stream_server.errors import ConfigError
 from tests.study.numpy_study.ripple import NUM_STEPS, signal_at
 from tests.support.runs import MARK, NUMPY_STUDY, marked_processes
@@ -195,7 +195,13 @@ def held_out_error(output_dir: Path, weights: Path) -> float:
 
 
 class Counting(Callback):
-    """Does nothing."""
+    """Does nothing, and has what is asked of a model."""
+
+    named_parameters = None
+
+
+class Pairs(TorchServer):
+    process_batch = training_step = validation_step = lambda *_: 0.0
 
 
 def test_a_part_takes_the_place_of_a_name_and_its_arguments_stay_in_the_dict(folder: Path) -> None:
@@ -215,6 +221,10 @@ def test_a_mistake_in_a_part_is_told_by_the_check_and_writes_nothing(folder: Pat
         Study(plain(server={}), folder, callbacks=[])
     with pytest.raises(ConfigError, match=r"server\.class must name a subclass of StreamServer or TorchServer, but"):
         Study(plain(), folder, server=Counting()).check()
+    with pytest.raises(
+        ConfigError, match=r"optimizer\.args do not fit .*; it is an object of the class Counting: give"
+    ):
+        Study(plain(), folder, server=Pairs, model=Counting, optimizer=Counting()).check()
     lock = Lock()
     with pytest.raises(ConfigError, match="callbacks_0 cannot be sent to the server, which is another process"):
         Study(plain(), folder, server=dict, callbacks=[lambda: lock]).check()

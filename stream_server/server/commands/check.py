@@ -36,7 +36,7 @@ def describe(config: StudyConfig, replay: Path | None = None) -> str:
     Raises:
         ConfigError: see `facts_of`.
     """
-    return "\n".join(f"{name:<14}{text}" for name, text in facts_of(config, replay))
+    return "\n".join(f"{name:<13} {text}" for name, text in facts_of(config, replay))
 
 
 def facts_of(config: StudyConfig, replay: Path | None = None) -> list[tuple[str, str]]:

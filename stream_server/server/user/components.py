@@ -400,5 +400,7 @@ def _load(config: "StudyConfig", component: "Component", key: str, num_given: in
         unknown = next((name for name in component.args if name not in names), "")
         meant = nearest(unknown, names) if unknown else None
         hint = f"write {meant}" if meant else f"it takes {one_of(names) if names else 'none'}"
+        if isinstance(loaded, LiveObject):
+            hint = f"it is {loaded!r}: give the class, or a function that makes it"
         raise ConfigError(f"{key}.args do not fit {component.class_}: {error}; {hint}") from error
     return loaded
