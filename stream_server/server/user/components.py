@@ -102,6 +102,12 @@ def load_server_class(config: "StudyConfig") -> type[StreamServer]:
         raise ConfigError(f"{server_class.__name__} must define {names}, which this study needs{''.join(hints)}")
     if not _validates(config, server_class):
         _require_nothing_of_validations(config, server_class)
+    asked = [key for key in ("at_start", "sets") if getattr(config.validation, key)]
+    if asked and not _defines(server_class, "val_dataloader"):
+        raise ConfigError(
+            f"validation.{asked[0]} needs {server_class.__name__}.val_dataloader: held-out simulations are one set, of "
+            "which nothing is there before the training. Define it, or leave the key out"
+        )
     _warn_of(server_class, misspelt)
     _require_signatures(server_class)
     check_components(config, server_class)
@@ -133,6 +139,7 @@ def _require_nothing_of_validations(config: "StudyConfig", server_class: type[St
         "validation.every_batches": config.validation.every_batches is not None,
         "validation.every_s": config.validation.every_s is not None,
         "validation.at": bool(config.validation.at),
+        "validation.max_batches": config.validation.max_batches is not None,
         "validation.save_before": config.validation.save_before,
         "checkpoint.monitor": config.checkpoint.monitor != "val/loss",
         "training.early_stop": stop is not None and stop.monitor.startswith(VALIDATED),
@@ -206,6 +213,8 @@ def _require_signatures(cls: type) -> None:
         itself = [None] * (inspect.isfunction(own) and not isinstance(inspect.getattr_static(cls, name), staticmethod))
         try:
             signature = inspect.signature(own)
+            if name == "validation_step":
+                positional += third_argument(own, len(itself))
             signature.bind(*itself, *positional, **named)
         except ValueError:
             # Some functions in C have none.
@@ -216,6 +225,15 @@ def _require_signatures(cls: type) -> None:
                 f"{cls.__name__}.{name} is called with ({given}), but takes ({taken}): write "
                 f"`def {name}({', '.join(['self', *positional, *named])})`"
             ) from None
+
+
+def third_argument(validation_step: Any, num_before: int = 0) -> list[str]:
+    """The name of the third argument that a `validation_step` is given: of one that it needs, or `set_name`."""
+    try:
+        parameters = [*inspect.signature(validation_step).parameters.values()]
+    except ValueError:
+        return []
+    return [it.name for it in parameters[num_before + 2 : num_before + 3] if _is_needed(it) or it.name == "set_name"]
 
 
 def _is_ours(owner: type) -> bool:

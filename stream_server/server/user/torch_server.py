@@ -1,7 +1,8 @@
 """The server of a torch model."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
 import torch
@@ -68,6 +69,7 @@ class TorchServer(StreamServer):
     train_dataset: StreamDataset
     _manual: ManualBackward | None = None
     _last_call: LastCall | None = None
+    _read_newest: Callable[[Path], dict[str, torch.Tensor]] = staticmethod(lambda path: {})
 
     def prepare_training_attributes(self) -> Any:
         """Make `model, optimizer` or `model, optimizer, lr_scheduler`; by default those that study.json names.
@@ -110,6 +112,26 @@ class TorchServer(StreamServer):
         each checkpoint.
         """
         return self.model  # type: ignore[no-any-return]
+
+    def save_filter(self, name: str) -> bool:
+        """Whether checkpoints save the parameter of this name; False as for a pattern in `checkpoint.exclude`.
+
+        That is for frozen ones that `prepare_training_attributes` loads at each start.
+        """
+        return True
+
+    def newest_weights(self, path: str | Path) -> dict[str, torch.Tensor]:
+        """The newest weights of a model that another run trains, such as a teacher, by name; the same on every rank.
+
+        `path` is as `load.checkpoint` in study.json. Every rank calls it at the same batch, as in `on_step_end`. Empty
+        in a trial or a test, and where nothing is there yet or can be read, which a warning says.
+
+        Raises:
+            UserCodeError: it was called in `training_step`, where some ranks may have no batch.
+        """
+        if self.union_mean.sizes:
+            raise UserCodeError("newest_weights must be called on every rank, as in on_step_end: not in training_step")
+        return self._read_newest(Path(path))
 
     def predict(self, batch: Any) -> Any:
         """The output of the model for the first item of a batch of inputs and targets; None for any other batch."""
