@@ -83,6 +83,16 @@ class TrainingSettings(Section):
     lr_scheduler: Component | None = Field(
         default=None, description="The scheduler of `training.optimizer`, called with it first; `null`: none."
     )
+    criterion: Component | None = Field(
+        default=None,
+        description="The loss of outputs and targets, `self.criterion`, with which a `TorchServer` needs no "
+        "`training_step`; `null`: none.",
+    )
+    train_dataloader: Component | None = Field(
+        default=None,
+        description="The loader that makes the batches, called with `train_dataset` first; `null`: "
+        "`train_dataloader` of the server class.",
+    )
     callbacks: Annotated[tuple[Component, ...], Field(strict=False)] = Field(
         default=(), description="Callbacks in addition to those of `configure_callbacks`."
     )
@@ -131,7 +141,8 @@ class TrainingSettings(Section):
     @property
     def components(self) -> dict[str, Component]:
         """The classes that are named, by their keys."""
-        named = {"model": self.model, "optimizer": self.optimizer, "lr_scheduler": self.lr_scheduler}
+        keys = ("model", "optimizer", "lr_scheduler", "criterion", "train_dataloader")
+        named: dict[str, Component | None] = {key: getattr(self, key) for key in keys}
         callbacks = {f"callbacks[{position}]": callback for position, callback in enumerate(self.callbacks)}
         return {key: component for key, component in (named | callbacks).items() if component is not None}
 
@@ -177,6 +188,10 @@ class ValidationSettings(Section):
     after_batches: Natural = Field(default=0, description="Batches before which no validation is due.")
     at_start: Natural = Field(
         default=0, description="Batches of each set, on each rank, that are tried before the training and not counted."
+    )
+    val_dataloader: Component | None = Field(
+        default=None,
+        description="The validation set; `null`: `val_dataloader` of the server class, or what is held out.",
     )
     batch_size: Count = filled_in("Samples of a validation batch. Default: `training.batch_size`.")
     max_batches: Count | None = Field(

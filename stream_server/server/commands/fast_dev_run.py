@@ -266,7 +266,8 @@ class Trial:
         source = SyntheticSource(
             config,
             num_batches=max(NUM_BATCHES, config.training.accumulate),
-            is_validated=self._server_class.validation_step is not StreamServer.validation_step,
+            is_validated=self._server_class.validation_step is not StreamServer.validation_step
+            or config.training.criterion is not None,
         )
         with ExitStack() as stack:
             writers = open_writers(LoggedRun(folder=config.output_dir / "metrics"))

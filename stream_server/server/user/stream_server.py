@@ -163,7 +163,7 @@ class StreamServer:
         Only ranks with a batch call this. `all_reduce` is the one way to communicate in it; a server that uses it here
         holds the same state on all ranks, and ranks that had no batch are given the `state_dict` of those that had.
         """
-        raise NotImplementedError(f"{type(self).__name__} must define training_step")
+        return self._loss_by_default(batch, "training_step")
 
     def validation_step(self, batch: Any, batch_idx: int) -> Any:
         """The mean loss of a validation batch, or a dict of means with "loss" among them.
@@ -171,7 +171,7 @@ class StreamServer:
         Instead of a mean it may give an array of shape (samples,), a value for each: with the loss of each, these are
         the errors of the held-out samples.
         """
-        raise NotImplementedError(f"{type(self).__name__} must define validation_step to validate")
+        return self._loss_by_default(batch, "validation_step")
 
     def predict(self, batch: Any) -> Any:
         """The output of the model for a validation batch, a row for each sample; None: no prediction is kept.
@@ -403,6 +403,9 @@ class StreamServer:
     def stop_study(self, reason: str) -> None:
         """Ask all ranks to end the training at the next update; one rank's request is enough."""
         self._stops.request(StopReason.EARLY_STOP, reason)
+
+    def _loss_by_default(self, batch: Any, method: str) -> Any:
+        raise NotImplementedError(f"{type(self).__name__} must define {method}")
 
     @property
     def _num_forecast(self) -> int:

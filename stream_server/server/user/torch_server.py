@@ -10,7 +10,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from stream_server.errors import UserCodeError
-from stream_server.server.user.components import make_training_attributes
+from stream_server.server.user.components import make_loader, make_training_attributes
 from stream_server.server.user.stream_dataset import StreamDataset
 from stream_server.server.user.stream_server import StreamServer
 
@@ -56,13 +56,16 @@ class TorchServer(StreamServer):
 
     `model`, `optimizer` and `lr_scheduler` are what `prepare_training_attributes` returned, `device` is where the model
     and the batches are. `training_step` returns the loss, a dict with it as "loss", or what `skip_batch` gives. With
-    `automatic_optimization = False` it calls `manual_backward` and steps the optimizers.
+    `automatic_optimization = False` it calls `manual_backward` and steps the optimizers. `criterion` is what study.json
+    names as `training.criterion`: then `training_step` and `validation_step` by default return
+    `self.criterion(self.model(inputs), targets)` for a batch that is a pair of inputs and targets.
     """
 
     framework: ClassVar[str] = "torch"
     model: Any
     optimizer: Any
     lr_scheduler: Any = None
+    criterion: Any = None
     train_dataset: StreamDataset
     _manual: ManualBackward | None = None
     _last_call: LastCall | None = None
@@ -86,9 +89,10 @@ class TorchServer(StreamServer):
 
         For a `collate_fn` of your own, a filter, or further samples from files. It may have any dataset that iterates
         `self.train_dataset`, and num_workers=0. Called once on every rank, after `prepare_training_attributes`; the
-        loader runs on a thread of its own, while the training waits for it or with `training.prefetch` beside it.
+        loader runs on a thread of its own, while the training waits for it or with `training.prefetch` beside it. By
+        default it is what `training.train_dataloader` in study.json names.
         """
-        return None
+        return make_loader(self, "training.train_dataloader", self.train_dataset)
 
     def make_loader(self, samples: Iterator[Any]) -> Any:
         self.train_dataset = StreamDataset(samples)
@@ -135,6 +139,17 @@ class TorchServer(StreamServer):
             return None
         known = None if self._last_call is None else self._last_call.output_of(batch[0])
         return self.model(batch[0]) if known is None else known
+
+    def _loss_by_default(self, batch: Any, method: str) -> Any:
+        if self.criterion is None:
+            return super()._loss_by_default(batch, method)
+        if not (isinstance(batch, tuple | list) and len(batch) == 2):
+            raise UserCodeError(
+                f"{type(self).__name__} must define {method}: by default a batch is a pair of inputs and targets, for "
+                f"training.criterion, but it is {type(batch).__name__} here"
+            )
+        inputs, targets = batch
+        return self.criterion(self.model(inputs), targets)
 
     @contextmanager
     def remember_calls(self) -> Iterator[None]:

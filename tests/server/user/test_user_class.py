@@ -41,6 +41,7 @@ def load(
         server=SimpleNamespace(class_="mine.py:Mine"),
         validation=SimpleNamespace(
             simulations=num_held_out,
+            val_dataloader=None,
             rollout=SimpleNamespace() if has_rollouts else None,
             after_batches=0,
             **{name: asked.get(f"validation.{name}") for name in VALIDATION},
@@ -49,6 +50,8 @@ def load(
         training=SimpleNamespace(
             model=None,
             optimizer=None,
+            criterion=None,
+            train_dataloader=None,
             callbacks=(),
             **{name: asked.get(f"training.{name}") for name in ("lr_scheduler", "early_stop")},
         ),

@@ -19,6 +19,7 @@ from stream_server.config.training_sections import ValidationSettings
 from stream_server.errors import ConfigError, UserCodeError
 from stream_server.server.intake.validation_store import HeldOutRows, ValidationStore
 from stream_server.server.ranks.communicator import Ranks
+from stream_server.server.user.components import make_loader
 from stream_server.server.user.simulation_data import SimulationBatch
 from stream_server.user_code import call_user
 
@@ -194,7 +195,8 @@ class ValidationSets:
         return self._asked
 
     def _ask_user(self) -> list[ValidationSet] | None:
-        loaders = self._call("val_dataloader")
+        made = make_loader(self._server, "validation.val_dataloader")
+        loaders = self._call("val_dataloader") if made is None else made
         if loaders is None:
             return None
         named = loaders if isinstance(loaders, Mapping) else {"": loaders}
