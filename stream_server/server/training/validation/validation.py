@@ -3,8 +3,6 @@
 import logging
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import replace
-from itertools import islice
 from typing import Any
 
 from stream_server.config.training_sections import ValidationSettings
@@ -211,7 +209,7 @@ class Validation(Callback):
         """Call the user's code with the first batches of each set, to see whether it works."""
         with self._phases.measure("validation"):
             self._quiesce()
-            sets = [replace(it, batches=lambda start, it=it: islice(it.batches(start), num)) for it in self._sets()]
+            sets = [it.first(num) for it in self._sets()]
             self._callbacks.tell("on_validation_start")
             arguments = (self._server, self._ranks, self._step, self._metrics, sets)
             if (values := ValidationPass(*arguments, must_leave=self._must_leave).run()) is not None:

@@ -152,6 +152,10 @@ class ValidationSet:
     batches: Callable[[int], Iterator[Item]]
     raw: Callable[[int], HeldOut] | None = None
 
+    def first(self, num: int) -> Self:
+        """The set without all but the first batches of each rank."""
+        return replace(self, batches=lambda start: islice(self.batches(start), num))
+
 
 class ValidationSets:
     """The validation sets: those of the user's `val_dataloader`, or the complete held-out simulations. Main thread.
