@@ -103,6 +103,10 @@ class Handshake:
             text = f"simulation {hello.simulation} is not in the study, whose ids are 0 to {max(self.entries)}"
             return [refuse(peer, Reason.UNKNOWN_SIMULATION, text)]
         if entry.parameters is None and entry.phase is SimulationPhase.WAITING:
+            if hello.attempt != ATTACHING:
+                # It takes the place of one of this round, which the server has lost.
+                text = f"the server goes on before the round of simulation {hello.simulation}, which begins anew then"
+                return [refuse(peer, Reason.STALE_ATTEMPT, text)]
             return [
                 refuse(peer, Reason.BUSY, f"the parameters of simulation {hello.simulation} are yet to be suggested")
             ]

@@ -371,9 +371,11 @@ class Roster:
         """An attempt failed that had sent every time step: for the report alone.
 
         Returns:
-            Whether that is worth telling: a program may take it for a failure that it was stopped early.
+            Whether that is worth telling: a program may take it for a failure that it was stopped early, or that its
+            round has yet to begin.
         """
-        if self.entries[message.simulation].phase is SimulationPhase.STOPPED_EARLY:
+        entry = self.entries[message.simulation]
+        if entry.phase is SimulationPhase.STOPPED_EARLY or entry.parameters is None:
             return False
         self._failed_attempts.add_later(message.simulation, message.attempt, message.reason, message.log)
         return True

@@ -184,8 +184,10 @@ def test_no_parameters_are_wanted_of_a_round_that_has_not_begun() -> None:
 def test_a_simulation_of_a_later_round_that_began_after_the_checkpoint_waits_for_its_round() -> None:
     roster = in_rounds()
     assert roster.launched(begun(3)) == []
-    assert replies(roster.hello(b"peer", hello(3, 0)))[0].reason is Reason.BUSY
-    # A client that attaches may ask again.
+    # It gives up its place in the launcher; a client that attaches has none, and may ask again.
+    assert replies(roster.hello(b"peer", hello(3, 0)))[0].reason is Reason.STALE_ATTEMPT
+    assert not roster.fails_later(launcher_link.FailedLater(simulation=3, attempt=0, reason="exit code 1"))
+    assert replies(roster.hello(b"peer", hello(3, ATTACHING)))[0].reason is Reason.BUSY
     roster.hello(b"any", hello(None, ATTACHING))
     assert (
         replies(roster.handshake.none_left(launcher_link.NoneLeft(token=0, text="", busy=False)))[0].reason

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
+from tests.support.failpoints import failpoints
 from tests.support.killing import killed_at
-from tests.support.runs import NUMPY_STUDY, Run, assert_complete, run_here, run_study
+from tests.support.runs import NUMPY_STUDY, Run, assert_complete, run_here, run_study, start_study
 
 NUM_HELD_OUT, OF_ROUND, NUM_ROUNDS, NUM_STEPS = 1, 2, 3, 20
 ROUNDS: dict[str, Any] = {
@@ -69,7 +70,7 @@ def assert_in_rounds(run: Run, num_ranks: int, *, draws_per_sample: int | None) 
 @pytest.mark.parametrize(
     ("policy", "num_ranks"),
     [
-        ("fifo", 1),
+        pytest.param("fifo", 1, marks=pytest.mark.full),
         pytest.param("firo", 2, marks=pytest.mark.full),
         ("reservoir", 2),
         pytest.param("reservoir", 1, marks=pytest.mark.full),
@@ -112,9 +113,31 @@ def test_a_class_is_asked_for_a_round_once_it_knows_of_the_one_before_and_may_ha
     ]  # fmt: skip
 
 
+@pytest.mark.full
 def test_a_finished_study_goes_on_with_more_rounds(tmp_path: Path) -> None:
     two = ROUNDS | {"study.rounds": {"simulations": OF_ROUND, "number": 2}, "study.simulations": 2 * OF_ROUND}
     first = run_here(NUMPY_STUDY, tmp_path / "run", settings=two)
     assert first.report["rounds"] == 2
     done = run_here(NUMPY_STUDY, tmp_path / "run", settings=ROUNDS)
+    assert_in_rounds(done, 1, draws_per_sample=1)
+
+
+@pytest.mark.full
+def test_simulations_of_a_later_round_wait_when_the_server_falls_back_behind_its_beginning(tmp_path: Path) -> None:
+    # The newest checkpoint is of the first round, and those of the second one run on while the server is away.
+    settings = ROUNDS | POLICIES["fifo"] | {
+        "checkpoint.every_batches": 8,
+        "simulation.command": ["python", "paced.py", "0.05"],
+    }  # fmt: skip
+    with start_study(
+        NUMPY_STUDY,
+        tmp_path / "run",
+        num_ranks=1,
+        mpi=None,
+        program="stream-launcher",
+        settings=settings,
+        environment=failpoints(tmp_path / "met", "server.trained=kill@14"),
+    ) as live:
+        done = live.end(200)
+    assert done.report["restarts"] >= 1
     assert_in_rounds(done, 1, draws_per_sample=1)
