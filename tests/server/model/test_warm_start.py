@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from stream_server.errors import ConfigError, DamagedCheckpoint
+from stream_server.errors import ConfigError, DamagedCheckpoint, UserCodeError
 from stream_server.server.checkpoint.folder import MODEL
 from stream_server.server.checkpoint.user_state import user_file
 from stream_server.server.model.best_models import BestFolder
@@ -241,8 +241,11 @@ def test_where_there_are_no_weights_yet_none_are_given_and_the_log_says_why(
     assert [found for found, _ in newest_on_two_ranks(tmp_path, "model.safetensors")] == [{}, {}]
 
 
-def test_a_class_by_itself_has_no_newest_weights() -> None:
-    assert Net(config_of()).newest_weights("run") == {}
+def test_a_class_by_itself_has_no_newest_weights_and_they_are_no_matter_of_a_training_step() -> None:
+    server = Net(config_of())
+    assert server.newest_weights("run") == {}
+    with server.union_mean.step([6]), pytest.raises(UserCodeError, match="on every rank, as in on_step_end"):
+        server.newest_weights("run")
 
 
 def test_optimizers_of_a_model_that_fits_in_part_are_refused(trained: Any) -> None:

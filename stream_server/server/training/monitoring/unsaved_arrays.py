@@ -74,7 +74,8 @@ class UnsavedArrays(Callback):
         if not self._start:
             return
         saved = {*self._step.fingerprints().values(), *self._step.learned().values()}
-        saved |= {*of_arrays([self._callbacks.user_states(), rank_state_of(server)]).values()}
+        saved |= {*of_arrays(rank_state_of(server)).values()}
+        saved |= {*of_arrays(self._callbacks.user_states()).values()}
         now = self._unsaved()
         changed = [name for name, value in self._start.items() if now.get(name, value) not in {value, *saved}]
         if changed:

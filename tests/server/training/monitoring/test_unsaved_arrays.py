@@ -91,6 +91,11 @@ class AveragingAndSaving(Averaging):
         return {"ema": self.ema}
 
 
+class AveragingByRank(Averaging):
+    def rank_state_dict(self) -> Any:
+        return {"ema": self.ema}
+
+
 class Rescaling(AveragingAndSaving):
     def make_model(self) -> nn.Module:
         return Scaling()
@@ -146,6 +151,7 @@ class SavedEma(Ema):
     [
         (Averaging, Callback, "ema.weight, ema.bias"),
         (AveragingAndSaving, Callback, None),
+        (AveragingByRank, Callback, None),
         (Rescaling, Callback, "largest, scale"),
         pytest.param(Normed, Callback, None, marks=pytest.mark.filterwarnings("ignore::FutureWarning")),
         (Plain, Callback, "momentum"),
@@ -215,9 +221,20 @@ class PenalisedAndSaving(Penalised):
     saves = True
 
 
+class PenalisedByRank(Penalised):
+    """Takes over the state of another rank, too."""
+
+    def rank_state_dict(self) -> Any:
+        return {"multiplier": self.multiplier, "history": list(self.history)}
+
+    def load_state_dict(self, state: Any) -> None:
+        self.multiplier, self.history = 7.0, deque([7.0])
+
+
 @pytest.mark.parametrize(
     ("kind", "names"),
     [
+        (PenalisedByRank, "key, generators.numpy, generators.python, torch_generator, …"),
         (Penalised, "multiplier, history, key, generators.numpy, …"),
         (PenalisedAndSaving, "key, generators.numpy, generators.python, torch_generator, …"),
     ],
