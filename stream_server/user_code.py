@@ -143,8 +143,9 @@ def _load_parts(file: Path) -> SimpleNamespace:
     except StreamServerError:
         raise
     except Exception as error:
-        missing = isinstance(error, ModuleNotFoundError)
-        advice = f"{_advice(error)}, or put {error.name}.py into {file.parent}" if missing else _advice(error)
+        advice = _advice(error)
+        if isinstance(error, ModuleNotFoundError):
+            advice += f", or put {error.name}.py into {file.parent}"
         raise UserCodeError(f"importing {file} raised {type(error).__name__}: {error}{advice}") from error
 
 
