@@ -8,12 +8,13 @@ import math
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from stream_server.buffers import Buffer
 from stream_server.config import StudyConfig
-from stream_server.errors import TooManyFailures
+from stream_server.errors import TooManyFailures, UserCodeError
 from stream_server.machine.screen import print_escaped
 from stream_server.messages import launcher_link
 from stream_server.server.intake import mailbox
@@ -129,9 +130,17 @@ class Composition:
         """Make the model, until `stack` ends; the server and these callbacks of the user hear of all events.
 
         Raises:
-            UserCodeError: `prepare_training_attributes` raised, or what it returned cannot be trained.
+            UserCodeError: `prepare_training_attributes` raised, what it returned cannot be trained, or user code is to
+                hear of gradients that the study does not make.
         """
         self.callbacks = Callbacks(self.server, callbacks)
+        if self.callbacks.hears("on_gradients"):
+            if not (framework_of(self.server).trains_model and self.server.automatic_optimization):
+                raise UserCodeError(
+                    f"on_gradients is called where the study makes the gradients, and {type(self.server).__name__} "
+                    "makes them itself: change them in training_step, before the step of the optimizer"
+                )
+            self.server.hold_attributes(tell_gradients=partial(self.callbacks.tell, "on_gradients"))
         # As torch's, so that the order of features, say, is the same on all ranks, at each start and in `Run.model`.
         with seeded_generators(self.config.study.seed):
             self.step = stack.enter_context(framework_of(self.server).make_step(self.server, self.ranks))

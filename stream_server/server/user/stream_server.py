@@ -261,6 +261,13 @@ class StreamServer:
     def on_batch_end(self, batch: Any, batch_idx: int, loss: Any) -> None:
         """`loss` is what `training_step` returned on this rank."""
 
+    def on_gradients(self, model: Any) -> None:
+        """The gradients of `model` are complete, on every rank; what is changed in them, on all ranks alike, is used.
+
+        Called where the study makes the gradients, for each update of a TorchServer with automatic optimisation: they
+        are those of the union batch, finite, without a loss scale, and not clipped yet by `training.clip_norm`.
+        """
+
     def on_step_end(self) -> None:
         """A training step is over, on every rank, also on those that had no batch for it."""
 
