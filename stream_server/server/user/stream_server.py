@@ -341,7 +341,9 @@ class StreamServer:
         if self._end_early is not None:
             self._end_early(int(simulation_id), reason)
 
-    def log(self, name: str, value: Any, *, step: int | None = None, reduce: Reduce = "mean") -> None:
+    def log(
+        self, name: str, value: Any, *, step: int | None = None, reduce: Reduce = "mean", keep: bool = False
+    ) -> None:
         """Log one number. Never communicates: the mean over ranks and batches is taken where it is written.
 
         In `validation_step` it is a value of the validation, as if it were returned: `val/NAME`.
@@ -352,14 +354,15 @@ class StreamServer:
             step: the batch at which it stands in the curves, usually `self.progress.batches`, and not before the last
                 log point. By default it becomes one value at the next log point, with all others since the last one.
             reduce: what that value is of all that the ranks have logged under this name since then, or for this step:
-                "mean", "last" (the mean over the ranks of what each logged last), "sum" or "max".
+                "mean", "last" (the mean over the ranks of what each logged last), "sum", "max" or "min".
+            keep: do not start anew at each log point: the value is that of the whole run so far, over restarts.
 
         Raises:
             TypeError: `value` is not one number, or `step` no whole one.
-            ValueError: `step` lies before the last log point or after now, or the same name has another `reduce`.
+            ValueError: `step` lies before the last log point or after now, or the name has another `reduce` or `keep`.
             UserCodeError: the study logs the same name, such as "train/loss" where `training_step` returns a loss.
         """
-        self._metrics.log(name, value, step=step, reduce=reduce, by_user=True)
+        self._metrics.log(name, value, step=step, reduce=reduce, keep=keep, by_user=True)
 
     def log_histogram(self, name: str, values: Any) -> None:
         """Log the distribution of an array.
@@ -403,6 +406,24 @@ class StreamServer:
     def _denormalized(self, field: str, array: Any) -> Any:
         is_normalized = field in self.normalization.fields
         return self.normalization.denormalize(field, array) if is_normalized else array
+
+
+# The servers of the studies of this process, the newest last.
+RUNNING: list[StreamServer] = []
+
+
+def log(name: str, value: Any, *, step: int | None = None, reduce: Reduce = "mean", keep: bool = False) -> None:
+    """Log a number by the server of this process, as its `log` does, where it is not at hand, such as in a model.
+
+    Raises:
+        UserCodeError: no server runs in this process.
+    """
+    if not RUNNING:
+        raise UserCodeError(
+            f"stream_server.log({name!r}, …) found no study in this process: it logs by the server of one that trains, "
+            "validates or evaluates. In a model that is also used without a study, log only `if self.training`"
+        )
+    RUNNING[-1].log(name, value, step=step, reduce=reduce, keep=keep)
 
 
 def _takes_place_of_ours(server_class: type[StreamServer], name: str, value: Any) -> bool:
