@@ -135,7 +135,8 @@ def reception(
         others = set(threading.enumerate())
         stack.enter_context(receiver)
         (thread,) = set(threading.enumerate()) - others
-        plan = launcher_link.Plan(study=STUDY, incarnation=0, output_dir="", connection={}, simulations=())
+        connection = ConnectionFile(study=STUDY, incarnation=0, host=endpoints.host, control=endpoints.control)
+        plan = launcher_link.Plan(study=STUDY, incarnation=0, output_dir="", connection=connection, simulations=())
         receiver.post(BeginStudy(plan=plan))
         while not any(isinstance(message, launcher_link.Plan) for message in launcher.receive()):
             launcher.wait(0.1)
@@ -147,14 +148,5 @@ def reception(
             security = Security(
                 server_public_key=keys.public, client_public_key=key.public, client_secret_key=key.secret
             )
-            files.append(
-                ConnectionFile(
-                    study=STUDY,
-                    incarnation=0,
-                    host=endpoints.host,
-                    control=endpoints.control,
-                    simulation=simulation,
-                    security=security if encrypts else None,
-                )
-            )
+            files.append(replace(connection, simulation=simulation, security=security if encrypts else None))
         yield Reception(folder=folder, buffer=buffer, receiver=receiver, thread=thread, files=files)

@@ -23,6 +23,7 @@ from torch.nn import functional
 
 from benchmarks.measure import Result, alternated, show
 from benchmarks.step import BATCH_SIZE, NUM_NODES, NUM_PARAMETERS, Server, make_model
+from stream_server.config.training_sections import ValidationSettings
 from stream_server.server.intake.validation_store import ValidationStore
 from stream_server.server.metrics.metrics import Metrics
 from stream_server.server.progress.progress import Progress
@@ -87,7 +88,7 @@ class Ours:
             Callbacks(server),
             stack.enter_context(framework_of(server).make_step(server, ranks)),
             held_out=lambda: samples,
-            batch_size=BATCH_SIZE,
+            settings=ValidationSettings(batch_size=BATCH_SIZE),
             progress=Progress(),
             metrics=Metrics(ranks),
             record=ValidationRecord(folder, server, ranks, num=num_predictions, facts={}),

@@ -14,10 +14,11 @@ import traceback
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 from stream_server.errors import ConfigError, StreamServerError, UserCodeError
+from stream_server.live_parts import SUFFIX, read_parts
 
 # What a user's file imports of ours in order to inherit from it: a class that is not there is never one of these.
 BASES = frozenset({"Callback", "StreamDataset", "StreamServer", "TorchServer"})
@@ -30,7 +31,7 @@ def load_class(name: str, folder: Path, *, kind: str) -> Any:
     """Import the class, or other callable, named by `FILE.py:Class` or `package.module:Class`.
 
     Args:
-        name: a relative FILE starts at `folder`.
+        name: a relative FILE starts at `folder`; it may be one of `live_parts`.
         folder: folder of the study; it becomes the last entry of the import path, in place of that of another
             study, so that the files of a study can import each other, and none is taken for a module of Python or of
             an installed package. A file is run once, however many of its classes are named.
@@ -45,7 +46,10 @@ def load_class(name: str, folder: Path, *, kind: str) -> Any:
         raise ConfigError(f'{kind} must be "FILE.py:Class" or "package.module:Class", but is "{name}"')
     _study_dirs.add(str(folder))
     sys.path[:] = [*(path for path in sys.path if path not in _study_dirs), str(folder)]
-    module = _load_file(folder / where, kind) if where.endswith(".py") else _import_module(where, kind)
+    if where.endswith(SUFFIX):
+        module: Any = _load_parts(folder / where)
+    else:
+        module = _load_file(folder / where, kind) if where.endswith(".py") else _import_module(where, kind)
     loaded = getattr(module, attribute, None)
     if loaded is None:
         known = [key for key, value in vars(module).items() if callable(value) and key not in BASES]
@@ -131,6 +135,17 @@ def _import_module(name: str, kind: str) -> ModuleType:
         raise _import_error(name, error) from error
     except (Exception, SystemExit) as error:
         raise _import_error(name, error) from error
+
+
+def _load_parts(file: Path) -> SimpleNamespace:
+    try:
+        return SimpleNamespace(**read_parts(file))
+    except StreamServerError:
+        raise
+    except Exception as error:
+        missing = isinstance(error, ModuleNotFoundError)
+        advice = f"{_advice(error)}, or put {error.name}.py into {file.parent}" if missing else _advice(error)
+        raise UserCodeError(f"importing {file} raised {type(error).__name__}: {error}{advice}") from error
 
 
 def _load_file(file: Path, kind: str) -> ModuleType:

@@ -3,10 +3,14 @@
 from contextlib import ExitStack
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from benchmarks import client
 from benchmarks.__main__ import BENCHMARKS
+from benchmarks.reception import reception
+from stream_server.buffers import Fifo
+from stream_server.client_api import connect
 from stream_server.messages.client import FieldSpec
 
 FOLDER = Path(__file__).parent.parent / "benchmarks"
@@ -17,6 +21,16 @@ def test_every_benchmark_has_a_name_of_its_own_and_can_be_called() -> None:
     modules = {module.stem for module in FOLDER.glob("*.py")}
     assert not packages & modules
     assert all(map(callable, BENCHMARKS.values()))
+
+
+@pytest.mark.parametrize("encrypts", [False, True])
+def test_the_receiver_of_the_benchmarks_takes_what_a_client_sends(encrypts: bool) -> None:
+    with reception(Fifo(capacity=8), sample_bytes=4, credit=4, encrypts=encrypts) as server:
+        file = server.write_connection(over_tcp=encrypts)
+        with connect(file) as simulation:
+            for time_step in range(4):
+                simulation.send(time_step, field=np.ones(1, "f4"))
+            server.wait_until(lambda: server.buffer.population == 4)
 
 
 @pytest.mark.full

@@ -327,6 +327,8 @@ def _server_rows(server: StudyStatus) -> list[tuple[str, str]]:
             ("training", ", ".join([counted(training.batches, "batch"), *rates, *shown])),
             ("buffer", f"{training.population:,} of {training.capacity:,} on rank 0"),
         ]
+        if training.rounds is not None:
+            rows.append(("rounds", "{} of {} ended".format(*training.rounds)))
         if training.fraction is not None:
             seconds = round(training.left_s or 0.0)
             left = f", about {duration(seconds)} left" if seconds else ""

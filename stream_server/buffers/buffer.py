@@ -162,17 +162,24 @@ class Buffer:
     def end(self, simulation_ids: Sequence[int]) -> None:
         """Note that nothing more comes of these simulations, so that no window waits for it. Receiver thread."""
 
-    def close(self, error: BaseException | None = None) -> None:
+    @property
+    def num_left(self) -> int:
+        """Number of draws still to come if nothing comes any more."""
+        with self._lock:
+            return self.policy.num_left
+
+    def close(self, error: BaseException | None = None, *, reopens: bool = False) -> None:
         """Say that nothing comes any more: the rest is drawn, or, with an error, `draw` raises it. Any thread.
 
-        Closing again changes nothing, except that the first error counts.
+        With `reopens`, nothing comes before `reopen`: only what was never drawn must be. Closing again changes
+        nothing, except that the first error counts.
         """
         with self._lock:
             self._gate.error = self._gate.error or error
-            if not self._gate.closed and not error:
+            if not self._gate.error:
                 assert not self._backlog, "close before the backlog was admitted"
                 self._end_all()
-                self._free(self._pins.retire(self.policy.close()))
+                self._free(self._pins.retire(self.policy.end_round() if reopens else self.policy.close()))
             self._gate.close()
         failpoint("buffer.closed")
 
@@ -187,7 +194,7 @@ class Buffer:
         self.slots.statics.keep(is_needed)
 
     def reopen(self) -> None:
-        """More will come after all, after a `close`. Before any other thread uses what was loaded."""
+        """More will come after all, after a `close`. Between two turns of the receiver."""
         with self._lock:
             self.policy.reopen()
             self._gate.closed = False

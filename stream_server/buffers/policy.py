@@ -99,9 +99,16 @@ class Policy(ABC):
         changes nothing.
         """
 
+    def end_round(self) -> SlotArray:
+        """Like `close`, but more will be put after the next `reopen`: what may be drawn again need not go.
+
+        Every sample is drawn at least once until `ready` gives 0.
+        """
+        return self.close()
+
     @abstractmethod
     def reopen(self) -> None:
-        """More will be put after all, after a `close`."""
+        """More will be put after all, after a `close` or an `end_round`."""
 
     @abstractmethod
     def state_dict(self) -> State:

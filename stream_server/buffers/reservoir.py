@@ -32,6 +32,8 @@ class Reservoir(Policy):
     draws ≤ draws_per_sample × inserts − population, samples are kept after `close` until no more than the
     population is left to draw, and all draws together are round(draws_per_sample × inserts).
 
+    After `end_round` what the bound allows is drawn as ever, and then unseen samples alone: the seen ones stay.
+
     The seen samples stand in front of the unseen. What a draw has newly seen is only noted in `_fresh`, and moved to
     the front when the next eviction needs it, so that a draw costs five small array operations.
     """
@@ -53,6 +55,7 @@ class Reservoir(Policy):
         self._num_inserts = 0
         self._num_draws = 0
         self._closed = False
+        self._is_round_over = False
 
     @property
     def draws_per_sample(self) -> float | None:
@@ -79,6 +82,8 @@ class Reservoir(Policy):
     def ready(self, num: int) -> int:
         if self._closed:
             return even_share(self.num_left, min(num, self._population))
+        if self._is_round_over:
+            return even_share(self.num_unseen, num) if self._draws_unseen_alone else min(num, self._population)
         if self._population < self._watermark or self._population < num:
             return 0
         if self._draws_per_sample is not None and self._reuse_is_exhausted(self._draws_per_sample):
@@ -99,7 +104,11 @@ class Reservoir(Policy):
     def draw(self, num: int) -> Drawn:
         assert num <= self._population, "draw of more than there is"
         num_kept = self.num_left - self._population if self._closed else num
-        positions = distinct(self._random, self._population, num)
+        if self._draws_unseen_alone:
+            self._move_seen_to_front()
+            positions = distinct(self._random, self.num_unseen, num) + self._num_seen
+        else:
+            positions = distinct(self._random, self._population, num)
         # A third of the time of an index, which counts for small batches.
         slots = self._items.take(positions)
         seen = self._seen.take(positions)
@@ -136,7 +145,12 @@ class Reservoir(Policy):
         num_surplus = self._population - self.num_left
         return self._evict(num_surplus) if num_surplus > 0 else NO_SLOTS
 
+    def end_round(self) -> SlotArray:
+        self._is_round_over = True
+        return NO_SLOTS
+
     def reopen(self) -> None:
+        self._is_round_over = False
         if not self._closed:
             return
         self._closed = False
@@ -185,6 +199,12 @@ class Reservoir(Policy):
         return [
             {**state, "fresh": NO_SLOTS, "num_seen_in_front": int(np.count_nonzero(state["seen"]))} for state in dealt
         ]
+
+    @property
+    def _draws_unseen_alone(self) -> bool:
+        if not self._is_round_over or self._closed:
+            return False
+        return self._draws_per_sample is None or self._reuse_is_exhausted(self._draws_per_sample)
 
     def _reuse_is_exhausted(self, draws_per_sample: float) -> bool:
         # Without room only a draw can let the stream go on, whatever the counters of an earlier run say.

@@ -5,7 +5,7 @@
 
 Importing this package and loading a study imports neither torch nor scipy nor mpi4py.
 
-Offers: job_sections, parameters, placeholders, problems, samples, sections, training_sections.
+Offers: job_sections, loading, parameters, placeholders, problems, samples, sections, study, training_sections.
 May import: storage.
 """
 

@@ -33,6 +33,12 @@ IGNORED: tuple[tuple[str, Callable[[StudyConfig], bool], str], ...] = (
         for key in ("args", "lookahead", "timeout_s", "fallback")
     ),
     (
+        "parameters.sampler.lookahead",
+        lambda it: it.study.rounds is not None,
+        "the parameters of a round (study.rounds) are suggested together",
+    ),
+    ("checkpoint.every_rounds", lambda it: it.study.rounds is None, "there are no study.rounds"),
+    (
         "buffer.watermark",
         lambda it: it.buffer.policy == "fifo",
         "fifo hands out each sample as it comes, and only the other policies wait for some",
@@ -44,6 +50,7 @@ IGNORED: tuple[tuple[str, Callable[[StudyConfig], bool], str], ...] = (
         "only firo and policies of your own draw each sample so often",
     ),
     ("training.draws_per_sample", lambda it: it.buffer.policy in ("fifo", "firo"), "buffer.policy has its own"),
+    ("validation.after_batches", lambda it: not it.validation.is_scheduled, "no validation takes place before the end"),
     ("client.wait_s", lambda it: it.client.if_server_away != "wait", 'client.if_server_away is not "wait"'),
     ("simulation.max_failed", lambda it: it.simulation.on_failure == "stop", "the first failure ends the study"),
     ("simulation.job.mpirun", lambda it: it.launcher.backend == "slurm-steps", "srun starts the ranks of a step"),
@@ -101,6 +108,22 @@ def _parameters_have_one_source(config: StudyConfig) -> Iterator[Problem]:
         )
     if bounds is not None and file is not None:
         yield Problem("parameters", "both bounds and file are given", "Remove one of the two")
+
+
+def _rounds_go_with_the_rest(config: StudyConfig) -> Iterator[Problem]:
+    if config.study.rounds is None:
+        return
+    one_by_one = "its simulations are released one by one, so that none would share it"
+    for key, goes, why in (
+        ("simulation.on_failure", ("give_up", "stop"), "a redraw would belong to none"),
+        ("simulation.per_job", (1,), one_by_one),
+        ("simulation.per_worker", (1,), one_by_one),
+        ("training.uneven", ("drain",), "the study would end with the first one"),
+        ("offline.write_files", (False,), "nothing is trained, so that none could teach the next one"),
+    ):
+        if (value := value_of(config, key)) not in goes:
+            found = f"{shown(value)} does not go with study.rounds: {why}"
+            yield Problem(key, found, f"Write {shown(goes[0])}, or leave study.rounds out")
 
 
 def _numbers_of_vectors_have_names_of_their_own(config: StudyConfig) -> Iterator[Problem]:
@@ -291,13 +314,18 @@ def _one_kind_of_clipping(config: StudyConfig) -> Iterator[Problem]:
 
 def _something_is_validated(config: StudyConfig) -> Iterator[Problem]:
     stop = config.training.early_stop
-    never = config.validation.every_batches is None and config.validation.every_s is None and not config.validation.at
-    if stop is not None and stop.monitor.startswith("val/") and never:
+    validation = config.validation
+    if stop is not None and stop.monitor.startswith("val/") and not validation.is_scheduled:
         yield Problem(
             "training.early_stop",
             f"{shown(stop.monitor)} would be seen only at the end, for no validation takes place before",
             "Write validation.every_batches, validation.every_s or validation.at",
         )
+    if early := [it for it in validation.at if isinstance(it, int) and it < validation.after_batches]:
+        yield Problem("validation.at", f"{early[0]} is before validation.after_batches", "Write a later batch")
+    if validation.max_batches is not None and validation.simulations and config.samples_per_simulation is None:
+        found = "which samples there will be is not known in advance"
+        yield Problem("validation.max_batches", found, "Write study.time_steps, or leave it out")
 
 
 def _fractions_are_of_a_known_length(path: str, config: StudyConfig) -> Iterator[Problem]:
@@ -367,6 +395,7 @@ def _named_fields_exist(config: StudyConfig) -> Iterator[Problem]:
 CHECKS: tuple[Check, ...] = (
     _parameters_have_one_source,
     _numbers_of_vectors_have_names_of_their_own,
+    _rounds_go_with_the_rest,
     _somebody_can_send,
     *JOB_CHECKS,
     _output_is_below_the_study,

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import ConfigDict, Field, model_validator
 
 from stream_server.built_in import POLICIES
 from stream_server.config.parameters import Bounds, SamplerSettings, scalars_of
@@ -24,8 +24,21 @@ from stream_server.config.values import (
 WATERMARK_PART = 5
 
 
+class RoundSettings(Section):
+    """`study.rounds`: an ensemble that is designed in rounds, each trained before the next one begins."""
+
+    simulations: Count = Field(description="Training simulations of a round.", examples=[50])
+    number: Count = Field(description="Number of rounds; a sampler may say earlier that it has enough.", examples=[8])
+
+
+def _rounds_give_the_number(schema: dict[str, Any]) -> None:
+    schema["required"].remove("simulations")
+
+
 class StudySettings(Section):
     """`study`: the ensemble and the samples it produces."""
+
+    model_config = ConfigDict(json_schema_extra=_rounds_give_the_number)
 
     name: StudyName = Field(
         default_factory=lambda: study_dir().name or "study",
@@ -43,7 +56,14 @@ class StudySettings(Section):
         description="Group of this system's users that may read the folder of the results (docs/guide/security.md); "
         "`null`: nobody else may.",
     )
-    simulations: Count = Field(description="Number of training simulations.", examples=[100])
+    simulations: Count = Field(
+        description="Number of training simulations; `rounds`, if given, have it already.", examples=[100]
+    )
+    rounds: RoundSettings | None = Field(
+        default=None,
+        description='The simulations come in rounds: `{"simulations": 50, "number": 8}` '
+        "(docs/guide/steering.md#rounds); `null`: all at once.",
+    )
     time_steps: CountOrTimeSteps = Field(
         default=None,
         description='Count n (labels 0 … n−1), `{"first": 0, "last": 990, "every": 10}`, or `null`: not known ahead.',
@@ -60,6 +80,22 @@ class StudySettings(Section):
         '"K"}`.',
         examples=[{"temperature": "K"}],
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _count_simulations(cls, raw: Any) -> Any:
+        match raw:
+            case {"rounds": {"simulations": int(of_round), "number": int(number)}}:
+                return {"simulations": of_round * number, **raw}
+        return raw
+
+    @model_validator(mode="after")
+    def _check_rounds(self) -> Self:
+        rounds = self.rounds
+        if rounds is not None and self.simulations != rounds.simulations * rounds.number:
+            found = f"simulations ({self.simulations}) are not {rounds.number} rounds of {rounds.simulations}"
+            raise wrong(found, "Leave simulations out")
+        return self
 
     @model_validator(mode="after")
     def _check_fields(self) -> Self:

@@ -148,6 +148,11 @@ class StudyConfig(Section):
         steps = self.study.time_steps
         return None if steps is None else self.num_samples_of(steps.num)
 
+    def num_released(self, rounds: int) -> int | None:
+        """Number of simulations that may begin once so many rounds have ended; None: all of them."""
+        settings = self.study.rounds
+        return None if settings is None else self.validation.simulations + settings.simulations * (rounds + 1)
+
     def num_samples_of(self, num_steps: int) -> int:
         """Number of samples that so many time steps of one simulation make, none of which is missing."""
         return num_steps if self.window is None else self.window.num_in(num_steps)

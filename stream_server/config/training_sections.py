@@ -83,6 +83,16 @@ class TrainingSettings(Section):
     lr_scheduler: Component | None = Field(
         default=None, description="The scheduler of `training.optimizer`, called with it first; `null`: none."
     )
+    criterion: Component | None = Field(
+        default=None,
+        description="The loss of outputs and targets, `self.criterion`, with which a `TorchServer` needs no "
+        "`training_step`; `null`: none.",
+    )
+    train_dataloader: Component | None = Field(
+        default=None,
+        description="The loader that makes the batches, called with `train_dataset` first; `null`: "
+        "`train_dataloader` of the server class.",
+    )
     callbacks: Annotated[tuple[Component, ...], Field(strict=False)] = Field(
         default=(), description="Callbacks in addition to those of `configure_callbacks`."
     )
@@ -131,7 +141,8 @@ class TrainingSettings(Section):
     @property
     def components(self) -> dict[str, Component]:
         """The classes that are named, by their keys."""
-        named = {"model": self.model, "optimizer": self.optimizer, "lr_scheduler": self.lr_scheduler}
+        keys = ("model", "optimizer", "lr_scheduler", "criterion", "train_dataloader")
+        named: dict[str, Component | None] = {key: getattr(self, key) for key in keys}
         callbacks = {f"callbacks[{position}]": callback for position, callback in enumerate(self.callbacks)}
         return {key: component for key, component in (named | callbacks).items() if component is not None}
 
@@ -152,6 +163,17 @@ class RolloutSettings(Section):
     )
 
 
+class ValidationSetSettings(Section):
+    """`validation.sets.NAME`: one of the sets that `val_dataloader` names."""
+
+    every_batches: Count | None = Field(
+        default=None, description="Batches between two validations of this set; `null`: those of `validation`."
+    )
+    max_batches: Count | None = Field(
+        default=None, description="Most batches of this set in a validation; `null`: `validation.max_batches`."
+    )
+
+
 class ValidationSettings(Section):
     """`validation`: simulations held out, and when they are looked at."""
 
@@ -163,7 +185,21 @@ class ValidationSettings(Section):
     )
     every_s: Positive | None = Field(default=None, description="Seconds between two validations; `null`: not by time.")
     at: Moments = Field(default=(), description="Further batches, or fractions of the run, to validate after.")
+    after_batches: Natural = Field(default=0, description="Batches before which no validation is due.")
+    at_start: Natural = Field(
+        default=0, description="Batches of each set, on each rank, that are tried before the training and not counted."
+    )
+    val_dataloader: Component | None = Field(
+        default=None,
+        description="The validation set; `null`: `val_dataloader` of the server class, or what is held out.",
+    )
     batch_size: Count = filled_in("Samples of a validation batch. Default: `training.batch_size`.")
+    max_batches: Count | None = Field(
+        default=None, description="Most batches of each set, on all ranks together: always the same; `null`: all."
+    )
+    sets: dict[str, ValidationSetSettings] = Field(
+        default_factory=dict, description="What is different for a set, by its name in `val_dataloader`."
+    )
     pictures: Natural = Field(
         default=4,
         description="Samples whose predictions are kept beside the truth at each validation (docs/guide/pictures.md); "
@@ -173,6 +209,12 @@ class ValidationSettings(Section):
     rollout: RolloutSettings | None = Field(
         default=None, description="Forecasts along whole held-out simulations; `{}` takes the defaults; `null`: none."
     )
+
+    @property
+    def is_scheduled(self) -> bool:
+        """Whether a validation takes place before the end."""
+        every = (self.every_batches, self.every_s, *(it.every_batches for it in self.sets.values()))
+        return bool(self.at) or any(it is not None for it in every)
 
 
 class Checkpoint(Section):
@@ -184,6 +226,9 @@ class Checkpoint(Section):
     )
     every_s: Positive = Field(
         default=300.0, description="Seconds between two checkpoints; at most 60 before the first."
+    )
+    every_rounds: Count | None = Field(
+        default=None, description="Rounds of `study.rounds` after which one is committed before the next; `null`: none."
     )
     keep: Annotated[int, Field(ge=2)] = Field(default=2, description="Newest checkpoints that stay, 2 or more.")
     keep_best: Natural = Field(default=1, description="Best models that stay, of those that were validated; 0: none.")

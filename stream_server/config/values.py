@@ -120,6 +120,16 @@ def check_class_reference(value: str) -> str:
     return f"{os.path.abspath(study_dir() / file)}:{name}" if file.endswith(".py") else value
 
 
+def _check_part(value: str) -> str:
+    """Check a reference, or replace a name that a package registers for a part of the training by one."""
+    if CLASS_REFERENCE.fullmatch(value):
+        return check_class_reference(value)
+    known = registered("parts")
+    if value not in known and (meant := nearest(value, known)):
+        raise wrong(f"{shown(value)} names no class", f"Write {shown(meant)}, or FILE.py:Class")
+    return known.get(value) or check_class_reference(value)
+
+
 @dataclass(frozen=True)
 class NameOrClass:
     """The type of a key that takes one of `names`, or a class: `Annotated[str, NameOrClass(…)]`.
@@ -243,8 +253,9 @@ Name = Annotated[str, AfterValidator(_check_name), WithJsonSchema({"type": "stri
 StudyName = Annotated[str, AfterValidator(_check_study_name)]
 ClassReference = Annotated[
     str,
-    AfterValidator(check_class_reference),
-    WithJsonSchema({"type": "string", "pattern": f"^{CLASS_REFERENCE.pattern}$"}),
+    AfterValidator(_check_part),
+    # Which names packages register, an editor cannot know.
+    WithJsonSchema({"type": "string", "minLength": 1}),
 ]
 Text = Annotated[str, Field(min_length=1)]
 Texts = Annotated[tuple[str, ...], Field(strict=False)]

@@ -47,9 +47,13 @@ class Terminal(JsonMessage, frozen=True, kw_only=True):
 
 
 class AllTerminal(JsonMessage, frozen=True, kw_only=True):
-    """Rank 0 to all: every simulation of the study has its terminal state and no other will come."""
+    """Rank 0 to all: every simulation of the study has its terminal state and no other will come.
+
+    With `round_over` those of this round have, and the next ones come once all their samples are trained.
+    """
 
     states: Mapping[int, str]
+    round_over: bool = False
 
 
 class StopNotice(JsonMessage, frozen=True, kw_only=True):

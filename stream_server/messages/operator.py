@@ -40,6 +40,7 @@ class TrainingStatus(JsonObject, frozen=True, kw_only=True):
 
     `fraction` of the run is done after `elapsed_s` seconds of training, and `left_s` are to come; None when its length
     is not known. `population` and `capacity` are those of rank 0's buffer. `is_degraded`: the last checkpoint failed.
+    `rounds`: how many have ended, of how many; None in a study without.
     """
 
     at_s: float
@@ -55,6 +56,7 @@ class TrainingStatus(JsonObject, frozen=True, kw_only=True):
     elapsed_s: float
     left_s: float | None
     is_degraded: bool
+    rounds: tuple[int, int] | None = None
 
 
 class StudyStatus(JsonMessage, frozen=True, kw_only=True):

@@ -40,7 +40,8 @@ class SuggestedPoints:
 class PointGenerator:
     """An object of the user's class, which has `suggest(num)` and, if it learns, `ingest(results)`.
 
-    A class that learns may also have `to_stop()`, the numbers of simulations of which it wants nothing more.
+    A class that learns may also have `to_stop()`, the numbers of simulations of which it wants nothing more, and
+    `enough()`, which is asked before each `suggest` but the first: whether it wants no further simulation.
 
     The class is called with the arguments that its signature names: `vocs` (as gest-api has it), `bounds` (pairs by
     name), `seed`, and those of study.json.
@@ -77,6 +78,15 @@ class PointGenerator:
     def stops(self) -> bool:
         """Whether it has `to_stop`, and is told of results at once."""
         return callable(getattr(self._source, "to_stop", None))
+
+    def has_enough(self) -> bool:
+        """Whether it wants no further simulation.
+
+        Raises:
+            UserCodeError: it raised.
+        """
+        enough = getattr(self._source, "enough", None)
+        return self.learns and callable(enough) and bool(call_user(f"{self._name}: enough", enough))
 
     def suggest(self, num: int) -> SuggestedPoints:
         """Ask for `num` points; what it raises, or what is wrong with its answer, is the `problem` of what is given."""

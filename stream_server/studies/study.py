@@ -11,17 +11,31 @@ from typing import Any, BinaryIO
 from stream_server.analysis.reading import RunFolder
 from stream_server.analysis.run_status import ORPHANED, Summary, status_of
 from stream_server.config import StudyConfig, load, load_plain
+from stream_server.config.loading import override
+from stream_server.config.problems import nearest, one_of
 from stream_server.errors import ConfigError
 from stream_server.launcher.backends.mpirun import require
 from stream_server.launcher.supervision.runs import rename_earlier_run
+from stream_server.live_parts import SUFFIX, LiveObject, pickled
 from stream_server.machine import run_folder
 from stream_server.machine.interpreter import python_command, python_environment
 from stream_server.machine.study_lock import RUN_LOCK, holder_of
 from stream_server.server.run.output import OutputFolder
+from stream_server.server.user.callbacks import Callback
 from stream_server.storage.disk import by_own_links, make_folder, open_output, read_text
 from stream_server.storage.ownership import private_files
 from stream_server.studies.run import Run, console_of
 from stream_server.wording import counted
+
+PARTS: Mapping[str, str] = {
+    "server": "server",
+    **{key: f"training.{key}" for key in ("model", "optimizer", "lr_scheduler", "criterion", "train_dataloader")},
+    "callbacks": "training.callbacks",
+    "val_dataloader": "validation.val_dataloader",
+    "writers": "metrics.writers",
+}
+"""The arguments of `Study` for classes and objects, and the keys of study.json that they stand for."""
+LISTS = ("callbacks", "writers")
 
 LAUNCHER = "stream_server.launcher.supervision.cli"
 LOOK_S = 0.05
@@ -39,6 +53,9 @@ class Study:
     Args:
         plain: what study.json would hold.
         folder: the folder of the study: where relative paths start, and where server class and simulation lie.
+        parts: classes and functions of this program in the place of those that `plain` would name: `server`, `model`,
+            `optimizer`, `lr_scheduler`, `criterion`, `train_dataloader`, `val_dataloader`, and lists of `callbacks` and
+            `writers`. Model, criterion, callbacks and `val_dataloader` may be objects.
 
     Raises:
         ConfigError: lists every key that is wrong, or if none is, every rule that is broken, each with its path, what
@@ -47,11 +64,16 @@ class Study:
 
     config: StudyConfig
 
-    def __init__(self, plain: Mapping[str, Any], folder: str | Path = ".") -> None:
+    def __init__(self, plain: Mapping[str, Any], folder: str | Path = ".", **parts: Any) -> None:
         self._plain: dict[str, Any] | None = _as_json(plain)
         self._overrides: list[str] = []
+        settings, self._parts = _named(parts, SUFFIX)
         # `load_plain` changes what it is given.
-        self.config = load_plain(_as_json(plain), Path(os.path.abspath(folder)))
+        self.config = load_plain(_as_json(plain), Path(os.path.abspath(folder)), settings)
+        if parts:
+            # Now its name is known, and so that of the file with the parts.
+            override(self._plain, _named(parts, self._parts_file.name)[0])
+            self.config = self._load([])
         self.file = self.config.study_dir / f"{self.config.study.name}.study.json"
 
     @classmethod
@@ -62,7 +84,7 @@ class Study:
             ConfigError: lists every key that is wrong, or if none is, every rule that is broken.
         """
         study = cls.__new__(cls)
-        study._plain = None
+        study._plain, study._parts = None, {}
         study._overrides = [f"{key}={json.dumps(value)}" for key, value in _as_json(changes or {}).items()]
         study.file = Path(os.path.abspath(path))
         study.config = load(path, study._overrides)
@@ -90,6 +112,8 @@ class Study:
 
         config = self.config if ranks is None else self._load([f"server.ranks={ranks}"])
         require(config)
+        if self._parts:
+            pickled(self._parts_file, self._parts)
         with user_code_of(config):
             facts = facts_of(config)
         require_start(config, fresh=fresh)
@@ -167,6 +191,10 @@ class Study:
         ]
         return Summary(study.name, rows)
 
+    @property
+    def _parts_file(self) -> Path:
+        return self.config.study_dir / f"{self.config.study.name}{SUFFIX}"
+
     def _load(self, overrides: list[str]) -> StudyConfig:
         if self._plain is None:
             return load(self.file, [*self._overrides, *overrides])
@@ -178,6 +206,10 @@ class Study:
             return
         if self.file.exists() and not read_text(self.file, errors="replace", opener=by_own_links).startswith(MARK):
             raise ConfigError(f"{self.file} was not written by Study.start(): move it, or write another study.name")
+        if self._parts:
+            code = pickled(self._parts_file, self._parts)
+            with private_files(), _for_result(self._parts_file) as file:
+                file.write(code)
         plain = self._plain | {"study_dir": str(self.config.study_dir)}
         with _for_result(self.file) as file:
             file.write(f"{MARK}\n{json.dumps(plain, indent=2)}\n".encode())
@@ -214,6 +246,36 @@ class Study:
             if exit_code == ConfigError.exit_code:
                 raise ConfigError(read_text(console_of(self.output_dir), errors="replace", opener=by_own_links).strip())
             return
+
+
+def _named(parts: Mapping[str, Any], file: str) -> tuple[list[str], dict[str, Any]]:
+    """The settings, as of `--set`, that name these arguments of `Study` in a file; and what it is to hold, by name.
+
+    Raises:
+        ConfigError: there is no such argument.
+    """
+    settings, live = [], dict[str, Any]()
+
+    def reference(name: str, part: Any) -> Any:
+        if isinstance(part, Mapping):
+            return {**part, **reference(name, part["class"])} if "class" in part else part
+        if isinstance(part, str):
+            return {"class": part}
+        # A module can be called, too, and so can a callback of the user's.
+        makes = isinstance(part, type) or not (isinstance(part, Callback) or hasattr(part, "named_parameters"))
+        live[name] = part if makes and callable(part) else LiveObject(part)
+        return {"class": f"{file}:{name}"}
+
+    for name, part in parts.items():
+        if name not in PARTS:
+            raise ConfigError(f"Study takes no {name}: write {nearest(name, PARTS) or one_of(PARTS)}")
+        if name in LISTS:
+            items = [reference(f"{name}_{place}", item) for place, item in enumerate(part)]
+            settings.append(f"{PARTS[name]}={json.dumps(items, default=_plain)}")
+        else:
+            whole = reference(name, part)
+            settings += [f"{PARTS[name]}.{key}={json.dumps(it, default=_plain)}" for key, it in whole.items()]
+    return settings, live
 
 
 def _for_result(path: Path) -> BinaryIO:

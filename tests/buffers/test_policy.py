@@ -209,3 +209,23 @@ def test_exchange_brings_positions_to_their_place_and_loses_nothing(data: st.Dat
     assert {it - 100 for it in items[start : start + len(positions)].tolist()} == set(positions)
     assert sorted(items.tolist()) == list(range(100, 100 + size))
     assert mirror.tolist() == (-items).tolist()
+
+
+@for_all_policies
+def test_at_the_end_of_a_round_each_sample_was_drawn_and_more_may_come(
+    new_policy: Callable[[int, int], Policy],
+) -> None:
+    policy = new_policy(10, 1)
+    for first in (0, 10, 20):
+        policy.put(range(first, first + policy.room)[:7])
+        policy.end_round()
+        drawn: set[int] = set()
+        while num := policy.ready(3):
+            drawn.update(policy.draw(num).slots.tolist())
+        assert set(range(first, first + 7)) <= drawn
+        assert policy.num_unseen == 0
+        policy.reopen()
+    policy.put(range(30, 33))
+    play(policy, 100, 20)
+    drain(policy)
+    assert policy.num_unseen == policy.num_left == 0

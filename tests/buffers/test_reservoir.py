@@ -213,3 +213,28 @@ def test_every_sample_is_drawn_and_the_last_batches_are_even(
 def test_reservoir_refuses_a_ratio_that_is_no_number_of_at_least_one(ratio: float) -> None:
     with pytest.raises(ValueError, match="draws_per_sample must be a number of at least 1"):
         Reservoir(capacity=4, watermark=1, draws_per_sample=ratio, seed=0)
+
+
+@pytest.mark.parametrize("draws_per_sample", [None, 1.0, 3.0])
+def test_at_the_end_of_a_round_what_was_never_drawn_is_and_all_stay(draws_per_sample: float | None) -> None:
+    policy = Reservoir(capacity=12, watermark=1, draws_per_sample=draws_per_sample, seed=(7, 0))
+    seen: Counter[int] = Counter()
+    for first in (0, 10):
+        assert len(policy.put(range(first, first + 10))) == (8 if first else 0)
+        seen.update(policy.draw(3).slots.tolist())
+        assert policy.end_round().tolist() == []
+        while num := policy.ready(4):
+            drawn = policy.draw(num)
+            seen.update(drawn.slots.tolist())
+            assert drawn.removed.tolist() == []
+        assert policy.num_unseen == 0
+        assert set(seen) == set(range(first + 10))
+        if draws_per_sample is not None:
+            assert policy.population <= draws_per_sample * (first + 10) - seen.total() + policy.population
+        policy.reopen()
+    policy.close()
+    while num := policy.ready(4):
+        seen.update(policy.draw(num).slots.tolist())
+    assert policy.population == 0
+    if draws_per_sample is not None:
+        assert seen.total() == round(draws_per_sample * 20)

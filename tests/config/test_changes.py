@@ -41,6 +41,10 @@ ALLOWED: list[Changes] = [
     {"validation.every_s": 10.0},
     {"validation.at": [10]},
     {"validation.batch_size": 3},
+    {"validation.after_batches": 5, "validation.every_batches": 10},
+    {"validation.at_start": 2},
+    {"validation.max_batches": 2},
+    {"validation.sets": {"far": {"every_batches": 10}}},
     {"validation.save_before": True},
     {"checkpoint.every_batches": 3},
     {"checkpoint.every_s": 3.0},
@@ -62,6 +66,7 @@ REFUSED: list[Changes] = [
     {"study.name": "cold"},
     {"study.seed": 7},
     {"study.time_steps": 50},
+    {"study.rounds": {"simulations": 25, "number": 4}},
     {"study.fields.temperature": [50, 50]},
     {"study.fields.pressure": [1]},
     {"parameters.bounds.initial": [100, 501]},
@@ -81,6 +86,8 @@ REFUSED: list[Changes] = [
     {"training.batch_size": 11},
     {"training.model": NETWORK, "training.optimizer": NETWORK},
     {"training.callbacks": [NETWORK]},
+    {"training.criterion": NETWORK},
+    {"training.train_dataloader": NETWORK},
     {"training.draws_per_sample": 2.0},
     {"training.precision": "64-true"},
     {"training.accumulate": 2},
@@ -91,6 +98,7 @@ REFUSED: list[Changes] = [
     {"training.uneven": "stop"},
     {"training.nonfinite": "keep"},
     {"validation.simulations": 3},
+    {"validation.val_dataloader": NETWORK},
     {"load": {"checkpoint": "other"}},
     {"normalization.fields": ["temperature"]},
     {"normalization.parameters": True},
@@ -268,3 +276,15 @@ def test_a_program_may_be_built_after_a_run_began(folder: StudyFolder) -> None:
 def test_something_that_was_never_a_study_cannot_be_continued(folder: StudyFolder, before: Any) -> None:
     with pytest.raises(ConfigError):
         check_continuation(before, folder.load())
+
+
+def test_a_run_in_rounds_goes_on_with_more_of_them_and_no_others(folder: StudyFolder) -> None:
+    def in_rounds(simulations: int, number: int) -> StudyConfig:
+        return folder.load({"study.simulations": ..., "study.rounds": {"simulations": simulations, "number": number}})
+
+    before = resolved(in_rounds(25, 4))
+    check_continuation(before, in_rounds(25, 6))
+    with pytest.raises(ConfigError, match=r"study\.rounds\.simulations: 50, but the run began with 25"):
+        check_continuation(before, in_rounds(50, 2))
+    with pytest.raises(ConfigError, match=r"study\.rounds"):
+        check_continuation(resolved(folder.load()), in_rounds(25, 4))

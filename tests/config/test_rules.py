@@ -78,6 +78,15 @@ def test_routing_by_simulations_needs_a_simulation_for_each_rank(folder: StudyFo
         ({"simulation.command": None, "launcher.max_running": 5}, "launcher.max_running: 5 would be ignored"),
         ({"simulation.command": None, "client.max_attached": 0}, "nobody could send anything"),
         ({"client.if_server_away": "stop", "client.wait_s": 5}, "client.wait_s: 5.0 would be ignored"),
+        ({"validation.after_batches": 5}, "validation.after_batches: 5 would be ignored, since no validation takes"),
+        (
+            {"validation.at": [3, 9], "validation.after_batches": 5},
+            "validation.at: 3 is before validation.after_batches. Write a later batch",
+        ),
+        (
+            {"validation.simulations": 1, "validation.max_batches": 5, "study.time_steps": None},
+            "validation.max_batches: which samples there will be is not known in advance. Write study.time_steps",
+        ),
         ({"parameters.bounds": ...}, "parameters: neither bounds nor file is given."),
         ({"parameters.file": "design.csv"}, "parameters: both bounds and file are given."),
         ({"study.output_dir": ".."}, "study.output_dir:"),
@@ -508,3 +517,44 @@ def test_what_is_wrong_with_one_study_leaves_the_next_one_alone(folder: StudyFol
 def test_files_are_written_of_time_steps_whatever_is_made_of_them_later(folder: StudyFolder) -> None:
     written = without_training(folder.load({**ROLLOUT, "offline.write_files": True}))
     assert (written.samples, written.buffer.routing, written.validation.rollout) == (None, "steps", None)
+
+
+ROUNDS = {"study.simulations": ..., "study.rounds": {"simulations": 25, "number": 4}}
+
+
+def test_rounds_say_how_many_simulations_there_are(folder: StudyFolder) -> None:
+    config = folder.load({**ROUNDS, "validation.simulations": 3})
+    assert config.study.simulations == 100
+    assert [config.num_released(rounds) for rounds in (0, 1, 3)] == [28, 53, 103]
+    assert folder.load().num_released(0) is None
+    assert folder.load({**ROUNDS, "study.simulations": 100}).study.simulations == 100
+    problem = folder.problem({**ROUNDS, "study.simulations": 99})
+    assert "study: simulations (99) are not 4 rounds of 25. Leave simulations out" in problem
+    assert "study.simulations" in folder.problem({"study.simulations": ...})
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        (
+            {"simulation.on_failure": "redraw"},
+            'simulation.on_failure: "redraw" does not go with study.rounds: a redraw',
+        ),
+        ({"simulation.per_job": 2, "launcher.max_running": 2}, "simulation.per_job: 2 does not go with study.rounds"),
+        ({"training.uneven": "stop"}, 'the study would end with the first one. Write "drain", or leave study.rounds'),
+        ({"offline.write_files": True}, "offline.write_files: true does not go with study.rounds: nothing is trained"),
+        (
+            {"parameters.sampler": {"class": "breed", "lookahead": 2}},
+            "parameters.sampler.lookahead: 2 would be ignored, since the parameters of a round (study.rounds) are",
+        ),
+    ],
+)
+def test_what_does_not_go_with_rounds_is_refused_in_words(
+    folder: StudyFolder, changes: dict[str, Any], problem: str
+) -> None:
+    assert problem in folder.problem({**ROUNDS, **changes})
+
+
+def test_checkpoints_of_rounds_need_rounds(folder: StudyFolder) -> None:
+    assert folder.load({**ROUNDS, "checkpoint.every_rounds": 2})
+    assert "since there are no study.rounds" in folder.problem({"checkpoint.every_rounds": 2})

@@ -12,6 +12,7 @@ PAGES = [
     *sorted((ROOT / "docs" / "guide").glob("*.md")),
     *sorted((ROOT / "docs" / "reference").glob("*.md")),
 ]
+STUDIES = tuple(f"docs/guide/{name}.md" for name in ("coming-from", "first-study", "surrogates"))
 HEADING = re.compile(r"^## (.+)$", re.MULTILINE)
 FENCE = re.compile(
     r"^(?:<!-- not (?P<excuse>checked|run): [^\n]+ -->\n)?```(?P<kind>\w*)\n(?P<code>.*?)^```$",
@@ -75,9 +76,9 @@ def files_by_section() -> dict[str, dict[str, str]]:
     sections: dict[str, dict[str, str]] = {}
     for block in blocks("python", "json"):
         name = "study.json" if block.kind == "json" else file_name(block)
-        if block.page in ("docs/guide/first-study.md", "docs/guide/surrogates.md") and name:
+        if block.page in STUDIES and name:
             # A tutorial of one study has it under several headings.
-            heading = block.heading if block.page.endswith("surrogates.md") else block.page
+            heading = block.page if block.page.endswith("first-study.md") else block.heading
             sections.setdefault(heading, {})[name] = block.code
     return {heading: files for heading, files in sections.items() if "simulation.py" in files}
 

@@ -186,7 +186,7 @@ def test_complete_python_runs(block: Block, tmp_path: Path, monkeypatch: pytest.
 
 
 def test_the_tutorials_have_whole_studies() -> None:
-    assert len(files_by_section()) == 5
+    assert len(files_by_section()) == 7
     assert all({"simulation.py", "study.json", "server.py"} <= set(it) for it in files_by_section().values())
 
 

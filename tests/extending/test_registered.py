@@ -17,6 +17,8 @@ near = of_others:Near
 last = of_others:Last
 [stream_server.samplers]
 middle = of_others:Middle
+[stream_server.parts]
+wide = of_others:Wide
 [stream_server.writers]
 ticker = of_others:Ticker
 """
@@ -54,8 +56,11 @@ def test_each_plug_point_takes_the_name_for_the_class_that_is_registered(folder:
             "buffer": {"policy": "last", "capacity": 2500, "args": {"n": 1}},
             "parameters.sampler": {"class": "middle"},
             "metrics.writers": ["tensorboard", "ticker"],
+            "training.model": {"class": "wide", "args": {"width": 9}},
+            "training.optimizer": {"class": "torch.optim:SGD"},
         }
     )
+    assert str(config.training.model) == "of_others:Wide(width=9)"
     assert config.launcher.backend == "of_others:Near"
     assert (config.buffer.policy, config.buffer.has_own_policy) == ("of_others:Last", True)
     assert config.parameters.sampler.class_ == "of_others:Middle"
@@ -77,5 +82,7 @@ def test_the_class_is_loaded_as_one_of_the_users(folder: StudyFolder) -> None:
 def test_a_name_that_is_misspelt_is_told_with_those_that_are_registered(folder: StudyFolder) -> None:
     with pytest.raises(ConfigError, match=r'"tickr" is not a writer\. Write "ticker", or FILE\.py:Class'):
         folder.load({"metrics.writers": ["tickr"]})
+    with pytest.raises(ConfigError, match=r'"wid" names no class\. Write "wide", or FILE\.py:Class'):
+        folder.load({"server.class": "wid"})
     with pytest.raises(ConfigError, match=r'"lats" is not a policy\. Write "last"'):
         folder.load({"buffer.policy": "lats"})

@@ -23,6 +23,8 @@ def settings(**training: Any) -> Any:
         "matmul_precision": "highest",
         "deterministic": False,
         "early_stop": None,
+        "criterion": None,
+        "train_dataloader": None,
         "uneven": "drain",
         "nonfinite": "reject",
         "max_batches": None,
@@ -32,6 +34,7 @@ def settings(**training: Any) -> Any:
     return SimpleNamespace(
         training=SimpleNamespace(**{**defaults, **training}),
         study=SimpleNamespace(seed=0),
+        validation=SimpleNamespace(val_dataloader=None),
         output_dir=Path(),
         network=SimpleNamespace(interface=None),
         normalization=SimpleNamespace(fields=(), parameters=False, per="field", every_batches=10, freeze_after=None),

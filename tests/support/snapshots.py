@@ -45,7 +45,7 @@ def board_of(
     """A board of a study of which all counts can be set, and what has them."""
     study: Any = SimpleNamespace(
         config=SimpleNamespace(
-            study=SimpleNamespace(time_steps=SimpleNamespace(num=10)),
+            study=SimpleNamespace(rounds=None, time_steps=SimpleNamespace(num=10)),
             offline=SimpleNamespace(epochs=1, write_files=False),
             buffer=SimpleNamespace(has_own_policy=False, watermark=7),
         ),

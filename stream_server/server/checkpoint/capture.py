@@ -22,7 +22,7 @@ from stream_server.server.checkpoint.folder import (
     rank_folder,
 )
 from stream_server.server.checkpoint.restore import Part
-from stream_server.server.checkpoint.user_state import learned_files
+from stream_server.server.checkpoint.user_state import learned_files, rank_files
 from stream_server.server.intake.source import ReceptionSnapshot, Source
 from stream_server.server.progress.progress import Progress
 from stream_server.server.ranks.communicator import Ranks
@@ -113,7 +113,8 @@ class StudyCapture:
         if self.buffer.slots.statics.shapes:
             rows["statics"] = taken.buffer.statics
         files = [self._rows(name, rows[name]) for name in rows]
-        return [*files, self._rank(taken, rows), *self._shared(taken)]
+        own = rank_files(self.server, allow_pickle=self.config.checkpoint.allow_pickle)
+        return [*files, self._rank(taken, rows), *own, *self._shared(taken)]
 
     def manifest(self, checkpoint: int, files: Mapping[str, FileRecord]) -> Manifest:
         return Manifest(

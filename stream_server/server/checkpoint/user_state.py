@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from stream_server.errors import ConfigError, DamagedCheckpoint, UserCodeError
-from stream_server.server.checkpoint.folder import CALLBACKS, MODEL, USER
+from stream_server.server.checkpoint.folder import CALLBACKS, MODEL, RANK_USER, USER, rank_folder
 from stream_server.server.user.callbacks import Callbacks
 from stream_server.server.user.framework import Framework, Step, framework_of
-from stream_server.server.user.stream_server import StreamServer
+from stream_server.server.user.stream_server import StreamServer, rank_state_of
+from stream_server.storage.disk import exists
 from stream_server.storage.folders import PendingFile
 from stream_server.storage.plain_state import EncodedState, encode, freeze, read_state
 from stream_server.user_code import call_user
@@ -84,6 +85,34 @@ def load_user_state(folder: Path, server: StreamServer, *, allow_pickle: bool) -
     saved = read_state(folder / USER)
     state = thaw_user_state(saved, framework_of(server), owner=owner, allow_pickle=allow_pickle)
     call_user(f"{owner}.load_state_dict", server.load_state_dict, state)
+
+
+def rank_files(server: StreamServer, *, allow_pickle: bool) -> list[PendingFile]:
+    """The server's `rank_state_dict` as it is now, as a file to be written later; none if it has none. Main thread.
+
+    Raises:
+        UserCodeError: as `user_file`.
+    """
+    if type(server).rank_state_dict is StreamServer.rank_state_dict:
+        return []
+    state, owner = rank_state_of(server), f"rank {server.rank} of {type(server).__name__}"
+    frozen = freeze_user_state(state, framework_of(server), owner=owner, allow_pickle=allow_pickle)
+    return [PendingFile(path=f"{rank_folder(server.rank)}/{RANK_USER}", write=frozen.write)]
+
+
+def load_rank_states(folder: Path, num_saved: int, server: StreamServer, *, allow_pickle: bool) -> None:
+    """Give a server the state of its rank or, if another number of ranks saved it, of all, if any is there.
+
+    Raises:
+        ConfigError, DamagedCheckpoint, UserCodeError: as `load_user_state`.
+    """
+    states, owner, framework = {}, type(server).__name__, framework_of(server)
+    for rank in [server.rank] if num_saved == server.num_ranks else range(num_saved):
+        path, of_rank = folder / rank_folder(rank) / RANK_USER, f"rank {rank} of {owner}"
+        if exists(path):
+            states[rank] = thaw_user_state(read_state(path), framework, owner=of_rank, allow_pickle=allow_pickle)
+    if states:
+        call_user(f"{owner}.load_rank_state_dict", server.load_rank_state_dict, states)
 
 
 def callbacks_file(callbacks: Callbacks, framework: Framework, *, allow_pickle: bool) -> PendingFile:

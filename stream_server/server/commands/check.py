@@ -36,7 +36,7 @@ def describe(config: StudyConfig, replay: Path | None = None) -> str:
     Raises:
         ConfigError: see `facts_of`.
     """
-    return "\n".join(f"{name:<14}{text}" for name, text in facts_of(config, replay))
+    return "\n".join(f"{name:<13} {text}" for name, text in facts_of(config, replay))
 
 
 def facts_of(config: StudyConfig, replay: Path | None = None) -> list[tuple[str, str]]:
@@ -140,6 +140,7 @@ def _lines(config: StudyConfig, plan: RankPlan) -> list[tuple[str, str]]:
         ("server class", config.server.class_),
         *([("ranks", f"{server.num_ranks}{_why_so_many(server)}")] if config.server.backend == "local" else []),
         *((key, str(component)) for key, component in config.training.components.items()),
+        *([] if (loader := config.validation.val_dataloader) is None else [("val_dataloader", str(loader))]),
         (
             "buffer",
             f"{config.buffer.policy}: {counted(plan.capacity, 'sample')} per rank, watermark {plan.watermark:,}; with "

@@ -18,7 +18,7 @@ from stream_server.config import StudyConfig
 from stream_server.config.samples import SampleField
 from stream_server.errors import StreamServerError, UserCodeError
 from stream_server.machine import private_folder
-from stream_server.server.checkpoint.user_state import learned_files, load_learned
+from stream_server.server.checkpoint.user_state import learned_files, load_learned, load_rank_states, rank_files
 from stream_server.server.commands.call_record import CallRecord
 from stream_server.server.intake import mailbox
 from stream_server.server.intake.source import SampleSource
@@ -266,7 +266,8 @@ class Trial:
         source = SyntheticSource(
             config,
             num_batches=max(NUM_BATCHES, config.training.accumulate),
-            is_validated=self._server_class.validation_step is not StreamServer.validation_step,
+            is_validated=self._server_class.validation_step is not StreamServer.validation_step
+            or config.training.criterion is not None,
         )
         with ExitStack() as stack:
             writers = open_writers(LoggedRun(folder=config.output_dir / "metrics"))
@@ -283,6 +284,7 @@ class Trial:
         with ExitStack() as stack:
             again = self._compose(source, stack)
             load_learned(self._checkpoint, again.server, again.step, again.callbacks, allow_pickle=self._allow_pickle)
+            load_rank_states(self._checkpoint, ranks.size, again.server, allow_pickle=self._allow_pickle)
         return trial.metrics.latest
 
     @property
@@ -315,7 +317,7 @@ class Trial:
         files = learned_files(trial.server, trial.step, trial.callbacks, allow_pickle=self._allow_pickle)
         make_folder(self._checkpoint)
         writer = FolderWriter(self._checkpoint)
-        for file in files:
+        for file in [*files, *rank_files(trial.server, allow_pickle=self._allow_pickle)]:
             writer.write(file.path, file.write)
         trial.callbacks.tell("on_checkpoint", self._checkpoint)
 
@@ -334,7 +336,8 @@ def _shorten(config: StudyConfig, folder: Path) -> StudyConfig:
     """The study without its limits and intervals, in another output folder."""
     study = config.study.model_copy(update={"output_dir": folder})
     training = config.training.model_copy(update={"max_batches": None, "max_s": None})
-    return config.model_copy(update={"study": study, "training": training})
+    validation = config.validation.model_copy(update={"max_batches": None, "at_start": 0})
+    return config.model_copy(update={"study": study, "training": training, "validation": validation})
 
 
 def _print_calls(record: CallRecord) -> None:

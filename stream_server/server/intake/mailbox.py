@@ -42,7 +42,7 @@ class StopAsked:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FinishAsked:
-    """Event (rank 0): an operator wants no further simulation; the study ends when all that comes is trained."""
+    """Event (rank 0): no further simulation is wanted; the study ends when all that comes is trained."""
 
     reason: str
 
@@ -106,6 +106,7 @@ Command = (
     BeginStudy
     | ParametersSuggested
     | EndEarly
+    | launcher_link.FinishSimulations
     | launcher_link.StopSimulations
     | CheckpointCommitted
     | launcher_link.Leaving

@@ -25,7 +25,8 @@ class Monitor:
     def of_validation(self, metrics: Mapping[str, float]) -> float | None:
         """Its value among those of a validation, which go without the "val/".
 
-        None for one of the rollouts while there are no values of these: no held-out simulation is complete.
+        None for one of the rollouts while there are no values of these: no held-out simulation is complete. None also
+        where some sets alone were validated, so that there is no loss of all.
 
         Raises:
             ConfigError: it is not among them.
@@ -35,6 +36,8 @@ class Monitor:
         ):
             return None
         if not self.is_validated or self.name.removeprefix(VALIDATED) not in metrics:
+            if self.is_validated and "loss" not in metrics:
+                return None
             raise self.missing("a value of the validation", [f"{VALIDATED}{name}" for name in metrics])
         return metrics[self.name.removeprefix(VALIDATED)]
 

@@ -97,8 +97,8 @@ class UnionMean:
             )
         if self._is_alone:
             raise UserCodeError(
-                "all_reduce must not be called in state_dict, which runs on rank 0 alone and would wait for the others "
-                "for ever: call it in on_step_end, and return what it gave"
+                "all_reduce must not be called in state_dict or rank_state_dict, which also runs on rank 0 alone and "
+                "would wait for the others for ever: call it in on_step_end, and return what it gave"
             )
         self.num_means += 1
         own = self._sizes[self._ranks.rank] if self._sizes else 1.0

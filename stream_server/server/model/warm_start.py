@@ -1,27 +1,34 @@
-"""The warm start: a fresh study begins with the model that another one has trained."""
+"""The warm start: a fresh study begins with the model that another one has trained, or looks at it on its way.
+
+Why: docs/decisions/0098-newest-weights.md
+"""
 
 import json
-from collections.abc import Mapping, Sequence
+import logging
+from collections.abc import Callable, Collection, Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stream_server.errors import ConfigError, UserCodeError
+from stream_server.errors import ConfigError, DamagedCheckpoint, UserCodeError
 from stream_server.server.checkpoint.folder import MODEL, STUDY
 from stream_server.server.checkpoint.user_state import load_user_state
 from stream_server.server.model.model_export import MODEL_FILE, STUDY_FILE, bare_name
 from stream_server.server.model.saved_model import SavedModel, find_saved_model
+from stream_server.server.ranks.communicator import Ranks
 from stream_server.server.user.framework import Framework, Step, framework_of
 from stream_server.server.user.normalization import Normalization
 from stream_server.server.user.stream_server import StreamServer
 from stream_server.storage.checksums import check_sum
-from stream_server.storage.plain_state import read_state
+from stream_server.storage.plain_state import from_bytes, read_state, to_bytes
 from stream_server.storage.tensor_file import SUFFIX, nested, read_tensors
 from stream_server.storage.typed import listed
 from stream_server.user_code import call_user
 
 if TYPE_CHECKING:
     from stream_server.config import StudyConfig
+
+_log = logging.getLogger(__name__)
 
 
 def warm_start(config: "StudyConfig", server: StreamServer, step: Step, normalization: Normalization) -> str:
@@ -58,6 +65,33 @@ def warm_start(config: "StudyConfig", server: StreamServer, step: Step, normaliz
     where = source if isinstance(source, Path) else f"{source.folder}, after batch {source.batches}"
     rest = f"; skipped: {'; '.join(skipped)}" if skipped else ""
     return f"the study starts from {where} ({load.what}){rest}"
+
+
+def newest_weights(
+    path: Path, *, study_dir: Path, ranks: Ranks, framework: Framework, quiesce: Callable[[], None]
+) -> dict[str, Any]:
+    """The newest weights of another run, which rank 0 reads for all; empty where it cannot. Collective; main thread.
+
+    `quiesce` ends what other threads do with older ones.
+    """
+    data = b""
+    if ranks.rank == 0:
+        try:
+            data = _encoded(find_source(study_dir / path), framework)
+        except (ConfigError, DamagedCheckpoint, OSError, LookupError) as error:
+            _log.warning("newest_weights(%r) gives nothing: %s", str(path), error)
+    data = ranks.broadcast_bytes(data)
+    quiesce()
+    weights = framework.restored(from_bytes(data)) if data else {}
+    return {bare_name(name): value for name, value in weights.items()}
+
+
+def _encoded(source: SavedModel | Path, framework: Framework) -> bytes:
+    if isinstance(source, Path):
+        return to_bytes(framework.plain(_read(source, as_torch=True), str(source)))
+    _log.info("weights are read of %s, after batch %d", source.folder, source.batches)
+    state = read_state(Path(source.folder) / MODEL)
+    return to_bytes(state.get("evaluated", state["model"]))
 
 
 def find_source(path: Path) -> SavedModel | Path:
@@ -136,9 +170,7 @@ def _read(source: Path, *, as_torch: bool) -> dict[str, Any]:
         raise ConfigError(f"load.checkpoint cannot be read: {error}") from error
 
 
-def _load_saved(
-    config: "StudyConfig", server: StreamServer, framework: Framework, step: Step, source: SavedModel
-) -> list[str]:
+def _load_saved(config: "StudyConfig", server: Any, framework: Framework, step: Step, source: SavedModel) -> list[str]:
     load = config.load
     assert load is not None
     state = read_state(Path(source.folder) / MODEL)
@@ -150,7 +182,8 @@ def _load_saved(
     if load.what != "model" and "optimizers" not in state:
         raise ConfigError(f'load.what must be "model", for {source.folder} is one of the best models, and only a model')
     model = framework.restored(state.get("evaluated", state["model"]))
-    left_out = config.checkpoint.exclude
+    names, patterns = map(bare_name, server.model.state_dict()), config.checkpoint.exclude
+    left_out = {name for name in names if not server.save_filter(name) or any(fnmatchcase(name, it) for it in patterns)}
     skipped = _load_weights(server, model, source=source.folder, strict=load.strict, left_out=left_out)
     step.compare_constants(state)
     if skipped and load.what != "model":
@@ -186,9 +219,9 @@ def _load_normalization(source: SavedModel, normalization: Normalization) -> Non
 
 
 def _load_weights(
-    server: Any, tensors: Mapping[str, Any], *, source: str, strict: bool, left_out: Sequence[str] = ()
+    server: Any, tensors: Mapping[str, Any], *, source: str, strict: bool, left_out: Collection[str] = ()
 ) -> list[str]:
-    """Take tensors by name into the model of a server, on every rank; those that match `left_out` may be missing.
+    """Take tensors by name into the model of a server, on every rank; those in `left_out` may be missing.
 
     Returns:
         The names that were skipped, each with the reason; there are none if `strict`.
@@ -201,11 +234,7 @@ def _load_weights(
     fitting = {
         own[name][0]: value for name, value in saved.items() if name in own and _shape(value) == _shape(own[name][1])
     }
-    wanted = {
-        name: value
-        for name, (_, value) in own.items()
-        if name in saved or not any(fnmatchcase(name, pattern) for pattern in left_out)
-    }
+    wanted = {name: value for name, (_, value) in own.items() if name in saved or name not in left_out}
     problems = _problems(wanted, saved)
     if problems and (strict or not fitting):
         text = f"load.checkpoint: {source} does not fit the model of {type(server).__name__}: {'; '.join(problems)}"

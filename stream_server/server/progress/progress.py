@@ -21,7 +21,8 @@ class Progress:
     A sample is counted when its first draw is settled by an update: in `samples` when it was trained, in `skipped`
     when the gradient was not finite, in `dropped` when a loader of the user's left it out. `draws` counts every draw of
     a sample, `added` the samples of batches that were not drawn for them. `best` is the batch and the loss of the best
-    validation so far. `agreed_s` are the seconds of training that rank 0 told in the last round.
+    validation so far. `agreed_s` are the seconds of training that rank 0 told in the last control round. `rounds` are
+    those of `study.rounds` that have ended.
 
     `length` is the length of the study, as far as it is known, and `num_missing` the number of samples that are known
     by now never to come.
@@ -49,6 +50,7 @@ class Progress:
         self.added = 0
         self.draws = 0
         self.lonely_steps = 0
+        self.rounds = 0
         self.batches_per_rank = [0] * num_ranks
         self.best: dict[str, Any] = {}
         self.agreed_s = 0.0
@@ -56,6 +58,7 @@ class Progress:
         self.num_missing = 0
         self._fraction = 0.0
         self._unsettled = 0
+        self._drawn_before_round = 0
         self._schedules_of: tuple[int | None, int] | None = None
         self._clock = clock
         self._start = clock()
@@ -124,6 +127,16 @@ class Progress:
             self.samples += self._unsettled - outcome.num_left_out
         self._unsettled = 0
         self.lr_steps = max(self.lr_steps, self._due_lr_steps())
+
+    @property
+    def round_has_samples(self) -> bool:
+        """Whether a sample was drawn for the first time since the last round has ended."""
+        return self._num_drawn > self._drawn_before_round
+
+    def end_round(self) -> None:
+        """Count a round, whose samples are all trained."""
+        self.rounds += 1
+        self._drawn_before_round = self._num_drawn
 
     def end(self) -> None:
         """Take the schedules to their end: all that there was to train is trained, however much that was."""

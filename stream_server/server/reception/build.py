@@ -93,8 +93,10 @@ def make_roster(
     suggester: Suggester | None,
     identity: Identity,
     endpoints: Sequence[Endpoints],
+    *,
+    num_rounds: int = 0,
 ) -> Roster:
-    """The simulations of the study, none of which has begun.
+    """The simulations of the study, none of which has begun, after `num_rounds` rounds.
 
     Their parameters are those of the `design`, or those that were suggested; the others are suggested later.
     """
@@ -122,6 +124,7 @@ def make_roster(
         parameters,
         names=design.names,
         lookahead=0 if suggester is None else suggester.lookahead,
+        num_released=config.num_released(num_rounds),
         origins_of=None if suggester is None else lambda: suggester.origins,
         num_planned=num_planned,
         num_held_out=config.validation.simulations,

@@ -133,8 +133,8 @@ class Dispatcher:
 
     Strangers and junk are refused, counted and forgotten. `reply` sends to a client and never blocks.
     `parameters` are those of the simulations that have begun, in the order of study.json. `is_final`: every simulation
-    has ended, and no other will come. Unless it `is_receiving`, steps are dropped without an answer, so that their
-    clients keep them for the next incarnation.
+    has ended, and no other will come; `is_round_over`: those of a round have, and the buffer is to be closed. Unless it
+    `is_receiving`, steps are dropped without an answer, so that their clients keep them for the next incarnation.
     """
 
     def __init__(
@@ -155,6 +155,7 @@ class Dispatcher:
         self.connections: dict[bytes, Connection] = {}
         self.acknowledgements = Acknowledgements(self.connections, reply, credit=intake.state.credit)
         self.is_final = False
+        self.is_round_over = False
         self.is_receiving = True
         self.stopped: Stop | None = None
         self._left: deque[bytes] = deque()
@@ -221,6 +222,8 @@ class Dispatcher:
                 self.intake.end_attempt(notice.simulation, notice.attempt)
             case notices.Terminal():
                 self._end_simulation(notice)
+            case notices.AllTerminal(round_over=True):
+                self.is_round_over = True
             case notices.AllTerminal():
                 self.is_final = True
             case notices.StopNotice():

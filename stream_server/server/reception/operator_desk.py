@@ -58,6 +58,12 @@ class OperatorDesk:
             case operator.AskStop():
                 return self._leave()
 
+    def finish(self, order: launcher_link.FinishSimulations) -> None:
+        """Start nothing more; what runs may end."""
+        if self.roster.finish_order is None and self.roster.stop_order is None:
+            self.perform(self.roster.finish(order))
+            self.tell_main(mailbox.FinishAsked(reason=order.reason))
+
     def tell_stopping(self) -> None:
         """Tell the launcher that a server which dies on the way to its last checkpoint is not to be started again."""
         self.tell_launcher(launcher_link.Stopping(reason=STOP_TEXT))
@@ -111,9 +117,7 @@ class OperatorDesk:
     def _finish(self) -> operator.StopAccepted:
         if self.roster.stop_order is not None or self.was_asked_to_leave:
             return operator.StopAccepted(text="the study is ending already")
-        if self.roster.finish_order is None:
-            self.perform(self.roster.finish(launcher_link.FinishSimulations(reason=FINISH_TEXT)))
-            self.tell_main(mailbox.FinishAsked(reason=FINISH_TEXT))
+        self.finish(launcher_link.FinishSimulations(reason=FINISH_TEXT))
         return operator.StopAccepted(
             text="no more simulations are started; the study ends when all that comes is trained"
         )

@@ -287,6 +287,9 @@ class Receiver:
                         self.sockets.send_link(launcher_link.encode(said))
                 case launcher_link.Leaving():
                     self.sockets.send_link(launcher_link.encode(command))
+                case launcher_link.FinishSimulations():
+                    assert self._coordinator is not None
+                    self._coordinator.desk.finish(command)
                 case launcher_link.StopSimulations() if self._coordinator is None:
                     self.dispatcher.apply(notices.StopNotice(reason=command.reason))
                 case launcher_link.StopSimulations():
@@ -319,10 +322,15 @@ class Receiver:
             self._coordinator.say_here()
 
     def _end_reception(self) -> None:
-        if self.dispatcher.is_final and not self._has_ended and self.intake.has_none_waiting:
-            self.dispatcher.end_turn()
+        dispatcher = self.dispatcher
+        is_over = dispatcher.is_round_over or (dispatcher.is_final and not self._has_ended)
+        if not is_over or not self.intake.has_none_waiting:
+            return
+        dispatcher.end_turn()
+        dispatcher.is_round_over = False
+        self.buffer.close(reopens=not dispatcher.is_final)
+        if dispatcher.is_final:
             self._has_ended = True
-            self.buffer.close()
             self.events.put(mailbox.ReceptionEnded())
 
     def _send_notices(self) -> None:

@@ -61,6 +61,7 @@ class Reception(Source):
     """Receives samples into `buffer` and `validation_store` while the `with` block lasts. Collective; main thread.
 
     `roster`, `launcher` and `suggester` are rank 0's. `learns`: parameters are suggested by a class that wants results.
+    `num_rounds` rounds have ended before.
     """
 
     def __init__(
@@ -77,6 +78,7 @@ class Reception(Source):
         restored: RankRestore | None = None,
         roster_state: Mapping[str, Any] | None = None,
         retried: Container[int] = (),
+        num_rounds: int = 0,
     ) -> None:
         self.config = config
         self.ranks = ranks
@@ -89,6 +91,7 @@ class Reception(Source):
         self.restored = restored
         self.roster_state = roster_state
         self.retried = retried
+        self.num_rounds = num_rounds
         store = NoValidationStore if config.offline.write_files else ValidationStore
         self.validation_store = store(config.validation.simulations, ragged=ragged_fields(config))
         self._receiver: Receiver | None = None
@@ -137,7 +140,9 @@ class Reception(Source):
                     log.warning("%s", text)
                 if self.suggester is not None:
                     self.suggester.start(
-                        lambda it: receiver.post(mailbox.ParametersSuggested(parameters=it)), self.end_early
+                        lambda it: receiver.post(mailbox.ParametersSuggested(parameters=it)),
+                        self.end_early,
+                        lambda reason: receiver.post(launcher_link.FinishSimulations(reason=in_one_line(reason))),
                     )
                 self._announce(self.roster, endpoints[0])
                 if self.start.link is None:
@@ -217,6 +222,28 @@ class Reception(Source):
     def end_early(self, simulation: int, reason: str) -> None:
         """Stop a simulation that is to be trained on."""
         self.receiver.post(EndEarly(simulation=simulation, reason=in_one_line(reason)))
+
+    @property
+    def is_drained(self) -> bool:
+        """Whether no sample will come any more, and all that came were drawn."""
+        with self.receiver.turn:
+            return self.receiver.dispatcher.is_final and not self.buffer.num_left
+
+    def begin_round(self, num_ended: int) -> None:
+        """Take in samples again, and let the simulations of the next round begin, unless all are over. Collective."""
+        with self.receiver.turn:
+            if not self.receiver.dispatcher.is_final:
+                self.buffer.reopen()
+        # Before a simulation begins, all ranks must take in what it sends.
+        self.ranks.gather(num_ended)
+        num_released = self.config.num_released(num_ended)
+        if self.roster is not None and num_released is not None:
+            with self.receiver.turn:
+                known = self.roster.begin_round(num_released)
+                parameters = self.roster.parameters | known
+            if known:
+                write_csv(self.folder.parameters, parameters, self.roster.origins)
+            self.receiver.post(mailbox.ParametersSuggested(parameters=known))
 
     def failed_simulations(self) -> list[int]:
         """The simulations that were given up or withdrew themselves. Rank 0."""
@@ -351,7 +378,9 @@ class Reception(Source):
         gathered = self.ranks.gather(self.receiver.bind().to_dict())
         endpoints = [Endpoints.from_dict(plain) for plain in self.ranks.broadcast(gathered)]
         if self.ranks.rank == 0:
-            self.roster = make_roster(self.config, self.design, self.suggester, self.identity, endpoints)
+            self.roster = make_roster(
+                self.config, self.design, self.suggester, self.identity, endpoints, num_rounds=self.num_rounds
+            )
         want = {} if self.suggester is None else {"want_parameters": self.suggester.want}
         self.receiver.meet(endpoints, self.roster, **want)
         return endpoints

@@ -31,9 +31,10 @@ class Roster:
     """The simulations of a study: ids, parameters, attempts and terminal states.
 
     Ids run from 0; `parameters[i]` are those of id i, None where they are yet to be suggested, which is done in the
-    order of ids: `lookahead` of them are to be ready. The first `num_planned` ids run from the start, the first
-    `num_held_out` of them for validation; the others are taken one by one when a simulation is redrawn. A simulation is
-    *finished* when every rank says that its share is complete: the ledgers decide, whatever a scheduler says.
+    order of ids: `lookahead` of them are to be ready. The first `num_planned` ids run from the start, but for those
+    from `num_released` on, whose round has yet to begin; the first `num_held_out` of them for validation. The others
+    are taken one by one when a simulation is redrawn. A simulation is *finished* when every rank says that its share is
+    complete: the ledgers decide, whatever a scheduler says.
     `table` has the state of each, and counts. `num_survived` counts simulations that went on, while they ran, after the
     server had been away. `num_missing` are the samples of training simulations that will never come; those that redraws
     bring in their place are taken off. `warnings` are about single simulations.
@@ -48,6 +49,7 @@ class Roster:
         *,
         names: Sequence[str] | None = None,
         lookahead: int = 0,
+        num_released: int | None = None,
         origins_of: Callable[[], Mapping[int, Origin]] | None = None,
         num_planned: int,
         num_held_out: int,
@@ -64,14 +66,15 @@ class Roster:
         self.num_missing = 0
         self._origins_of = origins_of
         names = tuple((parameters[0] or ()) if names is None else names)
-        self.table = SimulationTable(lookahead=lookahead)
+        self._parameters = parameters
+        self.table = SimulationTable(lookahead=lookahead, num_released=num_released)
         self.entries = self.table.entries
         for i in range(num_planned):
-            self.table.add(i, SimulationState(parameters=_copy(parameters[i])))
+            self.table.add(i, SimulationState(parameters=self._known_of(i)))
         self.handshake = Handshake(facts, self.entries, names)
         self._num_planned = num_planned
         self._spare = iter(range(num_planned, len(parameters)))
-        self._parameters = parameters
+        self._has_told_round = False
         self._num_held_out = num_held_out
         self.starts_jobs = starts_jobs
         self._awaited_at_the_end = ""
@@ -160,14 +163,14 @@ class Roster:
             entry.restore(finished.get(simulation), is_finished=simulation in finished)
             if entry.parameters is None and simulation < len(self._parameters):
                 # Suggested after this checkpoint, or not yet.
-                entry.parameters = _copy(self._parameters[simulation])
+                entry.parameters = self._known_of(simulation)
             return simulation < num_planned or simulation >= num_planned_before or entry.begun
 
         self._failed_attempts.load_state_dict(state)
         following = self.table.load(state["simulations"], continued)
         self._spare = iter(range(following, len(self._parameters)))
         for i in islice(self._spare, max(0, num_planned - num_planned_before)):
-            self.table.add(i, SimulationState(parameters=_copy(self._parameters[i])))
+            self.table.add(i, SimulationState(parameters=self._known_of(i)))
         self.warnings.load_state_dict(state["warnings"])
         self.num_survived = state["num_survived"]
         num_redrawn = len(self.entries) - num_planned
@@ -223,6 +226,11 @@ class Roster:
             for simulation, values in parameters.items()
             if self.table.suggest(simulation, values)
         ]
+
+    def begin_round(self, num_released: int) -> dict[int, dict[str, float]]:
+        """Release the simulations below this id; returns the parameters of those that need not be suggested."""
+        self.table.num_released, self._has_told_round = num_released, False
+        return {i: it for i in self.table.unsuggested if i < num_released and (it := self._known_of(i)) is not None}
 
     def launched(self, message: launcher_link.Attempt) -> list[Action]:
         """The launcher is about to start an attempt, or has one that goes on although the server was away."""
@@ -452,6 +460,9 @@ class Roster:
         entry = self.entries[simulation]
         if entry.phase.terminal or (entry.phase is SimulationPhase.RUNNING and entry.attempt == attempt):
             return []
+        if entry.parameters is None:
+            # It began after the checkpoint that is continued, and belongs to a later round now.
+            return []
         self._failed_attempts.try_again(simulation)
         entry.waits_for, entry.had_to_wait = waits_for, waits_for is not None
         self.table.enter(simulation, SimulationPhase.RUNNING)
@@ -493,7 +504,14 @@ class Roster:
             blocked=any(s.blocked for s in entry.shares.values()),
         )
 
+    def _known_of(self, simulation: int) -> dict[str, float] | None:
+        """The parameters of a simulation, None if it must wait for them, or for its round."""
+        return _copy(self._parameters[simulation]) if simulation < self.table.num_released else None
+
     def _conclude(self) -> list[Action]:
+        if not self._failed and self.table.round_over and not self._has_told_round:
+            self._has_told_round = True
+            return [notices.AllTerminal(states={}, round_over=True)]
         if self._failed or not self.table.all_over:
             return []
         self.handshake.open = False

@@ -5,6 +5,7 @@ Rank 0; pure.
 Why: docs/decisions/0041-state-as-rows.md
 """
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -129,10 +130,12 @@ class SimulationTable:
 
     Whatever is asked often is counted as phases change, so that it costs the same with 10 and 100,000 simulations.
     `num_settled` counts the steps that all ranks have accepted or rejected. `running` are the ids that run. Parameters
-    that are yet to be suggested are wanted in the order of ids, `lookahead` of them ahead of what starts.
+    that are yet to be suggested are wanted in the order of ids, `lookahead` of them ahead of what starts, and only for
+    the first `num_released` ids: the others belong to later rounds.
     """
 
-    def __init__(self, *, lookahead: int = 0) -> None:
+    def __init__(self, *, lookahead: int = 0, num_released: int | None = None) -> None:
+        self.num_released: float = math.inf if num_released is None else num_released
         self.entries: dict[int, SimulationState] = {}
         self.running: set[int] = set()
         self.num_settled = 0
@@ -204,12 +207,20 @@ class SimulationTable:
     def num_wanted(self) -> int:
         """Parameters are wanted for the simulations below this id, so that enough of them are ready to be started."""
         num = min(len(self._unsuggested), max(0, self._lookahead - self._num_ready))
-        return next(islice(self._unsuggested, num - 1, None)) + 1 if num else 0
+        wanted = next(islice(self._unsuggested, num - 1, None)) + 1 if num else 0
+        return int(min(wanted, self.num_released))
 
     @property
     def all_over(self) -> bool:
         """No simulation waits or runs."""
         return not (self.running or self._num_in[SimulationPhase.WAITING])
+
+    @property
+    def round_over(self) -> bool:
+        """No simulation of this round waits or runs, but there are others of later ones."""
+        if self.running or not self._unsuggested or self._num_in[SimulationPhase.WAITING] > len(self._unsuggested):
+            return False
+        return next(iter(self._unsuggested)) >= self.num_released
 
     def num_in(self, phase: SimulationPhase) -> int:
         return self._num_in[phase]

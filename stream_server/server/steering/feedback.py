@@ -107,7 +107,9 @@ class SampleScores:
 
 
 class Feedback(Callback):
-    """Gathers the scores of all ranks whenever its schedule says so, and tells the class that suggests. Collective.
+    """Gathers the scores of all ranks and tells the class that suggests. Collective.
+
+    It does so whenever its schedule says so, and at the end of each of `study.rounds`.
 
     `ingest` and `failures` are rank 0's: where the results of simulations go, by id, and which simulations have failed
     for good. The newest results of all simulations are in each checkpoint, and what each rank has counted since then.
@@ -139,6 +141,10 @@ class Feedback(Callback):
         if self._schedule.is_due(self._progress):
             self._schedule.done(self._progress)
             self._gather()
+
+    def on_round_end(self, server: Any, round_idx: int) -> None:
+        # Before the next parameters are asked for.
+        self._gather()
 
     def state_dict(self) -> dict[str, Any]:
         names = sorted({name for result in self._results.values() for name in result})

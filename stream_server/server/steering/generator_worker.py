@@ -40,7 +40,10 @@ class GeneratorWorker:
                     generator = self._generator("training")
                     return {"learns": generator.learns, "stops": generator.stops}
                 case "suggest":
-                    suggested = self._generator(request["stream"]).suggest(request["num"])
+                    generator = self._generator(request["stream"])
+                    if request["may_end"] and generator.has_enough():
+                        return {"enough": True, "points": [], "problem": ""}
+                    suggested = generator.suggest(request["num"])
                     points = [[list(point.values), point.score] for point in suggested.points]
                     return {"points": points, "problem": suggested.problem}
                 case "ingest":

@@ -80,6 +80,8 @@ def _refuse_names_of_results(config: StudyConfig) -> None:
 
 
 def _ready_ahead(config: StudyConfig) -> int:
+    if config.study.rounds is not None:
+        return config.study.rounds.simulations
     runs = config.launcher.max_running if config.simulation.command is not None else config.client.max_attached
     return config.parameters.sampler.lookahead or max(1, runs)
 
@@ -125,6 +127,8 @@ class Suggester:
         self._end_early: Callable[[int, str], None] = lambda _simulation, _reason: None
         # True until the class has said whether it stops simulations.
         self._stops = True
+        self._has_enough = False
+        self._finish: Callable[[str], None] = lambda _reason: None
         self._thread = Thread(target=self._run, name="suggester")
         self._stack = ExitStack()
 
@@ -192,12 +196,14 @@ class Suggester:
         self,
         deliver: Callable[[Mapping[int, dict[str, float]]], None],
         end_early: Callable[[int, str], None] = lambda _simulation, _reason: None,
+        finish: Callable[[str], None] = lambda _reason: None,
     ) -> None:
         """From now on suggest what is wanted, and `deliver` it, in the thread of this object.
 
-        `end_early` gets the simulations of which the class wants nothing more, and a reason.
+        `end_early` gets the simulations of which the class wants nothing more, and a reason; `finish` gets a reason
+        when it wants no other simulation.
         """
-        self._deliver, self._end_early = deliver, end_early
+        self._deliver, self._end_early, self._finish = deliver, end_early, finish
         self._thread.start()
 
     def want(self, num: int) -> None:
@@ -257,11 +263,14 @@ class Suggester:
                 self._condition.wait_for(lambda: self._is_leaving or self._has_work)
                 if self._is_leaving:
                     return
-                simulations = range(len(self.suggestions), self._wanted)
+                simulations = range(len(self.suggestions), 0 if self._has_enough else self._wanted)
             if not simulations:
                 self._tell_news()
                 continue
             suggested = self._suggest(simulations)
+            if self._has_enough:
+                self._finish(f"{self._settings} has enough: no further simulation is started")
+                continue
             if self._is_leaving:
                 # They may be of the fallback, since the class was cut short; no simulation has been told of them.
                 return
@@ -279,7 +288,7 @@ class Suggester:
 
     @property
     def _has_work(self) -> bool:
-        return self._wanted > len(self.suggestions) or (self._stops and bool(self._news))
+        return (self._wanted > len(self.suggestions) and not self._has_enough) or (self._stops and bool(self._news))
 
     def _tell_news(self) -> None:
         try:
@@ -319,7 +328,7 @@ class Suggester:
             for simulation, (values, score) in zip(simulations, points, strict=False)
         ]
         first = 0 if stream == "validation" else self._num_held_out
-        for simulation in simulations[len(suggestions) :]:
+        for simulation in () if self._has_enough else simulations[len(suggestions) :]:
             values = self._fallbacks[stream].values(simulation - first)
             suggestions.append(Suggestion(simulation=simulation, values=values, by=self._settings.fallback, at=at))
         self._known[stream].update(suggestion.values for suggestion in suggestions)
@@ -336,9 +345,13 @@ class Suggester:
             missing = num - len(pairs)
             most_asked -= missing
             try:
-                answer = self._ask({"do": "suggest", "stream": stream, "num": missing}, until)
+                may_end = stream == "training" and bool(self.suggestions) and not pairs
+                answer = self._ask({"do": "suggest", "stream": stream, "num": missing, "may_end": may_end}, until)
             except (NoAnswer, StreamServerError) as error:
                 self._note(f"{self._settings}: {error}" if isinstance(error, NoAnswer) else str(error))
+                break
+            if answer.get("enough"):
+                self._has_enough = True
                 break
             for row, score in answer["points"]:
                 values = tuple(row)

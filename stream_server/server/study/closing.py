@@ -286,12 +286,12 @@ def _summary_rows(report: Mapping[str, Any], *, is_online: bool) -> list[tuple[s
             ("updates", f"{report['updates']:,}"),
             ("draws", f"{report['draws']:,}, {rate['samples_per_s']:,.0f}/s"),
         ]
-    if report["validation"]:
-        first, last = report["validation"][0], report["validation"][-1]
+    if whole := [entry for entry in report["validation"] if "loss" in entry]:
+        first, last = whole[0], whole[-1]
         best = f", best {number(report['best'].get('loss'))} at batch {report['best'].get('batch')}"
         ratio = last.get("error_over_variance")
         error = "" if ratio is None else f"\n{_over_variance(ratio)}"
-        earlier = f"{number(first['loss'])} -> " if len(report["validation"]) > 1 else ""
+        earlier = f"{number(first['loss'])} -> " if len(whole) > 1 else ""
         rows.append(("validation", f"{earlier}{number(last['loss'])}{best if earlier else ''}{error}"))
     if report["rollout"] is not None:
         rows.append(("rollout", _rollout(report["rollout"])))

@@ -6,8 +6,9 @@ Why: docs/decisions/0038-order-of-callbacks.md
 import logging
 import math
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -36,10 +37,11 @@ from stream_server.server.training.monitoring.batch_rows import BatchRows
 from stream_server.server.training.monitoring.gauges import Logging
 from stream_server.server.training.monitoring.unsaved_arrays import UnsavedArrays
 from stream_server.server.training.monitoring.untrained_parameters import UntrainedParameters
+from stream_server.server.training.rounds import Rounds
 from stream_server.server.training.stream import BatchStream
 from stream_server.server.training.validation.rollout import Rollouts
 from stream_server.server.training.validation.validation import Validation
-from stream_server.server.training.validation.validation_batches import HeldOutSamples, Observe
+from stream_server.server.training.validation.validation_batches import HeldOutSamples, Observe, choice
 from stream_server.server.training.validation.validation_record import ValidationRecord
 from stream_server.server.user.callbacks import Callback, Callbacks
 from stream_server.server.user.framework import LearningRateCallback, Step, framework_of
@@ -185,24 +187,25 @@ class Composition:
         self,
         held_out: HeldOutSamples,
         *,
-        schedule: Schedule | None = None,
+        schedules: Mapping[str, Schedule] | None = None,
         must_leave: Callable[[], bool] = lambda: False,
         save_before: Callable[[], None] = lambda: None,
         quiesce: Callable[[], None] = lambda: None,
         record: ValidationRecord | None = None,
         observe: Observe | None = None,
     ) -> Validation:
-        """Make the validation; without a `schedule` it comes once, at the end of the training."""
+        """Make the validation; without `schedules` it comes once, at the end of the training."""
         self.validation = Validation(
             self.server,
             self.ranks,
             self.callbacks,
             self.step,
-            held_out=held_out,
-            batch_size=self.config.validation.batch_size,
+            # Rollouts are those of whole simulations.
+            held_out=replace(held_out, chosen=choice(self.config)),
+            settings=self.config.validation,
             progress=self.progress,
             metrics=self.metrics,
-            schedule=schedule,
+            schedules=schedules,
             phases=self.phases,
             must_leave=must_leave,
             save_before=save_before,
@@ -238,6 +241,7 @@ class Composition:
         before_logging: Sequence[Callback] = (),
         after_logging: Sequence[Callback] = (),
         feedback: Feedback | None = None,
+        rounds: Rounds | None = None,
     ) -> Training:
         """Make the training, and put the built-in callbacks around the user's.
 
@@ -247,6 +251,7 @@ class Composition:
             before_user: called for each event after the built-in callbacks that come before the user's.
             before_logging, after_logging: called after the user's callbacks.
             feedback: tells what suggests parameters of the losses; None if nothing does.
+            rounds: those of `study.rounds`, if there are any.
         """
         normalization = self.server.normalization
         limits = TrainingLimits(self.config.training, self.progress, self.stops, leave_at_s=leave_at_s)
@@ -283,6 +288,7 @@ class Composition:
             normalization=normalization,
             needs_every_batch=self.config.training.uneven == "stop",
             num_missing=lambda: source.num_missing,
+            rounds=rounds,
             note_losses=None if feedback is None else feedback.scores.note,
             note_batch=self.batch_rows.note,
         )
@@ -308,6 +314,12 @@ class SourceEvents(Callback):
         """
         for event in self._look():
             self._hand_on(event)
+
+    def on_train_end(self, server: Any) -> None:
+        # What came with the end of the stream, after which there is no round.
+        for event in self._look():
+            if isinstance(event, mailbox.SimulationFinished | mailbox.ReceptionEnded | mailbox.FinishAsked):
+                self._hand_on(event)
 
     def _hand_on(self, event: mailbox.Event) -> None:
         match event:

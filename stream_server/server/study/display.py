@@ -167,7 +167,9 @@ def _rows(snapshot: Snapshot) -> list[Row]:
     batches = f"{training.batches:,}, {training.batches_per_s:,.1f}/s{done}"
     losses = {"loss": snapshot.loss, "validation": snapshot.validation_loss}
     ended = sum(num for state, num in simulations.items() if state in TERMINAL)
+    ended_rounds, num_rounds = training.rounds or (0, 0)
     rows = [
+        Row("rounds", f"{ended_rounds:,} of {num_rounds:,} ended" if num_rounds else "", ended_rounds, num_rounds),
         Row("simulations", _simulations(snapshot), ended, sum(simulations.values())),
         Row("samples", samples + (done if snapshot.writes_files else ""), snapshot.received, snapshot.expected),
         Row("batches", "" if snapshot.writes_files else batches, fraction or 0.0, None if fraction is None else 1.0),

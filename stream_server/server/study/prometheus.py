@@ -51,6 +51,7 @@ class StudyCollector:
             "draws_trained": ("Samples trained, repetitions included, by all ranks.", now.draws),
             "samples_received": ("Time steps accepted or rejected, by all ranks.", now.received),
             "training_seconds": ("Seconds of training, of all incarnations.", training.elapsed_s),
+            "rounds": ("Rounds that have ended, of a study in rounds.", (training.rounds or [None])[0]),
             "checkpoints": ("Checkpoints committed by this incarnation.", now.checkpoints),
             "failed_checkpoints": ("Checkpoints that failed.", now.failed_checkpoints),
         }

@@ -99,6 +99,7 @@ def build_report(outcome: Outcome, study: StudyRank, ranks: Sequence[RankReport]
         "batches": progress.batches,
         "batches_per_rank": list(progress.batches_per_rank),
         "updates": progress.updates,
+        "rounds": progress.rounds,
         **study.results(),
         "throughput": {
             "samples_per_s": _per_second(progress.draws, progress.elapsed_s),

@@ -4,6 +4,7 @@ import logging
 import sys
 import time
 from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 from stream_server.buffers import Buffer, num_slots_to_load
@@ -17,7 +18,7 @@ from stream_server.server.checkpoint.continuation import Continuation
 from stream_server.server.checkpoint.random_states import RandomStates, seed_random_states
 from stream_server.server.checkpoint.restore import Part
 from stream_server.server.checkpoint.saver import Saver
-from stream_server.server.checkpoint.user_state import load_learned, user_files
+from stream_server.server.checkpoint.user_state import load_learned, load_rank_states, rank_files, user_files
 from stream_server.server.intake.source import Source
 from stream_server.server.metrics.log_record import LoggedRun
 from stream_server.server.metrics.metrics import Gauge, Metrics
@@ -25,7 +26,7 @@ from stream_server.server.metrics.writers import open_own_writer, open_writers
 from stream_server.server.model.best_models import BEST, BestModels
 from stream_server.server.model.model_export import ModelExport
 from stream_server.server.model.saved_model import model_files
-from stream_server.server.model.warm_start import warm_start
+from stream_server.server.model.warm_start import newest_weights, warm_start
 from stream_server.server.progress.length import TrainingLength
 from stream_server.server.progress.phases import Phases
 from stream_server.server.progress.progress import Progress
@@ -46,6 +47,7 @@ from stream_server.server.study.display import Display
 from stream_server.server.study.prometheus import StudyCollector
 from stream_server.server.study.status import StatusBoard
 from stream_server.server.training.control_round import barrier
+from stream_server.server.training.loader_stream import LoaderStream
 from stream_server.server.training.loop import Training
 from stream_server.server.training.monitoring.early_stopping import EarlyStopping
 from stream_server.server.training.monitoring.finite_losses import FiniteLosses
@@ -57,6 +59,7 @@ from stream_server.server.training.monitoring.gauges import (
     SamplesGauge,
     SpeedGauge,
 )
+from stream_server.server.training.rounds import Rounds
 from stream_server.server.training.validation.validation_batches import Observe
 from stream_server.server.training.validation.validation_record import held_out_record
 from stream_server.server.user.components import load_server_class, make_callbacks
@@ -202,6 +205,7 @@ class StudyRank(Composition):
             before_logging=optional(stopping),
             after_logging=[*board, *optional(self.export)],
             feedback=feedback,
+            rounds=self._make_rounds(),
         )
         self._restore_training()
         for part, duration_s in {**set_up.seconds, "total": time.monotonic() - self._began_s}.items():
@@ -249,6 +253,7 @@ class StudyRank(Composition):
             restored=self.restored,
             roster_state=None if self.saved is None else self.saved["roster"],
             retried=self.continuation.retried,
+            num_rounds=0 if self.saved is None else self.saved["progress"].get("rounds", 0),
             start=start,
         )
 
@@ -276,6 +281,7 @@ class StudyRank(Composition):
         self._restore_model()
         # Fail now on a state that cannot be saved, and not after hours of training.
         user_files(self.server, self.callbacks, allow_pickle=self.config.checkpoint.allow_pickle)
+        rank_files(self.server, allow_pickle=self.config.checkpoint.allow_pickle)
         failpoint("server.model_ready")
 
     def _make_stopping(self) -> EarlyStopping | None:
@@ -306,7 +312,9 @@ class StudyRank(Composition):
         continuation, config = self.continuation, self.config
         if continuation.base is not None:
             allow_pickle = config.checkpoint.allow_pickle
-            load_learned(continuation.folder, self.server, self.step, self.callbacks, allow_pickle=allow_pickle)
+            folder, num_saved = continuation.folder, continuation.base.ranks
+            load_learned(folder, self.server, self.step, self.callbacks, allow_pickle=allow_pickle)
+            load_rank_states(folder, num_saved, self.server, allow_pickle=allow_pickle)
         elif config.load is not None:
             log.info("%s", warm_start(config, self.server, self.step, self.server.normalization))
 
@@ -360,6 +368,9 @@ class StudyRank(Composition):
         incarnation = continuation.identity.incarnation
         saver = stack.enter_context(Saver(continuation.checkpoints, incarnation=incarnation, rank=self.ranks.rank))
         self.make_stream(self.source, stack)
+        where, framework, quiesce = self.config.study_dir, framework_of(self.server), self.stream.quiesce
+        read = partial(newest_weights, study_dir=where, ranks=self.ranks, framework=framework, quiesce=quiesce)
+        self.server.hold_attributes(_read_newest=read)
         # They are restored in this order: whatever is restored may use random numbers.
         self.parts = {
             "phases": self.phases,
@@ -403,9 +414,11 @@ class StudyRank(Composition):
 
     def _make_scheduled_validation(self, observe: Observe | None) -> None:
         source, settings, stops = self.source, self.config.validation, self.stops
+        schedule = Schedule(every=settings.every_batches, every_s=settings.every_s, at=settings.at)
+        every = {name: it.every_batches for name, it in settings.sets.items() if it.every_batches is not None}
         self.make_validation(
             self.held_out(source),
-            schedule=Schedule(every=settings.every_batches, every_s=settings.every_s, at=settings.at),
+            schedules={"": schedule, **{name: Schedule(every=num) for name, num in every.items()}},
             must_leave=lambda: stops.pending is StopReason.SAVED or time.monotonic() >= self.leave_at_s,
             save_before=self.checkpoints.take_before_validation if settings.save_before else lambda: None,
             quiesce=self.stream.quiesce,
@@ -444,6 +457,24 @@ class StudyRank(Composition):
             ingest=source.ingest,
             failures=source.failed_simulations,
             parameters=self.parameter_names,
+        )
+
+    def _make_rounds(self) -> Rounds | None:
+        source = self.source
+        if self.config.study.rounds is None or not isinstance(source, Reception):
+            return None
+        if isinstance(self.stream, LoaderStream):
+            raise ConfigError(
+                "study.rounds: a loader of train_dataloader may hold samples back, so that a round would never be "
+                "trained to its end. Leave the method out, or study.rounds"
+            )
+        return Rounds(
+            self.ranks,
+            source,
+            self.callbacks,
+            self.progress,
+            save_every=self.config.checkpoint.every_rounds,
+            save=self.checkpoints.take_last,
         )
 
     def _make_gauges(self) -> list[Gauge]:

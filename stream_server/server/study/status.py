@@ -172,6 +172,7 @@ class StatusBoard(Callback):
                 elapsed_s=progress.elapsed_s,
                 left_s=(1.0 - mark.fraction) / per_s.fraction if is_steady and per_s.fraction > 0 else None,
                 is_degraded=saves.degraded,
+                rounds=None if config.study.rounds is None else (progress.rounds, config.study.rounds.number),
             ),
             simulations=simulations,
             received=received,

@@ -203,6 +203,7 @@ def in_lockstep(
     phases: Phases,
     all_end_at_first: bool = False,
     needs_every_rank: bool = False,
+    follows: Callable[[], bool] = lambda: False,
     at_boundary: Callable[[], bool] = lambda: True,
     each_round: Callable[[], None] = lambda: None,
     saves: Saves | None = None,
@@ -223,6 +224,7 @@ def in_lockstep(
         phases: takes the time spent in rounds.
         all_end_at_first: stop when the first rank is drained (`uneven: stop`).
         needs_every_rank: take no step for which some rank has no data yet, however long it takes.
+        follows: called when all ranks are drained: whether more comes after all, the same on all ranks. Collective.
         at_boundary: whether a stop may happen now; the same on all ranks.
         each_round: called before every round, of which there is at least one a second.
         saves: the checkpoints, which are agreed on in the same rounds.
@@ -264,7 +266,10 @@ def in_lockstep(
             stops.agreed, stops.text = agreed.stop, _text_of(agreed.stop, stops, ranks)
             return
         if agreed.num_drained == ranks.size:
-            return
+            if not follows():
+                return
+            drained = False
+            continue
         if all_end_at_first and agreed.num_drained:
             stops.agreed = StopReason.UNEVEN
             return

@@ -16,6 +16,7 @@ from stream_server.server.progress.stop import StopReason, StopRequests
 from stream_server.server.ranks.communicator import Ranks
 from stream_server.server.training.control_round import Saves, Stream, in_lockstep
 from stream_server.server.training.fingerprint import require_equal
+from stream_server.server.training.rounds import Rounds
 from stream_server.server.user.callbacks import Callback, Callbacks
 from stream_server.server.user.framework import Step
 from stream_server.server.user.normalization import Normalization
@@ -63,8 +64,8 @@ class Training:
 
     All that happens beside the training steps, such as validation, checkpoints and logging, is done by `callbacks`.
     `needs_every_batch`: stop when the first rank has no more data (`uneven: stop`). `num_missing` gives, on rank 0, the
-    number of samples that will never come. `note_losses` is told of each batch of this rank and its outcome,
-    `note_batch` of each before it is trained.
+    number of samples that will never come. `rounds` are those of `study.rounds`. `note_losses` is told of each batch of
+    this rank and its outcome, `note_batch` of each before it is trained.
     """
 
     ranks: Ranks
@@ -80,6 +81,7 @@ class Training:
     normalization: Normalization
     needs_every_batch: bool = False
     num_missing: Callable[[], int] = lambda: 0
+    rounds: Rounds | None = None
     note_losses: Callable[[Batch, StepOutcome], None] | None = None
     note_batch: Callable[[Batch], None] = lambda batch: None
 
@@ -101,6 +103,7 @@ class Training:
             phases=self.phases,
             all_end_at_first=self.needs_every_batch,
             needs_every_rank=self.step.needs_every_rank,
+            follows=self._end_round,
             at_boundary=lambda: self.step.at_boundary or self.limits.has_all_batches,
             each_round=lambda: self.callbacks.tell("on_round"),
             elapsed_s=lambda: self.progress.elapsed_s,
@@ -112,19 +115,30 @@ class Training:
             self.callbacks.tell("on_step_end")
         # What follows reads the user's state.
         self.stream.quiesce()
-        last_update = self.step.finish()
+        self._finish_update()
         # Before the model is validated and exported.
         require_equal(self.ranks, self.step.fingerprints)
         self.step.compare_saved()
-        if last_update is not None:
-            self.progress.count_update(last_update)
-            self._log(last_update)
         if self.stops.agreed is None or self.stops.agreed.is_regular:
             self.progress.end()
         if self.stops.agreed is StopReason.SAVED:
             self.metrics.write(self.progress.batches, self.progress.elapsed_s)
         else:
             self.callbacks.tell("on_train_end")
+
+    def _end_round(self) -> bool:
+        """All that has come is trained: whether another round follows. Collective."""
+        if self.rounds is None:
+            return False
+        self.stream.quiesce()
+        self._finish_update()
+        return self.rounds.end()
+
+    def _finish_update(self) -> None:
+        last_update = self.step.finish()
+        if last_update is not None:
+            self.progress.count_update(last_update)
+            self._log(last_update)
 
     def _require_unchanged(self, restored: Mapping[str, int | None]) -> None:
         """Refuse an `on_train_start` that overwrites what a restart has restored.
@@ -148,6 +162,8 @@ class Training:
 
     def _train(self, union_batch: UnionBatch) -> None:
         data, batch_idx = None, self.progress.batches
+        if self.rounds is not None:
+            self.rounds.note(union_batch)
         with self.phases.measure("step"):
             if union_batch.own is not None:
                 self.note_batch(union_batch.own)

@@ -24,6 +24,12 @@ class Callback:
     def on_round(self, server: Any) -> None:
         """The ranks are about to agree on what comes next, which they do for each batch and at least once a second."""
 
+    def on_round_start(self, server: Any, round_idx: int) -> None:
+        """The first batch with a sample of this round of `study.rounds` is about to be trained, on every rank."""
+
+    def on_round_end(self, server: Any, round_idx: int) -> None:
+        """All samples of this round of `study.rounds` are trained, and none of the next one; on every rank."""
+
     def on_train_end(self, server: Any) -> None:
         """Every batch is trained and the last validation done; not called when the study fails."""
 
@@ -91,6 +97,7 @@ class Callbacks:
                 self._listening[event] += [
                     partial(call_user, name, call, server) for call in _methods([callback], event)
                 ]
+        self._users_listening = dict(self._listening)
 
     def surround(self, *, before: Sequence[Callback] = (), after: Sequence[Callback] = ()) -> None:
         """Tell built-in callbacks of each event, `before` and `after` the server and the user's callbacks."""
@@ -102,12 +109,12 @@ class Callbacks:
             self._listening[event] = [*first, *self._listening[event], *last]
 
     def hears(self, event: str) -> bool:
-        """Whether anybody listens to an event; before `surround`, user code."""
-        return bool(self._listening[event])
+        """Whether user code listens to an event."""
+        return bool(self._users_listening[event])
 
-    def tell(self, event: str, *arguments: Any) -> None:
+    def tell(self, event: str, *arguments: Any, only_users: bool = False) -> None:
         """Call one of `EVENTS`; the arguments are those of `Callback` without the server."""
-        for method in self._listening[event]:
+        for method in (self._users_listening if only_users else self._listening)[event]:
             method(*arguments)
 
     def state_dict(self) -> dict[str, Any]:

@@ -1,4 +1,7 @@
-"""The classes that study.json names: server class, model, optimizer, scheduler and callbacks."""
+"""The parts of a training that study.json names: server class, model, optimizer, scheduler, criterion, callbacks, …
+
+Why: docs/decisions/0097-parts.md
+"""
 
 import ast
 import inspect
@@ -11,7 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 from stream_server.config.placeholders import EXPECTED_LR_STEPS
 from stream_server.config.problems import nearest, one_of
+from stream_server.config.study import value_of
 from stream_server.errors import ConfigError, UserCodeError
+from stream_server.live_parts import LiveObject
 from stream_server.server.metrics.monitor import VALIDATED
 from stream_server.server.user.callbacks import EVENTS, Callback
 from stream_server.server.user.global_generators import seeded_generators
@@ -57,6 +62,16 @@ PARTS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "model": ("a torch.nn.Module", ("named_parameters",)),
     "optimizer": ("a torch.optim.Optimizer", ("step", "zero_grad", "state_dict")),
     "lr_scheduler": ("a learning-rate scheduler with step and state_dict", ("step", "state_dict")),
+    "criterion": ("a loss that can be called", ("__call__",)),
+}
+# The attribute of the server class that stands for a key, and how many arguments come before those of study.json.
+NAMED: Mapping[str, tuple[str, int]] = {
+    "training.model": ("prepare_training_attributes", 0),
+    "training.optimizer": ("prepare_training_attributes", 1),
+    "training.lr_scheduler": ("prepare_training_attributes", 1),
+    "training.criterion": ("criterion", 0),
+    "training.train_dataloader": ("train_dataloader", 1),
+    "validation.val_dataloader": ("val_dataloader", 0),
 }
 
 log = logging.getLogger(__name__)
@@ -87,6 +102,12 @@ def load_server_class(config: "StudyConfig") -> type[StreamServer]:
         raise ConfigError(f"{server_class.__name__} must define {names}, which this study needs{''.join(hints)}")
     if not _validates(config, server_class):
         _require_nothing_of_validations(config, server_class)
+    asked = [key for key in ("at_start", "sets") if getattr(config.validation, key)]
+    if asked and not _defines(server_class, "val_dataloader"):
+        raise ConfigError(
+            f"validation.{asked[0]} needs {server_class.__name__}.val_dataloader: held-out simulations are one set, of "
+            "which nothing is there before the training. Define it, or leave the key out"
+        )
     _warn_of(server_class, misspelt)
     _require_signatures(server_class)
     check_components(config, server_class)
@@ -96,17 +117,19 @@ def load_server_class(config: "StudyConfig") -> type[StreamServer]:
 def _required_methods(config: "StudyConfig", server_class: type[StreamServer]) -> list[str]:
     """The methods without which a study would fail at its first batch, or, worse, at its first validation."""
     formed = [] if _defines(server_class, "process_batch") else ["process_simulation_data"]
+    by_criterion = config.training.criterion is not None and server_class.automatic_optimization
     forecasts = config.validation.rollout is None or _defines(server_class, "predict")
     return [
         *formed,
-        "training_step",
-        *(["validation_step"] if _validates(config, server_class) else []),
+        *([] if by_criterion else ["training_step"]),
+        *(["validation_step"] if _validates(config, server_class) and not by_criterion else []),
         *([] if forecasts or _defines(server_class, "rollout_step") else ["rollout_step"]),
     ]
 
 
 def _validates(config: "StudyConfig", server_class: type[StreamServer]) -> bool:
-    return config.validation.simulations > 0 or _defines(server_class, "val_dataloader")
+    has_loader = config.validation.val_dataloader is not None or _defines(server_class, "val_dataloader")
+    return config.validation.simulations > 0 or has_loader
 
 
 def _require_nothing_of_validations(config: "StudyConfig", server_class: type[StreamServer]) -> None:
@@ -116,6 +139,7 @@ def _require_nothing_of_validations(config: "StudyConfig", server_class: type[St
         "validation.every_batches": config.validation.every_batches is not None,
         "validation.every_s": config.validation.every_s is not None,
         "validation.at": bool(config.validation.at),
+        "validation.max_batches": config.validation.max_batches is not None,
         "validation.save_before": config.validation.save_before,
         "checkpoint.monitor": config.checkpoint.monitor != "val/loss",
         "training.early_stop": stop is not None and stop.monitor.startswith(VALIDATED),
@@ -159,8 +183,12 @@ def _uncalled_methods(cls: type, base: type) -> Iterator[tuple[str, str]]:
 def _is_named_again(name: str, owner: type) -> bool:
     """Whether the code of the file of a class names a method elsewhere than in its definitions and in comments."""
     try:
-        tree = ast.parse(inspect.getsource(sys.modules[owner.__module__]))
+        module = sys.modules[owner.__module__]
+        tree = ast.parse(inspect.getsource(module))
     except (OSError, TypeError, KeyError):
+        return True
+    if not hasattr(module, owner.__name__):
+        # It was in the file of another process.
         return True
     # As in `self.NAME`, NAME and getattr(self, "NAME").
     return any(getattr(node, kind, None) == name for node in ast.walk(tree) for kind in ("attr", "id", "value"))
@@ -185,6 +213,8 @@ def _require_signatures(cls: type) -> None:
         itself = [None] * (inspect.isfunction(own) and not isinstance(inspect.getattr_static(cls, name), staticmethod))
         try:
             signature = inspect.signature(own)
+            if name == "validation_step":
+                positional += third_argument(own, len(itself))
             signature.bind(*itself, *positional, **named)
         except ValueError:
             # Some functions in C have none.
@@ -195,6 +225,15 @@ def _require_signatures(cls: type) -> None:
                 f"{cls.__name__}.{name} is called with ({given}), but takes ({taken}): write "
                 f"`def {name}({', '.join(['self', *positional, *named])})`"
             ) from None
+
+
+def third_argument(validation_step: Any, num_before: int = 0) -> list[str]:
+    """The name of the third argument that a `validation_step` is given: of one that it needs, or `set_name`."""
+    try:
+        parameters = [*inspect.signature(validation_step).parameters.values()]
+    except ValueError:
+        return []
+    return [it.name for it in parameters[num_before + 2 : num_before + 3] if _is_needed(it) or it.name == "set_name"]
 
 
 def _is_ours(owner: type) -> bool:
@@ -223,42 +262,48 @@ def _warn_of(cls: type, misspelt: Mapping[str, str]) -> None:
 
 
 def check_components(config: "StudyConfig", server_class: type[StreamServer]) -> None:
-    """Import every class that `training` names, and check it and its arguments; nothing is made.
+    """Import every class that `training` and `validation` name, and check it and its arguments; nothing is made.
 
     Raises:
-        ConfigError: a class is not there or does not take its arguments, the server class makes a model of its own, or
-            nobody makes one.
+        ConfigError: a class is not there or does not take its arguments, the server class has such a part itself, or
+            nobody makes a model.
         UserCodeError: a file raised while it was imported.
     """
     training, name = config.training, server_class.__name__
-    owner = next(each for each in server_class.__mro__ if "prepare_training_attributes" in vars(each))
-    is_users = not owner.__module__.startswith("stream_server.")
-    if training.model is not None and owner is StreamServer:
-        raise ConfigError(f"training.model would be ignored by {name}: make it a subclass of TorchServer")
-    if training.model is not None and is_users:
-        raise ConfigError(
-            f"the model is made twice, by training.model and by {owner.__name__}.prepare_training_attributes: "
-            "remove one of the two"
-        )
-    if training.model is None and owner is not StreamServer and not is_users:
+    owner = _first_owner(server_class, "prepare_training_attributes")
+    if training.model is None and owner is not StreamServer and _is_ours(owner):
         raise ConfigError(
             f"{name} must define prepare_training_attributes, or study.json must have training.model and "
             "training.optimizer"
         )
-    for key, num_given in (("model", 0), ("optimizer", 1), ("lr_scheduler", 1)):
-        component = getattr(training, key)
+    for key, (attribute, num_given) in NAMED.items():
+        component, part = value_of(config, key), key.rpartition(".")[2]
         if component is None:
             continue
-        loaded = _load(config, component, f"training.{key}", num_given)
-        if isinstance(loaded, type) and not _is_part(key, loaded):
-            raise ConfigError(f"training.{key}.class must make {PARTS[key][0]}, but {component.class_} is {loaded!r}")
+        owner = next((each for each in server_class.__mro__ if attribute in vars(each)), StreamServer)
+        if owner is StreamServer and attribute != "val_dataloader":
+            raise ConfigError(f"{key} would be ignored by {name}: make it a subclass of TorchServer")
+        if not _is_ours(owner):
+            raise ConfigError(
+                f"the {part} is made twice, by {key} and by {owner.__name__}.{attribute}: remove one of the two"
+            )
+        made = _class_of(_load(config, component, key, num_given))
+        if made is not None and part in PARTS and not _is_part(part, made):
+            raise ConfigError(f"{key}.class must make {PARTS[part][0]}, but {component.class_} is {made!r}")
     for position, component in enumerate(training.callbacks):
         key = f"training.callbacks[{position}]"
-        loaded = _load(config, component, key, 0)
-        if isinstance(loaded, type) and not issubclass(loaded, Callback):
-            raise ConfigError(f"{key}.class must name a subclass of Callback, but {component.class_} is {loaded!r}")
-        if isinstance(loaded, type):
-            _require_signatures(loaded)
+        made = _class_of(_load(config, component, key, 0))
+        if made is not None and not issubclass(made, Callback):
+            raise ConfigError(f"{key}.class must name a subclass of Callback, but {component.class_} is {made!r}")
+        if made is not None:
+            _require_signatures(made)
+
+
+def _class_of(loaded: Any) -> type | None:
+    """The class of what will be made, None where a function makes it."""
+    if isinstance(loaded, LiveObject):
+        return type(loaded.original)
+    return loaded if isinstance(loaded, type) else None
 
 
 def make_training_attributes(server: Any) -> tuple[Any, ...]:
@@ -300,6 +345,27 @@ def _is_part(key: str, part: Any) -> bool:
     return not is_optimizer and all(hasattr(part, method) for method in PARTS[key][1])
 
 
+def make_criterion(server: Any) -> Any:
+    """The loss that `training.criterion` names, a function or what a class makes; None if it names none.
+
+    Raises:
+        ConfigError, UserCodeError: see `make_training_attributes`.
+    """
+    component, key = server.config.training.criterion, "training.criterion"
+    if component is None:
+        return None
+    loaded = _load(server.config, component, key, NAMED[key][1])
+    if _class_of(loaded) is not None:
+        return _make_part(server.config, component, "criterion")
+    return partial(loaded, **component.args) if component.args else loaded
+
+
+def make_loader(server: Any, key: str, *given: Any) -> Any:
+    """The loader that `training.train_dataloader` or `validation.val_dataloader` names, None if it names none."""
+    component = None if server.config is None else value_of(server.config, key)
+    return None if component is None else _make(server.config, component, key, *given)
+
+
 def make_callbacks(server: Any) -> list[Callback]:
     """The callbacks of `configure_callbacks`, then those of `training.callbacks`.
 
@@ -337,6 +403,9 @@ def _make(config: "StudyConfig", component: "Component", key: str, *given: Any) 
 def _load(config: "StudyConfig", component: "Component", key: str, num_given: int) -> Any:
     """The class of a component, which takes `num_given` arguments and those of study.json after them."""
     loaded = load_class(component.class_, config.study_dir, kind=f"{key}.class")
+    if key == "training.criterion" and _class_of(loaded) is None:
+        # It is the loss itself.
+        num_given = len(("outputs", "targets"))
     try:
         signature = inspect.signature(loaded)
     except (TypeError, ValueError):
@@ -349,5 +418,7 @@ def _load(config: "StudyConfig", component: "Component", key: str, num_given: in
         unknown = next((name for name in component.args if name not in names), "")
         meant = nearest(unknown, names) if unknown else None
         hint = f"write {meant}" if meant else f"it takes {one_of(names) if names else 'none'}"
+        if isinstance(loaded, LiveObject):
+            hint = f"it is {loaded!r}: give the class, or a function that makes it"
         raise ConfigError(f"{key}.args do not fit {component.class_}: {error}; {hint}") from error
     return loaded

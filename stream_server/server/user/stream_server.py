@@ -21,6 +21,7 @@ from stream_server.server.user.framework import framework_of
 from stream_server.server.user.normalization import Normalization
 from stream_server.server.user.rendering import Prediction, Rendering, render
 from stream_server.server.user.simulation_data import SimulationBatch, SimulationData
+from stream_server.user_code import call_user
 
 if TYPE_CHECKING:
     import numpy as np
@@ -162,7 +163,7 @@ class StreamServer:
         Only ranks with a batch call this. `all_reduce` is the one way to communicate in it; a server that uses it here
         holds the same state on all ranks, and ranks that had no batch are given the `state_dict` of those that had.
         """
-        raise NotImplementedError(f"{type(self).__name__} must define training_step")
+        return self._loss_by_default(batch, "training_step")
 
     def validation_step(self, batch: Any, batch_idx: int) -> Any:
         """The mean loss of a validation batch, or a dict of means with "loss" among them.
@@ -170,7 +171,7 @@ class StreamServer:
         Instead of a mean it may give an array of shape (samples,), a value for each: with the loss of each, these are
         the errors of the held-out samples.
         """
-        raise NotImplementedError(f"{type(self).__name__} must define validation_step to validate")
+        return self._loss_by_default(batch, "validation_step")
 
     def predict(self, batch: Any) -> Any:
         """The output of the model for a validation batch, a row for each sample; None: no prediction is kept.
@@ -237,6 +238,21 @@ class StreamServer:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the state that `state_dict` returned."""
 
+    def rank_state_dict(self) -> dict[str, Any]:
+        """The state of this rank alone to keep over a restart, as plain containers and arrays; it never communicates.
+
+        Such as what this rank has counted of the samples that it drew. It is of the same moment on all ranks, and of
+        that of the samples and weights in the checkpoint.
+        """
+        return {}
+
+    def load_rank_state_dict(self, states: dict[int, dict[str, Any]]) -> None:
+        """Restore what `rank_state_dict` returned, by the number of the rank that returned it.
+
+        On as many ranks as before this is the rank's own alone. On another number it is that of all earlier ranks, of
+        which each may take those with `rank % self.num_ranks == self.rank`, for example.
+        """
+
     def replicated_state(self) -> dict[str, Any]:
         """The arrays that are the same on every rank, bit by bit, such as the weights; nothing by default.
 
@@ -254,6 +270,12 @@ class StreamServer:
 
     def on_round(self) -> None:
         """The ranks are about to agree on what comes next, which they do for each batch and at least once a second."""
+
+    def on_round_start(self, round_idx: int) -> None:
+        """The first batch with a sample of this round of `study.rounds` is about to be trained, on every rank."""
+
+    def on_round_end(self, round_idx: int) -> None:
+        """All samples of this round of `study.rounds` are trained, and none of the next one; on every rank."""
 
     def on_batch_start(self, batch: Any, batch_idx: int) -> None:
         """`batch` is about to be passed to `training_step`."""
@@ -392,6 +414,9 @@ class StreamServer:
         """Ask all ranks to end the training at the next update; one rank's request is enough."""
         self._stops.request(StopReason.EARLY_STOP, reason)
 
+    def _loss_by_default(self, batch: Any, method: str) -> Any:
+        raise NotImplementedError(f"{type(self).__name__} must define {method}")
+
     @property
     def _num_forecast(self) -> int:
         """The number of steps of a window that are forecast."""
@@ -406,6 +431,16 @@ class StreamServer:
     def _denormalized(self, field: str, array: Any) -> Any:
         is_normalized = field in self.normalization.fields
         return self.normalization.denormalize(field, array) if is_normalized else array
+
+
+def rank_state_of(server: StreamServer) -> dict[str, Any]:
+    """The result of the server's `rank_state_dict`.
+
+    Raises:
+        UserCodeError: it raised, or waits for other ranks.
+    """
+    with server.union_mean.alone():
+        return call_user(f"{type(server).__name__}.rank_state_dict", server.rank_state_dict)  # type: ignore[no-any-return]
 
 
 # The servers of the studies of this process, the newest last.

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
 import torch
@@ -9,7 +10,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from stream_server.errors import UserCodeError
-from stream_server.server.user.components import make_training_attributes
+from stream_server.server.user.components import make_loader, make_training_attributes
 from stream_server.server.user.stream_dataset import StreamDataset
 from stream_server.server.user.stream_server import StreamServer
 
@@ -55,17 +56,21 @@ class TorchServer(StreamServer):
 
     `model`, `optimizer` and `lr_scheduler` are what `prepare_training_attributes` returned, `device` is where the model
     and the batches are. `training_step` returns the loss, a dict with it as "loss", or what `skip_batch` gives. With
-    `automatic_optimization = False` it calls `manual_backward` and steps the optimizers.
+    `automatic_optimization = False` it calls `manual_backward` and steps the optimizers. `criterion` is what study.json
+    names as `training.criterion`: then `training_step` and `validation_step` by default return
+    `self.criterion(self.model(inputs), targets)` for a batch that is a pair of inputs and targets.
     """
 
     framework: ClassVar[str] = "torch"
     model: Any
     optimizer: Any
     lr_scheduler: Any = None
+    criterion: Any = None
     train_dataset: StreamDataset
     tell_gradients: Callable[[Any], None] | None = None
     _manual: ManualBackward | None = None
     _last_call: LastCall | None = None
+    _read_newest: Callable[[Path], dict[str, torch.Tensor]] = staticmethod(lambda path: {})
 
     def prepare_training_attributes(self) -> Any:
         """Make `model, optimizer` or `model, optimizer, lr_scheduler`; by default those that study.json names.
@@ -85,9 +90,10 @@ class TorchServer(StreamServer):
 
         For a `collate_fn` of your own, a filter, or further samples from files. It may have any dataset that iterates
         `self.train_dataset`, and num_workers=0. Called once on every rank, after `prepare_training_attributes`; the
-        loader runs on a thread of its own, while the training waits for it or with `training.prefetch` beside it.
+        loader runs on a thread of its own, while the training waits for it or with `training.prefetch` beside it. By
+        default it is what `training.train_dataloader` in study.json names.
         """
-        return None
+        return make_loader(self, "training.train_dataloader", self.train_dataset)
 
     def make_loader(self, samples: Iterator[Any]) -> Any:
         self.train_dataset = StreamDataset(samples)
@@ -108,12 +114,43 @@ class TorchServer(StreamServer):
         """
         return self.model  # type: ignore[no-any-return]
 
+    def save_filter(self, name: str) -> bool:
+        """Whether checkpoints save the parameter of this name; False as for a pattern in `checkpoint.exclude`.
+
+        That is for frozen ones that `prepare_training_attributes` loads at each start.
+        """
+        return True
+
+    def newest_weights(self, path: str | Path) -> dict[str, torch.Tensor]:
+        """The newest weights of a model that another run trains, such as a teacher, by name; the same on every rank.
+
+        `path` is as `load.checkpoint` in study.json. Every rank calls it at the same batch, as in `on_step_end`. Empty
+        in a trial or a test, and where nothing is there yet or can be read, which a warning says.
+
+        Raises:
+            UserCodeError: it was called in `training_step`, where some ranks may have no batch.
+        """
+        if self.union_mean.sizes:
+            raise UserCodeError("newest_weights must be called on every rank, as in on_step_end: not in training_step")
+        return self._read_newest(Path(path))
+
     def predict(self, batch: Any) -> Any:
         """The output of the model for the first item of a batch of inputs and targets; None for any other batch."""
         if not (isinstance(batch, tuple | list) and len(batch) == 2):
             return None
         known = None if self._last_call is None else self._last_call.output_of(batch[0])
         return self.model(batch[0]) if known is None else known
+
+    def _loss_by_default(self, batch: Any, method: str) -> Any:
+        if self.criterion is None:
+            return super()._loss_by_default(batch, method)
+        if not (isinstance(batch, tuple | list) and len(batch) == 2):
+            raise UserCodeError(
+                f"{type(self).__name__} must define {method}: by default a batch is a pair of inputs and targets, for "
+                f"training.criterion, but it is {type(batch).__name__} here"
+            )
+        inputs, targets = batch
+        return self.criterion(self.model(inputs), targets)
 
     @contextmanager
     def remember_calls(self) -> Iterator[None]:

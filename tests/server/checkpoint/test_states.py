@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from stream_server.config.training_sections import ValidationSettings
 from stream_server.server.intake.ledger import Ledger
 from stream_server.server.metrics.metrics import Metrics
 from stream_server.server.progress.batches import StepCounts, StepOutcome, UnionBatch
@@ -83,7 +84,7 @@ def validation() -> Validation:
         Callbacks(None),
         None,  # type: ignore[arg-type]
         held_out=lambda: None,
-        batch_size=1,
+        settings=ValidationSettings(batch_size=1),
         progress=Progress(),
         metrics=Metrics(SoloRanks()),
     )

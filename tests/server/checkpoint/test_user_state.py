@@ -13,7 +13,9 @@ from stream_server.errors import ConfigError, DamagedCheckpoint, UserCodeError
 from stream_server.server.checkpoint.user_state import (
     freeze_user_state,
     learned_files,
+    load_rank_states,
     load_user_state,
+    rank_files,
     thaw_user_state,
     user_file,
 )
@@ -52,6 +54,41 @@ class Heat(StreamServer):
         if isinstance(self.kept, Exception):
             raise self.kept
         self.kept = state
+
+
+class Counting(StreamServer):
+    """A server on a rank of several, with a state of that rank."""
+
+    def __init__(self, rank: int, num_ranks: int, kept: Any = None) -> None:
+        super().__init__()
+        self.hold_attributes(rank=rank, num_ranks=num_ranks)
+        self.kept = kept
+        self.given: Any = None
+
+    def rank_state_dict(self) -> dict[str, Any]:
+        if isinstance(self.kept, str):
+            return {"mean": self.all_reduce(np.ones(2))}
+        return {"kept": self.kept}
+
+    def load_rank_state_dict(self, states: dict[int, dict[str, Any]]) -> None:
+        self.given = {rank: state["kept"] for rank, state in states.items()}
+
+
+def saved_ranks(folder: Path, *kept: Any, allow_pickle: bool = False) -> None:
+    for rank, value in enumerate(kept):
+        [part] = rank_files(Counting(rank, len(kept), value), allow_pickle=allow_pickle)
+        (folder / part.path).parent.mkdir()
+        with ChecksumFile(folder / part.path) as file:
+            part.write(file)
+            file.close()
+
+
+def restored_on(folder: Path, num_saved: int, num_ranks: int, *, allow_pickle: bool = False) -> list[Any]:
+    """What each of so many ranks is given."""
+    servers = [Counting(rank, num_ranks) for rank in range(num_ranks)]
+    for server in servers:
+        load_rank_states(folder, num_saved, server, allow_pickle=allow_pickle)
+    return [server.given for server in servers]
 
 
 def saved(folder: Path, server: StreamServer, *, allow_pickle: bool = False) -> None:
@@ -98,6 +135,51 @@ def test_what_the_user_changes_later_is_not_saved() -> None:
         0,
         0,
     ]
+
+
+def test_each_rank_is_given_its_own_state_and_other_numbers_of_ranks_those_of_all(tmp_path: Path) -> None:
+    saved_ranks(tmp_path, 5, 7)
+    assert restored_on(tmp_path, 2, 2) == [{0: 5}, {1: 7}]
+    assert restored_on(tmp_path, 2, 1) == [{0: 5, 1: 7}]
+    assert restored_on(tmp_path, 2, 3) == [{0: 5, 1: 7}] * 3
+
+
+def test_what_a_rank_changes_later_is_not_in_its_state() -> None:
+    kept = np.zeros(3)
+    [part] = rank_files(Counting(0, 2, kept), allow_pickle=False)
+    kept += 1
+    data = bytearray()
+    part.write(type("Sink", (), {"write": lambda _, more: data.extend(more)})())  # type: ignore[arg-type]
+    state = thaw_user_state(from_bytes(bytes(data)), NUMPY, owner="Counting", allow_pickle=False)
+    assert state["kept"].tolist() == [0, 0, 0]
+
+
+def test_a_class_without_states_of_ranks_has_no_file_and_is_given_none(tmp_path: Path) -> None:
+    assert rank_files(Heat({"step": 3}), allow_pickle=False) == []
+    # A checkpoint of before has none.
+    assert restored_on(tmp_path, 2, 2) == [None, None]
+
+
+def test_a_state_of_a_rank_is_pickled_only_if_the_study_allows_it(tmp_path: Path) -> None:
+    with pytest.raises(
+        UserCodeError, match=r"rank 0 of Counting\.state_dict\(\)\.kept is a Odd, but only .*allow_pickle"
+    ):
+        saved_ranks(tmp_path, Odd(3))
+    saved_ranks(tmp_path, Odd(3), Odd(4), allow_pickle=True)
+    with pytest.raises(ConfigError, match=r"allow_pickle must be true to continue: the state of rank 0 of Counting"):
+        restored_on(tmp_path, 2, 2)
+    given = restored_on(tmp_path, 2, 2, allow_pickle=True)
+    assert [given[0][0].value, given[1][1].value] == [3, 4]
+
+
+def test_a_state_of_a_rank_waits_for_no_other() -> None:
+    def save(ranks: Ranks) -> None:
+        server = Counting(ranks.rank, ranks.size, "mean")
+        server.hold_attributes(union_mean=UnionMean(ranks))
+        with pytest.raises(UserCodeError, match="all_reduce must not be called in state_dict or rank_state_dict"):
+            rank_files(server, allow_pickle=False)
+
+    on_ranks(2, save)
 
 
 def test_an_object_is_refused_and_the_setting_named() -> None:

@@ -60,6 +60,13 @@ def test_a_server_that_works_is_shown_with_its_shapes(tmp_path: Path, capsys: py
     assert "It works: 3 batches with 12 samples; train/loss" in text
 
 
+def test_a_validation_of_few_samples_is_tried_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """None of the samples that are made up need be among the few that the study would validate."""
+    few = {"simulations": 4, "batch_size": 1, "max_batches": 1}
+    assert fast_dev_run(MeanServer, study(tmp_path, validation=few)) == 0
+    assert "validation_step, 2 calls" in capsys.readouterr().out
+
+
 def test_only_methods_of_the_user_are_listed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     class WithoutValidation(MeanServer):
         validation_step = StreamServer.validation_step

@@ -12,6 +12,7 @@ from torch import nn
 from torchmetrics import MeanAbsoluteError, MeanSquaredError, Metric
 from torchmetrics.utilities import dim_zero_cat
 
+from stream_server.config.training_sections import ValidationSettings
 from stream_server.server.metrics.metric_objects import TrainedMetrics
 from stream_server.server.metrics.metrics import Metrics
 from stream_server.server.metrics.union_mean import UnionMean
@@ -97,7 +98,7 @@ def found_on(ranks: Ranks) -> list[dict[str, Any]] | None:
             Callbacks(server),
             step,
             held_out=lambda: None,
-            batch_size=1,
+            settings=ValidationSettings(batch_size=1),
             progress=Progress(),
             metrics=Written(),
         )

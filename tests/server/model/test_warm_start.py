@@ -13,14 +13,15 @@ from stream_server.errors import ConfigError, DamagedCheckpoint
 from stream_server.server.checkpoint.folder import MODEL
 from stream_server.server.checkpoint.user_state import user_file
 from stream_server.server.model.best_models import BestFolder
-from stream_server.server.model.warm_start import warm_start
-from stream_server.server.ranks.communicator import SoloRanks
-from stream_server.server.user.framework import Step
+from stream_server.server.model.warm_start import newest_weights, warm_start
+from stream_server.server.ranks.communicator import Ranks, SoloRanks
+from stream_server.server.user.framework import Step, framework_of
 from stream_server.server.user.normalization import Normalization
 from stream_server.server.user.stream_server import StreamServer
 from stream_server.storage.folders import PendingFile
 from stream_server.storage.plain_state import write_state
 from stream_server.storage.tensor_file import write_tensors
+from tests.fakes.thread_ranks import on_ranks
 from tests.support.saved_models import Net, commit, config_of, set_up, train
 
 NUM_STEPS = 3
@@ -177,6 +178,71 @@ def test_what_fits_is_taken_and_the_rest_is_told(trained: Any) -> None:
         torch.testing.assert_close(after[name], expected[name], rtol=0, atol=0)
     for name in ("0.weight", "3.weight"):
         torch.testing.assert_close(after[name], before[name], rtol=0, atol=0)
+
+
+class Filtered(Net):
+    """Its first layer is frozen and loaded by itself; its names are those of another class."""
+
+    def prepare_training_attributes(self) -> Any:
+        model, optimizer, scheduler = super().prepare_training_attributes()
+        model[0].requires_grad_(False)
+        return model, optimizer, scheduler
+
+    def save_filter(self, name: str) -> bool:
+        return not name.startswith("0.")
+
+
+def test_what_the_save_filter_left_out_may_be_missing(tmp_path: Path) -> None:
+    server = Filtered(config_of())
+    with set_up(server) as step:
+        commit(tmp_path / "run", server, step, statistics())
+        expected = {name: value for name, value in weights(server).items() if not name.startswith("0.")}
+    server = Filtered(config_of(seed=5, load={"checkpoint": str(tmp_path / "run")}))
+    with set_up(server) as step:
+        own = {name: value for name, value in weights(server).items() if name.startswith("0.")}
+        assert "skipped" not in started(server, step)
+        assert_equal(weights(server), own | expected)
+    server = fresh(tmp_path / "run")
+    with set_up(server) as step, pytest.raises(ConfigError, match=r"only in the model: 0\.weight, 0\.bias"):
+        started(server, step)
+
+
+def newest_on_two_ranks(folder: Path, path: str) -> list[Any]:
+    """What each rank is given, and how often its other threads were waited for."""
+
+    def read(ranks: Ranks) -> Any:
+        waited: list[int] = []
+        framework = framework_of(Net)
+        # Rank 0 alone reads.
+        study_dir = folder if ranks.rank == 0 else Path("/nowhere")
+        found = newest_weights(
+            Path(path), study_dir=study_dir, ranks=ranks, framework=framework, quiesce=lambda: waited.append(1)
+        )
+        return found, waited
+
+    return on_ranks(2, read)
+
+
+@pytest.mark.parametrize("place", ["run", "run/checkpoints/000001", "model.safetensors"])
+def test_the_newest_weights_of_another_run_are_read_by_rank_0_for_all(trained: Any, place: str) -> None:
+    folder, expected = trained
+    write_tensors(folder.parent / "model.safetensors", {name: value.numpy() for name, value in expected.items()})
+    for found, waited in newest_on_two_ranks(folder.parent, place):
+        assert_equal(found, expected)
+        assert waited == [1]
+
+
+def test_where_there_are_no_weights_yet_none_are_given_and_the_log_says_why(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert [found for found, _ in newest_on_two_ranks(tmp_path, "run")] == [{}, {}]
+    assert "newest_weights('run') gives nothing: load.checkpoint must be" in caplog.text
+    (tmp_path / "model.safetensors").write_bytes(b"junk")
+    assert [found for found, _ in newest_on_two_ranks(tmp_path, "model.safetensors")] == [{}, {}]
+
+
+def test_a_class_by_itself_has_no_newest_weights() -> None:
+    assert Net(config_of()).newest_weights("run") == {}
 
 
 def test_optimizers_of_a_model_that_fits_in_part_are_refused(trained: Any) -> None:

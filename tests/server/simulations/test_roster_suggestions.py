@@ -142,3 +142,73 @@ def test_a_restarted_study_has_what_was_suggested_after_its_checkpoint() -> None
     after.launched(begun(0))
     after.launched(begun(2))
     assert after.table.num_wanted == 5
+
+
+def in_rounds(num_released: int = 3) -> Roster:
+    """A study of one held-out simulation and two rounds of two, whose parameters are known."""
+    parameters = [{"x": float(i)} for i in range(5)]
+    return Roster(FACTS, parameters, num_planned=5, num_held_out=1, num_ranks=2, num_released=num_released)
+
+
+def round_is_over(actions: list[object]) -> bool:
+    return notices.AllTerminal(states={}, round_over=True) in actions
+
+
+def test_the_next_round_is_released_once_the_one_before_is_trained() -> None:
+    roster = in_rounds()
+    assert [it.simulation for it in roster.plan] == [0, 1, 2]
+    assert not round_is_over(told(finish(roster, 0)))
+    roster.launched(begun(2))
+    assert not round_is_over(told(finish(roster, 1)))
+    assert round_is_over(told(finish(roster, 2)))
+    assert roster.ended()["final"] is False
+    known = roster.begin_round(5)
+    assert known == {3: {"x": 3.0}, 4: {"x": 4.0}}
+    assert [it.simulation for it in roster.suggested(known)] == [3, 4]
+    assert not round_is_over(told(finish(roster, 3)))
+    assert told(finish(roster, 4))[-1] == notices.AllTerminal(states=dict.fromkeys(range(5), "finished"))
+
+
+def test_no_parameters_are_wanted_of_a_round_that_has_not_begun() -> None:
+    parameters = [{"x": 0.0}, {"x": 1.0}, {"x": 2.0}, None, None]
+    roster = Roster(
+        FACTS, parameters, names=["x"], lookahead=2, num_planned=5, num_held_out=1, num_ranks=2, num_released=3
+    )
+    for i in range(3):
+        finish(roster, i)
+    assert roster.table.num_wanted == 3
+    assert roster.begin_round(5) == {}
+    assert roster.table.num_wanted == 5
+
+
+def test_a_simulation_of_a_later_round_that_began_after_the_checkpoint_waits_for_its_round() -> None:
+    roster = in_rounds()
+    assert roster.launched(begun(3)) == []
+    assert replies(roster.hello(b"peer", hello(3, 0)))[0].reason is Reason.BUSY
+    # A client that attaches may ask again.
+    roster.hello(b"any", hello(None, ATTACHING))
+    assert (
+        replies(roster.handshake.none_left(launcher_link.NoneLeft(token=0, text="", busy=False)))[0].reason
+        is Reason.BUSY
+    )
+
+
+def test_a_restored_study_has_the_rounds_that_have_begun() -> None:
+    before = in_rounds()
+    for i in range(3):
+        finish(before, i)
+    state = from_bytes(to_bytes(before.state_dict()))
+    for num_released, over in ((3, True), (5, False)):
+        after = in_rounds(num_released)
+        after.load_state_dict(state, {0: None, 1: None, 2: None})
+        assert round_is_over(told(after.begin())) == over
+        assert [it.simulation for it in after.plan] == list(range(3, num_released))
+
+
+def test_a_study_that_is_told_to_finish_has_no_further_rounds() -> None:
+    roster = in_rounds()
+    for i in range(3):
+        finish(roster, i)
+    actions = told(roster.finish(launcher_link.FinishSimulations(reason="enough")))
+    assert any(isinstance(it, notices.AllTerminal) and not it.round_over for it in actions)
+    assert roster.begin_round(5) == {}

@@ -22,7 +22,12 @@ class Suggesting:
         self.first = suggester.parameters
         self._delivered: SimpleQueue[Mapping[int, dict[str, float]]] = SimpleQueue()
         self._stopped: SimpleQueue[int] = SimpleQueue()
-        suggester.start(self._delivered.put, lambda simulation, _: self._stopped.put(simulation))
+        self._finished: SimpleQueue[str] = SimpleQueue()
+        suggester.start(self._delivered.put, lambda simulation, _: self._stopped.put(simulation), self._finished.put)
+
+    def next_finish(self) -> str:
+        """Why the class wants no further simulation."""
+        return self._finished.get(timeout=DEADLINE_S)
 
     def next_stopped(self) -> int:
         """The next simulation of which the class wants nothing more."""

@@ -498,3 +498,30 @@ def test_the_log_has_all_that_was_told(suggesting: Start, folder: StudyFolder) -
     lines = (folder.path / "run" / SUGGESTIONS_FILE).read_text().splitlines()
     rows = [row for line in lines for row in json.loads(line)["suggestions"]]
     assert [dict(zip("xy", row[1], strict=True)) for row in rows] == live.suggester.parameters
+
+
+ENOUGH = """
+    def ingest(self, results):
+        self.known = [row["simulation"] for row in results]
+
+    def enough(self):
+        print("asked whether it has enough", flush=True)
+        return 5 in self.known
+"""
+
+
+def test_a_class_that_has_enough_is_asked_no_more_and_no_fallback_takes_its_place(suggesting: Start) -> None:
+    live = suggesting(COUNTING.replace("    def ingest(self, results): ...", "    known = ()\n" + ENOUGH))
+    assert live.next(8)
+    live.suggester.ingest({5: {"x": 0.125, "y": 3.0, "loss": 1.0}})
+    live.suggester.want(10)
+    assert live.next_finish() == "points.py:Points has enough: no further simulation is started"
+    live.suggester.want(12)
+    assert len(live.suggester.suggestions) == 8
+    assert live.suggester.warnings == []
+
+
+def test_all_parameters_of_a_round_are_suggested_together(suggesting: Start) -> None:
+    rounds = {"study.simulations": ..., "study.rounds": {"simulations": 10, "number": 2}}
+    live = suggesting(COUNTING, **rounds)
+    assert (len(live.first), live.suggester.lookahead) == (12, 10)

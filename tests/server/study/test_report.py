@@ -52,6 +52,7 @@ KEYS = [
     "batches",
     "batches_per_rank",
     "updates",
+    "rounds",
     "validation",
     "best_models",
     "best",

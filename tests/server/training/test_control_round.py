@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stream_server.errors import PeerFailed, ProducerFailed, TooManyFailures, UserCodeError
+from stream_server.errors import Closed, PeerFailed, ProducerFailed, TooManyFailures, UserCodeError
 from stream_server.server.progress.batches import Batch, UnionBatch
 from stream_server.server.progress.phases import Phases
 from stream_server.server.progress.stop import StopReason, StopRequests
@@ -336,3 +336,21 @@ def test_the_time_of_a_turn_is_that_of_rank_0_on_all_ranks() -> None:
         return [union_batch.counts.elapsed_us / 1e6 for union_batch in union_batches]
 
     assert on_ranks(3, run) == [[0.25]] * 3
+
+
+def test_ranks_whose_streams_have_ended_go_on_together_if_more_follows() -> None:
+    def walk_on(ranks: ThreadRanks) -> tuple[list[tuple[int, ...]], int]:
+        ends = 0
+
+        def follows() -> bool:
+            nonlocal ends
+            ends += 1
+            return ends < 3
+
+        # Rank 1 has one batch less in the first round, and none in the second.
+        mine: Script = [batch_of("a", 2), batch_of("b", 1), Closed(), batch_of("c", 2), Closed(), Closed()]
+        other: Script = [batch_of("d", 2), Closed(), Closed(), Closed()]
+        it = Walk(ranks, (mine, other)[ranks.rank], follows=follows)
+        return it.sizes, ends
+
+    assert on_ranks(2, walk_on) == [([(2, 2), (1, 0), (2, 0)], 3)] * 2

@@ -31,6 +31,19 @@ class Fields:
 class Server(Fields, TorchServer):
     pass
 
+class Stepless(TorchServer):
+    process_batch = Fields.process_batch
+
+class Looped(Stepless):
+    training_step = validation_step = Fields.training_step
+    criterion = None
+
+    def train_dataloader(self):
+        return None
+
+    def val_dataloader(self):
+        return [self.process_batch(None, None)]
+
 class Own(Server):
     def prepare_training_attributes(self):
         model = torch.nn.Linear(2, 3)
@@ -43,8 +56,10 @@ NETWORKS = """
 import json
 from pathlib import Path
 
+import torch
 from stream_server import Callback
 from torch import nn
+from torch.utils.data import DataLoader
 
 class Network(nn.Sequential):
     def __init__(self, width, depth=1, activation="Tanh"):
@@ -62,6 +77,16 @@ class Moody(nn.Module):
 def number(*_):
     return 3
 
+def loader(dataset, batch_size):
+    return DataLoader(dataset, batch_size=batch_size, collate_fn=stacked)
+
+def stacked(samples):
+    inputs = [torch.as_tensor(each.parameters, dtype=torch.float32) for each in samples]
+    return torch.stack(inputs), torch.stack([torch.as_tensor(each.fields["x"]) for each in samples])
+
+def held_out(num):
+    return [(torch.zeros(2, 2), torch.full((2, 3), float(each))) for each in range(num)]
+
 def nothing(optimizer):
     pass
 
@@ -75,8 +100,13 @@ class Rates(Callback):
     def on_step_end(self, server):
         self.rates.append(server.optimizer.param_groups[0]["lr"])
 
+    def on_validation_end(self, server, metrics):
+        self.validated = metrics
+
     def on_train_end(self, server):
         told = {"rates": self.rates[:: self.every], "optimizer": type(server.optimizer).__name__}
+        told["weights"] = [each.tolist() for each in server.model.parameters()]
+        told["val"] = getattr(self, "validated", None)
         self.file.write_text(json.dumps(told | {"model": repr(server.model), "steps": server.expected_lr_steps}))
 """
 NETWORK: dict[str, Any] = {"class": "networks.py:Network", "args": {"width": 4}}
@@ -168,6 +198,51 @@ def test_callbacks_go_with_a_server_class_that_makes_its_own_model(tmp_path: Pat
     assert trained(tmp_path, {}, server_class="Own")["optimizer"] == "SGD"
 
 
+@pytest.mark.parametrize(
+    "criterion",
+    [
+        {"class": "torch.nn:MSELoss"},
+        {"class": "torch.nn.functional:mse_loss"},
+        {"class": "torch.nn.functional:mse_loss", "args": {"reduction": "mean"}},
+    ],
+)
+def test_with_a_criterion_a_class_without_steps_trains_as_one_that_has_them(
+    tmp_path: Path, criterion: dict[str, Any]
+) -> None:
+    explicit = trained(tmp_path, WHOLE)
+    by_default = trained(tmp_path, {**WHOLE, "criterion": criterion}, server_class="Stepless")
+    assert by_default["weights"] == explicit["weights"]
+
+
+def test_the_loss_of_a_validation_is_by_default_the_criterion_of_the_loader_that_is_named(tmp_path: Path) -> None:
+    told = trained(
+        tmp_path,
+        {
+            **WHOLE,
+            "criterion": {"class": "torch.nn:L1Loss"},
+            "optimizer": {"class": "torch.optim:SGD", "args": {"lr": 0.1}},
+            "model": {"class": "networks.py:linear", "args": {"bias": False}},
+        },
+        'validation.val_dataloader={"class": "networks.py:held_out", "args": {"num": 4}}',
+        server_class="Stepless",
+    )
+    # Of zeros a linear model without bias makes zeros.
+    assert told["val"]["loss"] == pytest.approx((0 + 1 + 2 + 3) / 4)
+
+
+def test_a_loader_that_is_named_makes_the_batches(tmp_path: Path) -> None:
+    explicit = trained(tmp_path, WHOLE)
+    loader = {"class": "networks.py:loader", "args": {"batch_size": 4}}
+    assert trained(tmp_path, {**WHOLE, "train_dataloader": loader})["weights"] == explicit["weights"]
+
+
+@pytest.mark.parametrize("key", ["criterion", "train_dataloader"])
+def test_what_the_class_has_itself_is_not_named_as_well(tmp_path: Path, key: str) -> None:
+    named = {**WHOLE, key: {"class": "torch.nn:MSELoss"}}
+    assert f"the {key} is made twice, by training.{key} and by Looped.{key}" in refusal(tmp_path, named, "Looped")
+    assert f"training.{key} would be ignored by Plain" in refusal(tmp_path, {key: named[key]}, "Plain")
+
+
 def test_check_shows_what_would_be_made_and_makes_nothing(tmp_path: Path) -> None:
     text = describe(study(tmp_path, {**WHOLE, "model": {"class": "networks.py:Moody"}, "lr_scheduler": CYCLE}))
     assert f"model         {tmp_path}/networks.py:Moody()" in text
@@ -241,6 +316,18 @@ def test_check_shows_what_would_be_made_and_makes_nothing(tmp_path: Path) -> Non
             "Server",
             "training.lr_scheduler.class must make a learning-rate scheduler with step and state_dict, but",
         ),
+        (WHOLE, "Stepless", "Stepless must define training_step, which this study needs"),
+        (
+            {**WHOLE, "criterion": {"class": "torch.nn:HuberLoss", "args": {"dleta": 1.0}}},
+            "Stepless",
+            "training.criterion.args do not fit torch.nn:HuberLoss: got an unexpected keyword argument 'dleta'; "
+            "write delta",
+        ),
+        (
+            {**WHOLE, "criterion": {"class": "torch.nn.functional:huber_loss", "args": {"dleta": 1.0}}},
+            "Stepless",
+            "got an unexpected keyword argument 'dleta'; write delta",
+        ),
         (
             {**WHOLE, "callbacks": [{"class": "networks.py:Rates", "args": {"evry": 3}}]},
             "Server",
@@ -273,6 +360,7 @@ def test_every_mistake_is_told_at_once(tmp_path: Path) -> None:
         ("optimizer", "number", "training.optimizer.class must make a torch.optim.Optimizer, but FILE:number made 3"),
         ("lr_scheduler", "number", "scheduler with step and state_dict, but FILE:number made 3"),
         ("lr_scheduler", "nothing", "scheduler with step and state_dict, but FILE:nothing made None"),
+        ("criterion", "Unstepped", "training.criterion.class must make a loss that can be called, but FILE:Unstepped"),
     ],
 )
 def test_a_class_that_raises_or_makes_something_else_is_the_users_error(

@@ -14,13 +14,16 @@ from stream_server.errors import ConfigError, UserCodeError
 from stream_server.server.checkpoint.random_states import random_states
 from stream_server.server.ranks.communicator import SoloRanks
 from stream_server.server.study.composition import Composition
-from stream_server.server.user.components import load_server_class
+from stream_server.server.user.components import load_server_class, third_argument
 from tests.support.settings import settings
 
 WHOLE = """
     def process_simulation_data(self, data, config): ...
     def training_step(self, batch, batch_idx): ...
 """
+
+
+VALIDATION = ("at", "at_start", "every_batches", "every_s", "max_batches", "save_before", "sets")
 
 
 def load(
@@ -38,13 +41,17 @@ def load(
         server=SimpleNamespace(class_="mine.py:Mine"),
         validation=SimpleNamespace(
             simulations=num_held_out,
+            val_dataloader=None,
             rollout=SimpleNamespace() if has_rollouts else None,
-            **{name: asked.get(f"validation.{name}") for name in ("every_batches", "every_s", "at", "save_before")},
+            after_batches=0,
+            **{name: asked.get(f"validation.{name}") for name in VALIDATION},
         ),
         checkpoint=SimpleNamespace(monitor=asked.get("checkpoint.monitor", "val/loss")),
         training=SimpleNamespace(
             model=None,
             optimizer=None,
+            criterion=None,
+            train_dataloader=None,
             callbacks=(),
             **{name: asked.get(f"training.{name}") for name in ("lr_scheduler", "early_stop")},
         ),
@@ -82,6 +89,7 @@ ASKED: list[tuple[str, Any]] = [
     ("validation.every_batches", 10),
     ("validation.every_s", 60.0),
     ("validation.at", (5,)),
+    ("validation.max_batches", 5),
     ("validation.save_before", True),
     ("checkpoint.monitor", "val/error"),
     ("training.early_stop", SimpleNamespace(monitor="val/loss")),
@@ -100,6 +108,32 @@ def test_validations_that_are_asked_for_need_something_to_validate(tmp_path: Pat
 def test_one_way_to_have_it_is_enough(tmp_path: Path, num_held_out: int) -> None:
     body = VALIDATED if num_held_out else VALIDATED + "    def val_dataloader(self): ...\n"
     load(tmp_path, body, num_held_out=num_held_out, asked=dict(ASKED))
+
+
+@pytest.mark.parametrize("key", ["at_start", "sets"])
+def test_what_is_asked_of_the_sets_of_a_class_needs_such_sets(tmp_path: Path, key: str) -> None:
+    asked = {f"validation.{key}": {"far": SimpleNamespace()}}
+    with pytest.raises(ConfigError, match=rf"^validation.{key} needs Mine.val_dataloader"):
+        load(tmp_path, VALIDATED, num_held_out=1, asked=asked)
+    (other := tmp_path / "other").mkdir()
+    assert load(other, VALIDATED + "    def val_dataloader(self): ...\n", asked=asked)
+
+
+@pytest.mark.parametrize(
+    ("method", "names"),
+    [
+        (lambda batch, batch_idx: None, []),
+        (lambda batch, batch_idx, set_name: None, ["set_name"]),
+        (lambda batch, batch_idx, set_name="": None, ["set_name"]),
+        (lambda batch, batch_idx, dataloader_idx=0: None, []),
+        (lambda batch, valid_batch_idx, batch_idx: None, ["batch_idx"]),
+        (lambda batch, batch_idx, **_: None, []),
+        (lambda *arguments: None, []),
+        (max, []),
+    ],
+)
+def test_a_third_argument_is_given_where_it_is_needed_or_has_the_name(method: Any, names: list[str]) -> None:
+    assert third_argument(method) == names
 
 
 def test_an_early_stop_by_a_value_of_the_training_needs_no_validation(tmp_path: Path) -> None:
@@ -123,8 +157,8 @@ def test_a_class_that_predicts_or_forecasts_can_be_rolled_out(tmp_path: Path, me
     ("method", "told"),
     [
         (
-            "def validation_step(self, batch, batch_idx, dataloader_idx): ...",
-            r"Mine.validation_step is called with \(batch, batch_idx\), but takes \(batch, batch_idx, dataloader_idx\)",
+            "def validation_step(self, batch, batch_idx, name, number): ...",
+            r"Mine.validation_step is called with \(batch, batch_idx, name\), but takes \(batch, batch_idx, name, n",
         ),
         (
             "def process_batch(self, batch): ...",
@@ -143,6 +177,8 @@ def test_a_method_that_cannot_be_called_as_it_will_be_is_refused(tmp_path: Path,
 @pytest.mark.parametrize(
     "method",
     [
+        "def validation_step(self, batch, batch_idx, set_name): ...",
+        "def validation_step(self, batch, valid_batch_idx, batch_idx): ...",
         "def validation_step(self, batch, batch_idx, dataloader_idx=0): ...",
         "def validation_step(self, *arguments): ...",
         "@staticmethod\n    def predict(batch): ...",

@@ -49,3 +49,25 @@ class Telling(Evenly):
     def ingest(self, results):
         with open(self.file, "a") as file:
             file.write(json.dumps(results) + "\n")
+
+
+class InRounds(Evenly):
+    """Writes down for how many it is asked, and which training simulations it knows of; ends after some."""
+
+    def __init__(self, vocs, seed, file, enough):
+        super().__init__(vocs, seed)
+        self.file, self.num_enough = file, enough
+        self.known = {}
+
+    def suggest(self, num_points):
+        if num_points > 1:
+            with open(self.file, "a") as file:
+                file.write(json.dumps([num_points, sorted(self.known)]) + "\n")
+        return super().suggest(num_points)
+
+    def ingest(self, results):
+        self.known |= {row["simulation"]: row["num_losses"] for row in results if not row["held_out"]}
+        assert set(self.known.values()) <= {20}
+
+    def enough(self):
+        return len(self.known) >= self.num_enough

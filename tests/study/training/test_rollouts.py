@@ -33,6 +33,8 @@ ROLLOUTS: dict[str, Any] = {
     "study.simulations": 4,
     "validation.simulations": NUM_HELD_OUT,
     "validation.batch_size": 3,
+    # Three samples of windows are validated: a rank may have none, and forecasts the simulations that it has.
+    "validation.max_batches": 1,
     "validation.rollout": {"fields": ["signal"], "horizon": 7},
 }
 

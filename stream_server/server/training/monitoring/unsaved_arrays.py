@@ -10,6 +10,7 @@ from typing import Any
 from stream_server.server.training.fingerprint import Fingerprints, of_arrays, of_numbers
 from stream_server.server.user.callbacks import Callback, Callbacks
 from stream_server.server.user.framework import Step
+from stream_server.server.user.stream_server import rank_state_of
 from stream_server.wording import listed
 
 _log = logging.getLogger(__name__)
@@ -42,7 +43,10 @@ class UnsavedArrays(Callback):
         if server.rank == 0:
             self._start = self._unsaved()
             self._numbers_at_start = now = self._numbers()
-            if begun_anew := [name for name, value in self._numbers_saved.items() if now.get(name, value) != value]:
+            # On another number of ranks they are what the user's class made of those of all.
+            own = {*of_numbers(rank_state_of(server)).values()} if self._numbers_saved else set()
+            before = self._numbers_saved.items()
+            if begun_anew := [name for name, value in before if now.get(name, value) not in {value, *own}]:
                 self._warn(
                     f"{listed(begun_anew)} of {type(server).__name__} had other values when the checkpoint was taken, "
                     "which has none of them: the training goes on with those that prepare_training_attributes and "
@@ -70,7 +74,7 @@ class UnsavedArrays(Callback):
         if not self._start:
             return
         saved = {*self._step.fingerprints().values(), *self._step.learned().values()}
-        saved |= {*of_arrays(self._callbacks.user_states()).values()}
+        saved |= {*of_arrays([self._callbacks.user_states(), rank_state_of(server)]).values()}
         now = self._unsaved()
         changed = [name for name, value in self._start.items() if now.get(name, value) not in {value, *saved}]
         if changed:

@@ -116,7 +116,8 @@ class LearningRates(LearningRateCallback):
 
     def on_validation_end(self, server: "TorchServer", metrics: dict[str, float]) -> None:
         for scheduler in self._schedulers:
-            if not _counts_updates(scheduler):
+            # There is no loss where some sets alone were validated.
+            if not _counts_updates(scheduler) and "loss" in metrics:
                 self._step(scheduler, metrics["loss"])
         self._note_epochs()
 

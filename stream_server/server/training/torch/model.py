@@ -14,7 +14,7 @@ from stream_server.errors import UserCodeError
 from stream_server.server.training.torch.learning_rates import as_list
 from stream_server.server.training.torch.precision import Precision
 from stream_server.server.training.torch.state import plain, restored
-from stream_server.server.user.components import require_part
+from stream_server.server.user.components import make_criterion, require_part
 from stream_server.server.user.torch_server import TorchServer
 from stream_server.user_code import call_user
 
@@ -29,6 +29,8 @@ def set_up(server: TorchServer, precision: Precision, *, compiled: bool, seed: i
     Raises:
         UserCodeError: the method raised, or returned something else.
     """
+    if (criterion := make_criterion(server)) is not None:
+        server.hold_attributes(criterion=criterion)
     name = f"{type(server).__name__}.prepare_training_attributes"
     parts = call_user(name, server.prepare_training_attributes)
     if not isinstance(parts, tuple | list) or len(parts) not in (2, 3):

@@ -252,7 +252,8 @@ class TorchStep:
                 f"{listed(names)} of {own} {'are' if len(names) > 1 else 'is'} not the same on all "
                 f"{self._ranks.size} ranks, of which that of rank 0 is saved: each rank has a batch of its own in "
                 f"training_step, and some have none. Update it in {own}.on_step_end, which is called on every rank, "
-                "from what is the same on all, such as self.model or a mean that self.all_reduce gives"
+                "from what is the same on all, such as self.model or a mean that self.all_reduce gives; what is to "
+                "differ belongs into rank_state_dict"
             )
 
     def _further_fingerprints(self) -> Fingerprints:

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
+from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
@@ -28,8 +29,8 @@ class ServerModules:
 
     Besides the model these are the modules that are attributes of the server, alone or in lists and dicts, such as
     averages of the weights, and the parameters that only an optimizer has. A checkpoint leaves out frozen parameters
-    whose names match `exclude`, since the user's code loads their values at each start; one that was trained or written
-    to since is saved after all. Main thread.
+    whose names match `exclude` or not the server's `save_filter`, since the user's code loads their values at each
+    start; one that was trained or written to since is saved after all. Main thread.
     """
 
     def __init__(self, server: TorchServer, *, exclude: Sequence[str] = ()) -> None:
@@ -50,22 +51,26 @@ class ServerModules:
         Raises:
             ConfigError: one of them is trained, or a pattern matches none.
         """
-        parameters = dict(self._parameters())
-        for pattern in self._patterns:
-            matching = [name for name in parameters if fnmatchcase(name, pattern)]
-            if not matching:
-                raise ConfigError(
-                    f"checkpoint.exclude: {pattern!r} matches no parameter of {type(self._server).__name__}; its "
-                    f"parameters begin with {', '.join(list(parameters)[:3])}"
-                )
-            trained = [name for name in matching if parameters[name].requires_grad]
+        parameters, owner = dict(self._parameters()), type(self._server).__name__
+        matching = {
+            f"checkpoint.exclude: {pattern!r} matches": [name for name in parameters if fnmatchcase(name, pattern)]
+            for pattern in self._patterns
+        }
+        for what in [what for what, names in matching.items() if not names]:
+            raise ConfigError(
+                f"{what} no parameter of {owner}; its parameters begin with {', '.join(list(parameters)[:3])}"
+            )
+        keeps = partial(call_user, f"{owner}.save_filter", self._server.save_filter)
+        matching[f"{owner}.save_filter leaves out"] = [name for name in parameters if not keeps(name)]
+        for what, names in matching.items():
+            trained = [name for name in names if parameters[name].requires_grad]
             if trained:
                 raise ConfigError(
-                    f"checkpoint.exclude: {pattern!r} matches {', '.join(trained[:3])}, of {len(trained)} parameters "
-                    "that are trained: a restart would lose their training. Freeze them by requires_grad_(False) in "
-                    "prepare_training_attributes, or leave them in"
+                    f"{what} {', '.join(trained[:3])}, of {len(trained)} parameters that are trained: a restart would "
+                    "lose their training. Freeze them by requires_grad_(False) in prepare_training_attributes, or "
+                    "leave them in"
                 )
-            self._excluded |= {name: _mark(parameters[name]) for name in matching if not is_lazy(parameters[name])}
+            self._excluded |= {name: _mark(parameters[name]) for name in names if not is_lazy(parameters[name])}
 
     def trainable(self) -> dict[str, Tensor]:
         """The parameters that require a gradient by name, each once, also those that no module has registered."""

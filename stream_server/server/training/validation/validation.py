@@ -1,9 +1,13 @@
 """Validation of the model on samples that it is never trained on."""
 
+import logging
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import replace
+from itertools import islice
 from typing import Any
 
+from stream_server.config.training_sections import ValidationSettings
 from stream_server.errors import UserCodeError
 from stream_server.failpoints import failpoint
 from stream_server.server.metrics.metrics import Metrics
@@ -22,16 +26,22 @@ from stream_server.wording import counted
 PREFIX = "val/"
 OVER_VARIANCE = "error_over_variance"
 
+_log = logging.getLogger(__name__)
+
 
 class Validation(Callback):
     """Runs the user's `validation_step` over all validation sets when the schedule says so, and keeps the history.
 
     An entry of the history has the batch, the loss and, where a record knows it, the squared error over the variance.
+    `schedules` are those of single sets, and under "" that of the others. Where some sets alone are due, the entry has
+    their own values instead, and there are no rollouts. Before the first batch `settings.at_start` batches of each set
+    are tried, of which the user's code alone is told.
 
     Main thread, collective: every rank calls `run` after the same batches. One that is due after a step waits for the
-    next round, when all else that belongs to the step is done, averages of the weights too. At the end of the training
-    it validates once more, unless this batch was validated already. `save_before` is called first each time,
-    and `quiesce` before any code of the user's: it ends what runs on another thread.
+    next control round, when all else that belongs to the step is done, averages of the weights too. At the end of the
+    training, and of each of `study.rounds`, it validates once more, unless this batch was validated already.
+    `save_before` is called first each time, and `quiesce` before any code of the user's: it ends what runs on another
+    thread.
 
     A validation that some rank `must_leave` half-way, on a signal or before the time limit, stays due: the study
     goes on with it when it is started again, from the batch at which it was left. It begins anew if the number of ranks
@@ -54,10 +64,10 @@ class Validation(Callback):
         step: Step,
         *,
         held_out: Callable[[], HeldOut | None],
-        batch_size: int,
+        settings: ValidationSettings,
         progress: Progress,
         metrics: Metrics,
-        schedule: Schedule | None = None,
+        schedules: Mapping[str, Schedule] | None = None,
         phases: Phases | None = None,
         must_leave: Callable[[], bool] = lambda: False,
         save_before: Callable[[], None] = lambda: None,
@@ -72,11 +82,12 @@ class Validation(Callback):
         self._ranks = ranks
         self._callbacks = callbacks
         self._step = step
-        self._sets = ValidationSets(server, ranks, held_out=held_out, batch_size=batch_size)
-        self._batch_size = batch_size
+        self._sets = ValidationSets(server, ranks, held_out=held_out, settings=settings)
+        self._settings = settings
+        self._batch_size = settings.batch_size
         self._progress = progress
         self._metrics = metrics
-        self._schedule = schedule or Schedule()
+        self._schedules = schedules or {"": Schedule()}
         self._phases = phases or Phases()
         self._must_leave = must_leave
         self._save_before = save_before
@@ -87,41 +98,51 @@ class Validation(Callback):
         self._held_out = held_out
         self._left: dict[str, Any] | None = None
         self._is_next = False
+        self._is_tried = True
         self._is_recorded = False
         self._missing: list[str] = []
 
     @property
     def best(self) -> dict[str, Any]:
         """The entry of the history with the smallest loss, the earliest if there are several; or empty."""
-        finite = [entry for entry in self.history if math.isfinite(entry[LOSS])]
+        finite = [entry for entry in self.history if math.isfinite(entry.get(LOSS, math.nan))]
         return dict(min(finite, key=lambda entry: entry[LOSS])) if finite else {}
 
     @property
     def is_done(self) -> bool:
         """Whether the model has been validated since the last batch, so that the end needs no other validation."""
-        return bool(self.history) and self.history[-1]["batch"] == self._progress.batches
+        return any(entry["batch"] == self._progress.batches and LOSS in entry for entry in self.history[-1:])
 
     def on_train_start(self, server: Any) -> None:
         # What was due when the study was left comes before the first batch.
-        self._is_next = self._schedule.is_due(self._progress)
+        self._is_next = bool(self._due())
+        self._is_tried = self._settings.at_start == 0 or self._progress.batches > 0
         if self._record is not None:
             # Validations after the checkpoint from which this goes on come again.
             self._record.prune(batches_to_keep(self.history, self.best))
 
     def on_step_end(self, server: Any) -> None:
-        self._is_next = self._step.at_boundary and self._schedule.is_due(self._progress)
+        self._is_next = self._step.at_boundary and bool(self._due())
 
     def on_round(self, server: Any) -> None:
+        if not self._is_tried:
+            self._is_tried = True
+            self._try(self._settings.at_start)
         if self._is_next:
             self._is_next = False
             self._save_before()
-            self.run(must_leave=self._must_leave)
+            self.run(must_leave=self._must_leave, only_due=True)
+
+    def on_round_end(self, server: Any, round_idx: int) -> None:
+        if not self.is_done:
+            self._save_before()
+            self.run()
 
     def on_train_end(self, server: Any) -> None:
         if not self.is_done:
             self._save_before()
             self.run()
-        if self._ranks.rank == 0 and not self.history and not self._schedule.is_empty:
+        if self._ranks.rank == 0 and not self.history and not self._schedules[""].is_empty:
             self._missing = [
                 "no validation took place: no held-out simulation came to its end, all that they sent was rejected, or "
                 "val_dataloader was empty"
@@ -129,7 +150,7 @@ class Validation(Callback):
         elif self._ranks.rank == 0 and self.history and not self.best:
             self._missing = [f"the loss of all validations was not finite: {counted(len(self.history), 'validation')}"]
 
-    def run(self, *, must_leave: Callable[[], bool] = lambda: False) -> dict[str, float]:
+    def run(self, *, must_leave: Callable[[], bool] = lambda: False, only_due: bool = False) -> dict[str, float]:
         """Validate now: the exact weighted means, "loss" among them, the same on every rank.
 
         Those of a set of several are called "SET/loss" and so on, beside the ones over all sets; errors of rollouts
@@ -138,16 +159,18 @@ class Validation(Callback):
 
         Raises:
             UserCodeError: the user's code raised, or returned something unusable.
-            ConfigError: a loader shuffles, and there are several ranks.
+            ConfigError: a loader shuffles, and there are several ranks, or study.json names a set that is not there.
         """
         with self._phases.measure("validation"):
             self._quiesce()
-            sets = self._sets()
-            values = self._go_through(sets, must_leave) if sets else {}
+            sets, names = self._sets(), self._due() if only_due else [*self._schedules]
+            due = [it for it in sets if (it.name if it.name in self._schedules else "") in names]
+            values = self._go_through(due, must_leave, is_complete=len(due) == len(sets)) if due else {}
             if values is None:
                 return {}
             failpoint("validation.known")
-            self._schedule.done(self._progress)
+            for name in names:
+                self._schedules[name].done(self._progress)
             if values:
                 self._conclude(values)
             return values
@@ -161,18 +184,43 @@ class Validation(Callback):
     def state_dict(self) -> dict[str, Any]:
         return {
             "history": [dict(entry) for entry in self.history],
-            "schedule": self._schedule.state_dict(),
+            "schedule": self._schedules[""].state_dict(),
+            "schedules": {name: schedule.state_dict() for name, schedule in self._schedules.items()},
             "left": self._left,
             "rollout": self.rollout,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.history = [dict(entry) for entry in state["history"]]
-        self._schedule.load_state_dict(state["schedule"])
+        for name, saved in {**state.get("schedules", {}), "": state["schedule"]}.items():
+            if name in self._schedules:
+                self._schedules[name].load_state_dict(saved)
         self._left = state["left"]
         self.rollout = state["rollout"]
 
-    def _go_through(self, sets: list[ValidationSet], must_leave: Callable[[], bool]) -> dict[str, float] | None:
+    def _due(self) -> list[str]:
+        """The names of the schedules that are due."""
+        due = [name for name, schedule in self._schedules.items() if schedule.is_due(self._progress)]
+        if self._progress.batches >= self._settings.after_batches:
+            return due
+        for name in due:
+            self._schedules[name].done(self._progress)
+        return []
+
+    def _try(self, num: int) -> None:
+        """Call the user's code with the first batches of each set, to see whether it works."""
+        with self._phases.measure("validation"):
+            self._quiesce()
+            sets = [replace(it, batches=lambda start, it=it: islice(it.batches(start), num)) for it in self._sets()]
+            self._callbacks.tell("on_validation_start")
+            arguments = (self._server, self._ranks, self._step, self._metrics, sets)
+            if (values := ValidationPass(*arguments, must_leave=self._must_leave).run()) is not None:
+                self._callbacks.tell("on_validation_end", values, only_users=True)
+                _log.info("%s of each set on each rank, before the training: %s", counted(num, "batch"), values)
+
+    def _go_through(
+        self, sets: list[ValidationSet], must_leave: Callable[[], bool], *, is_complete: bool
+    ) -> dict[str, float] | None:
         """The values of all sets, and of the rollouts; None if they are not known yet."""
         now = {"batches": self._progress.batches, "batch_size": self._batch_size, "sets": [it.signature for it in sets]}
         left, self._left = self._left, None
@@ -180,7 +228,8 @@ class Validation(Callback):
             left = None
         self._callbacks.tell("on_validation_start")
         # Of the batches before the restart nothing is known: a part of the samples would be taken for all.
-        is_ours = self._rollouts is not None or all(it.raw is not None for it in sets)
+        rollouts = self._rollouts if is_complete else None
+        is_ours = rollouts is not None or all(it.raw is not None for it in sets)
         self._is_recorded = self._record is not None and left is None and is_ours
         if self._is_recorded and self._record is not None:
             self._record.begin(now["sets"], self._held_out())
@@ -196,18 +245,19 @@ class Validation(Callback):
                 left=left,
                 record=self._record if self._is_recorded else None,
                 observe=self._observe,
+                is_complete=is_complete,
             )
             values = one.run()
             if one.left is not None:
                 self._left = {"of": now, **one.left}
-        if values is None or self._rollouts is None:
+        if values is None or rollouts is None:
             return values
-        errors = self._rollouts.run(must_leave)
+        errors = rollouts.run(must_leave)
         if errors is None:
             self._left = {"of": now, "values": values}
             return None
         if self._observe is not None:
-            self._observe(ROLLOUT_ERROR, self._rollouts.mine.simulations, self._rollouts.mine.means)
+            self._observe(ROLLOUT_ERROR, rollouts.mine.simulations, rollouts.mine.means)
         return self._with_rollouts(values, errors)
 
     def _with_rollouts(self, values: dict[str, float], errors: RolloutErrors) -> dict[str, float]:
@@ -221,13 +271,15 @@ class Validation(Callback):
 
     def _conclude(self, values: dict[str, float]) -> None:
         progress = self._progress
-        self.history.append({"batch": progress.batches, LOSS: values[LOSS]})
+        # At the end all sets are due, maybe right after some of them, whose values are written already.
+        written = next((it for it in self.history[-1:] if it["batch"] == progress.batches and LOSS not in it), {})
+        self.history.append({"batch": progress.batches, **({LOSS: values[LOSS]} if LOSS in values else values)})
         progress.best = self.best
         forecast = () if self._rollouts is None else self._rollouts.fields
         if errors := {name: values[key] for name in forecast if (key := f"{ROLLOUT}/{name}") in values}:
             self.history[-1][ROLLOUT] = errors
         self._record_all(values)
-        named = {f"{PREFIX}{name}": value for name, value in values.items()}
+        named = {f"{PREFIX}{name}": value for name, value in values.items() if name not in written}
         self._metrics.write_reduced(progress.batches, progress.elapsed_s, named)
         self._callbacks.tell("on_validation_end", dict(values))
 

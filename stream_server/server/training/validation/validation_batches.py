@@ -13,9 +13,13 @@ from numpy.typing import NDArray
 
 from stream_server.buffers import WindowShape
 from stream_server.buffers.statics import StaticFields
+from stream_server.config import StudyConfig
+from stream_server.config.problems import nearest, one_of
+from stream_server.config.training_sections import ValidationSettings
 from stream_server.errors import ConfigError, UserCodeError
 from stream_server.server.intake.validation_store import HeldOutRows, ValidationStore
 from stream_server.server.ranks.communicator import Ranks
+from stream_server.server.user.components import make_loader
 from stream_server.server.user.simulation_data import SimulationBatch
 from stream_server.user_code import call_user
 
@@ -26,6 +30,8 @@ Observe = Callable[[str, NDArray[np.int64], NDArray[Any]], None]
 
 # Items that are compared beside the first one.
 NUM_COMPARED = 4
+# The fractions of its multiples are spread evenly, however many there are.
+GOLDEN_RATIO = 0.6180339887498949
 
 _END = object()
 # In place of the version of the statistics, where sets do not depend on them.
@@ -47,7 +53,7 @@ class HeldOut:
     def __len__(self) -> int:
         return len(self.rows)
 
-    def __getitem__(self, samples: slice) -> Self:
+    def __getitem__(self, samples: slice | NDArray[np.bool_]) -> Self:
         """Some of them."""
         return replace(self, rows=self.rows[samples])
 
@@ -58,6 +64,11 @@ class HeldOut:
     @property
     def time_steps(self) -> NDArray[np.int64]:
         return self.steps.time_steps[self.rows]
+
+    @property
+    def first_steps(self) -> NDArray[np.int64]:
+        """The time step of each sample; of a window, its first."""
+        return self.time_steps if self.rows.ndim == 1 else self.time_steps[:, 0]
 
     def batch(self, known: Mapping[str, NDArray[Any]] = MappingProxyType({})) -> SimulationBatch:
         """A copy of all of them, with what those of a simulation share; fields that are `known` are taken from there.
@@ -89,13 +100,13 @@ class HeldOutSamples:
     parameters_of: Callable[[int], NDArray[np.float64]]
     window_shape: WindowShape | None = None
     statics: StaticFields = field(default_factory=lambda: StaticFields({}))
+    chosen: Callable[[HeldOut], HeldOut] = lambda samples: samples
 
     def __call__(self) -> HeldOut | None:
         steps = self.store.complete_rows()
         rows = np.arange(len(steps)) if self.window_shape is None else self._windows(steps, self.window_shape)
-        if not len(rows):
-            return None
-        return HeldOut(steps=steps, rows=rows, parameters_of=self.parameters_of, statics=self.statics)
+        found = self.chosen(HeldOut(steps=steps, rows=rows, parameters_of=self.parameters_of, statics=self.statics))
+        return found if len(found) else None
 
     def _windows(self, steps: HeldOutRows, shape: WindowShape) -> NDArray[np.int64]:
         found = [np.empty((0, shape.length), np.int64)]
@@ -103,6 +114,28 @@ class HeldOutSamples:
             rows = np.flatnonzero(steps.simulation_ids == simulation)
             found.append(rows[shape.places_among((steps.time_steps[rows] - shape.first) // shape.every)])
         return np.concatenate(found)
+
+
+def choice(config: StudyConfig) -> Callable[[HeldOut], HeldOut]:
+    """The choice of `validation.max_batches` among held-out samples, the same on any ranks and at any time.
+
+    It goes by the numbers of all samples that there will ever be, those of one simulation after the other: the chosen
+    ones are at equal distances. In each simulation they are counted from another time step on.
+    """
+    settings, steps, window = config.validation, config.study.time_steps, config.window
+    if settings.max_batches is None or not settings.simulations or steps is None:
+        return lambda samples: samples
+    most, num = settings.max_batches * settings.batch_size, config.num_samples_of(steps.num)
+    first, every = steps.first, steps.every * (1 if window is None else window.stride)
+    total = settings.simulations * num
+
+    def few(samples: HeldOut) -> HeldOut:
+        simulations = samples.simulation_ids
+        shifts = (simulations * GOLDEN_RATIO % 1 * num).astype(np.int64)
+        numbers = simulations * num + ((samples.first_steps - first) // every + shifts) % num
+        return samples[(numbers + 1) * most // total > numbers * most // total]
+
+    return few
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -126,14 +159,18 @@ class ValidationSets:
     Of a loader, an iterable of batches, rank r of R takes the items r, r + R, …. Of a dataset, which has a length and
     items but no batches, it takes so the batches of `batch_size` samples, collated as those of the stream. The ranks
     compare the names, the lengths and the first items of their sets, and some further ones that can be had by number.
-    Held-out samples (`held_out` gives them) are where they were received.
+    Held-out samples (`held_out` gives them) are where they were received. Of a loader that is limited the first batches
+    are taken, of a dataset samples at equal distances.
     """
 
-    def __init__(self, server: Any, ranks: Ranks, *, held_out: Callable[[], HeldOut | None], batch_size: int) -> None:
+    def __init__(
+        self, server: Any, ranks: Ranks, *, held_out: Callable[[], HeldOut | None], settings: ValidationSettings
+    ) -> None:
         self._server = server
         self._ranks = ranks
         self._held_out = held_out
-        self._batch_size = batch_size
+        self._settings = settings
+        self._batch_size = settings.batch_size
         self._asked: list[ValidationSet] | None = None
         self._asked_at: int | None = None
 
@@ -142,7 +179,7 @@ class ValidationSets:
 
         Raises:
             UserCodeError: `val_dataloader` raised, returned something unusable, or not the same on every rank.
-            ConfigError: a loader shuffles, and there are several ranks.
+            ConfigError: a loader shuffles, and there are several ranks, or study.json names a set that is not there.
         """
         sets = self._of_user()
         self._refuse_different([sets is None, *(it.name for it in sets or ())])
@@ -158,35 +195,44 @@ class ValidationSets:
         return self._asked
 
     def _ask_user(self) -> list[ValidationSet] | None:
-        loaders = self._call("val_dataloader")
+        made = make_loader(self._server, "validation.val_dataloader")
+        loaders = self._call("val_dataloader") if made is None else made
         if loaders is None:
             return None
         named = loaders if isinstance(loaders, Mapping) else {"": loaders}
+        known = [name for name in map(str, named) if name]
+        for name in self._settings.sets.keys() - {*known}:
+            instead = f"write {nearest(name, known) or one_of(known)}" if known else "it names none"
+            where = f"{type(self._server).__name__}.val_dataloader"
+            raise ConfigError(f"validation.sets must name sets of {where}, but has {name!r}: {instead}")
         return [self._set_of(str(name), loader) for name, loader in named.items()]
 
     def _set_of(self, name: str, loader: Any) -> ValidationSet:
         check_loader(name, loader, self._ranks.size)
         give = self._dataset_batches if is_dataset(loader) else self._loader_batches
+        own = self._settings.sets.get(name)
+        most = (own and own.max_batches) or self._settings.max_batches
         return ValidationSet(
             name=name,
-            signature=[name, self._ranks.size, _length_of(loader)],
-            batches=lambda start: give(loader, start),
+            signature=[name, self._ranks.size, _length_of(loader), *([most] if most else [])],
+            batches=lambda start: give(loader, start, most),
         )
 
-    def _loader_batches(self, loader: Any, start: int) -> Iterator[Item]:
+    def _loader_batches(self, loader: Any, start: int, most: int | None) -> Iterator[Item]:
         ranks = self._ranks
         items = call_user(self._loader, iter, loader)
         first = call_user(self._loader, lambda: list(islice(items, 1)))
         self._refuse_different(call_user(self._loader, self._signature_of, loader, first))
-        mine = islice(chain(first, items), ranks.rank + start * ranks.size, None, ranks.size)
+        mine = islice(chain(first, items), ranks.rank + start * ranks.size, most, ranks.size)
         while (batch := call_user(self._loader, next, mine, _END)) is not _END:
             yield call_user(self._loader, self._server.collate.convert, batch), num_samples(batch)
 
-    def _dataset_batches(self, dataset: Any, start: int) -> Iterator[Item]:
-        ranks = self._ranks
+    def _dataset_batches(self, dataset: Any, start: int, most: int | None) -> Iterator[Item]:
+        ranks, length = self._ranks, len(dataset)
+        num = length if most is None else min(length, most * self._batch_size)
         self._refuse_different(call_user(self._loader, self._signature_of, dataset, []))
-        for rows in slices(len(dataset), self._batch_size)[ranks.rank + start * ranks.size :: ranks.size]:
-            numbers = range(*rows.indices(len(dataset)))
+        for rows in slices(num, self._batch_size)[ranks.rank + start * ranks.size :: ranks.size]:
+            numbers = [number * length // num for number in range(*rows.indices(num))]
             samples = call_user(self._loader, lambda numbers=numbers: [dataset[number] for number in numbers])
             yield call_user(self._loader, self._server.collate, samples), len(samples)
 

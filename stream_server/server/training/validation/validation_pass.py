@@ -15,6 +15,7 @@ from stream_server.server.metrics.monitor import VALIDATED
 from stream_server.server.ranks.communicator import Ranks
 from stream_server.server.training.validation.validation_batches import HeldOut, Observe, ValidationSet
 from stream_server.server.training.validation.validation_record import ValidationRecord
+from stream_server.server.user.components import third_argument
 from stream_server.server.user.framework import Step
 from stream_server.server.user.losses import Array, loss_of
 from stream_server.user_code import call_user
@@ -31,6 +32,7 @@ class ValidationPass:
     a value like those that it returns, and no part of the curves of the training. `left` then says where, in plain
     values that are the same on all ranks; with it another pass over the same sets and with the same model goes on from
     there. `observe` gets the loss of each held-out sample; the mean of its batch where that is all that is known.
+    Where these are not all sets, so that it is not `is_complete`, only the values of each are taken.
     """
 
     def __init__(
@@ -45,6 +47,7 @@ class ValidationPass:
         left: Mapping[str, Any] | None = None,
         record: ValidationRecord | None = None,
         observe: Observe | None = None,
+        is_complete: bool = True,
     ) -> None:
         self.left: dict[str, Any] | None = None
         self._server = server
@@ -55,6 +58,8 @@ class ValidationPass:
         self._must_leave = must_leave
         self._record = record
         self._observe = observe
+        self._is_complete = is_complete
+        self._third = third_argument(server.validation_step)
         self._metrics = MetricObjects(server, ranks)
         self._start: tuple[int, int] = (0, 0) if left is None else (left["set"], left["batch"])
         # One rank alone remembers what all have added up.
@@ -100,8 +105,11 @@ class ValidationPass:
                 return index if leave else None
             failpoint("validation.before_batch")
             placed = self._step.to_device(data) if num else None
+            # As in Melissa, a third argument of this name is the number of batches that are trained.
+            third = self._server.progress.batches if self._third == ["batch_idx"] else validation_set.name
+            arguments = (placed, index, *([third] if self._third else []))
             with self._server.union_mean.step(sizes), self._logging.apart() as logged:
-                returned = call_user(self._where, self._server.validation_step, placed, index) if num else None
+                returned = call_user(self._where, self._server.validation_step, *arguments) if num else None
             if num:
                 mean, losses = self._add(validation_set.name, returned, num)
                 self._add_logged(validation_set.name, logged, returned, num)
@@ -155,7 +163,8 @@ class ValidationPass:
                 self._add_number(name, own, sum(float(it) for it in values) / len(values), num)
 
     def _add_number(self, name: str, key: str, number: float, num: int) -> None:
-        self._means.add(key, number, num)
+        if self._is_complete:
+            self._means.add(key, number, num)
         if name:
             self._means.add(f"{name}/{key}", number, num)
 

@@ -98,7 +98,7 @@ class ValidationRecord:
             return
         unknown = np.full(len(raw), np.nan)
         self._simulations.append(raw.simulation_ids)
-        self._time_steps.append(first_steps(raw))
+        self._time_steps.append(raw.first_steps)
         self._losses.append(unknown if losses is None else losses)
         self._squared.append(unknown if squares is None else squares)
 
@@ -264,7 +264,7 @@ def _rollout_arrays(rollouts: TrajectoryErrors) -> dict[str, Array]:
 
 def batches_to_keep(history: Sequence[Mapping[str, Any]], best: Mapping[str, Any]) -> list[int]:
     """The validations whose records stay: the first, the best and the newest."""
-    batches = [int(entry["batch"]) for entry in history]
+    batches = [int(entry["batch"]) for entry in history if OF_LOSS in entry]
     return [*batches[:1], *batches[-NUM_NEWEST:], *([int(best["batch"])] if best else [])]
 
 
@@ -297,13 +297,7 @@ def subsampled(array: Array) -> Array:
 
 
 def _keys(samples: HeldOut) -> list[Key]:
-    return list(zip(samples.simulation_ids.tolist(), first_steps(samples).tolist(), strict=True))
-
-
-def first_steps(samples: HeldOut) -> Array:
-    """The time step of each sample; of a window, its first."""
-    time_steps = samples.time_steps
-    return time_steps if time_steps.ndim == 1 else time_steps[:, 0]
+    return list(zip(samples.simulation_ids.tolist(), samples.first_steps.tolist(), strict=True))
 
 
 def held_out_record(folder: Path, server: StreamServer, ranks: Ranks, *, is_strict: bool = False) -> ValidationRecord:

@@ -93,6 +93,12 @@ def test_a_value_that_is_never_finite_is_no_sign_that_a_training_has_converged(v
         Study(patience=2).validate(value, value)
 
 
+def test_validations_of_some_sets_count_for_their_values_alone() -> None:
+    study = Study(patience=2).validate(1.0, 0.5).validate(9.0, 9.0, 9.0, name="far/loss")
+    assert (study.batch, study.reasons) == (50, [])
+    assert Study(patience=2, monitor="val/far/loss").validate(1.0, 9.0, 9.0, name="far/loss").reasons
+
+
 def test_a_value_that_no_validation_gives_is_refused_with_the_names_that_there_are() -> None:
     message = 'training.early_stop.monitor must name .*, but is "val/error"; there is "val/loss"'
     with pytest.raises(ConfigError, match=message):

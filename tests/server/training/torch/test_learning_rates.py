@@ -142,6 +142,9 @@ def test_a_plateau_is_stepped_by_validations_alone(clock: str) -> None:
     for loss, expected in [(1.0, 1.0), (0.5, 1.0), (0.5, 0.5)]:
         rates.on_validation_end(server, {"loss": loss, "other": 0.0})
         assert rate(server) == expected
+        # One of some sets alone.
+        rates.on_validation_end(server, {"far/loss": 9.0})
+        assert rate(server) == expected
 
 
 @pytest.mark.parametrize(("num_validations", "num_warnings"), [(0, 1), (1, 1), (2, 0)])

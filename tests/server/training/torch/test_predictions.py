@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from stream_server import TorchServer
+from stream_server.config.training_sections import ValidationSettings
 from stream_server.server.metrics.metrics import Metrics
 from stream_server.server.progress.progress import Progress
 from stream_server.server.ranks.communicator import SoloRanks
@@ -104,7 +105,7 @@ def test_the_forward_pass_of_validation_step_is_repeated_only_where_it_must_be(
             Callbacks(server),
             step,
             held_out=lambda: raw,
-            batch_size=5,
+            settings=ValidationSettings(batch_size=5),
             progress=Progress(),
             metrics=Metrics(ranks),
             record=ValidationRecord(tmp_path, server, ranks, num=2, facts={}),

@@ -77,6 +77,15 @@ class Frozen(TorchServer):
         return (self.model["head"](self.model["backbone"](batch)) ** 2).mean()
 
 
+class Filtered(Frozen):
+    """Says by a method what is saved."""
+
+    ending = "weight"
+
+    def save_filter(self, name: str) -> bool:
+        return not (name.startswith("backbone.0") and name.endswith(self.ending))
+
+
 class Scaled(TorchServer):
     """Learns a scale that is in no module, and unfreezes its backbone at the third step."""
 
@@ -318,6 +327,38 @@ def test_parameters_that_are_trained_cannot_be_excluded() -> None:
         ConfigError, match=r"'head\.\*' matches head\.weight, head\.bias, of 2 parameters that are trai"
     ):
         step_of(Frozen, "backbone.*", "head.*").__enter__()
+
+
+@pytest.mark.parametrize("patterns", [(), ("backbone.1.*",)])
+def test_what_the_save_filter_of_a_class_leaves_out_is_not_saved_beside_what_patterns_match(
+    patterns: tuple[str, ...],
+) -> None:
+    with step_of(Filtered, *patterns) as step:
+        train(step, 0, 3)
+        state = saved(step)
+        names = {*restored(step.model_state()["model"])}
+        left_out = {"backbone.0.weight", *(["backbone.1.weight", "backbone.1.bias"] if patterns else [])}
+        assert {*restored(state["model"])} == names - left_out
+        train(step, 3, 6)
+        undisturbed = to_bytes(step.state_dict())
+    with step_of(Filtered, *patterns) as other:
+        other.load_state_dict(state)
+        train(other, 3, 6)
+        assert to_bytes(other.state_dict()) == undisturbed
+
+
+def test_a_save_filter_cannot_leave_out_what_is_trained(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Filtered, "frozen", False)
+    with pytest.raises(
+        ConfigError, match=r"Filtered\.save_filter leaves out backbone\.0\.weight, of 1 parameters that"
+    ):
+        step_of(Filtered).__enter__()
+
+
+def test_what_a_save_filter_raises_is_told_as_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Filtered, "ending", 1)
+    with pytest.raises(UserCodeError, match=r"Filtered\.save_filter raised TypeError"):
+        step_of(Filtered).__enter__()
 
 
 def test_a_pattern_that_matches_nothing_is_refused() -> None:

@@ -59,7 +59,7 @@ class Linear(StreamServer):
         super().__init__()
         settings = RolloutSettings(**({"fields": ("u",), "input_steps": length - 1} | rollout))
         self.config = SimpleNamespace(
-            validation=SimpleNamespace(rollout=settings), window=SimpleNamespace(length=length)
+            validation=SimpleNamespace(rollout=settings, val_dataloader=None), window=SimpleNamespace(length=length)
         )
         self.handed: list[SimulationBatch] = []
 

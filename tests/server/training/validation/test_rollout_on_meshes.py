@@ -35,7 +35,7 @@ class Rings(StreamServer):
         super().__init__()
         settings = RolloutSettings(fields=("u",), input_steps=input_steps)
         self.config = SimpleNamespace(
-            validation=SimpleNamespace(rollout=settings), window=SimpleNamespace(length=length)
+            validation=SimpleNamespace(rollout=settings, val_dataloader=None), window=SimpleNamespace(length=length)
         )
 
     def process_batch(self, batch: SimulationBatch, config: Any) -> Any:

@@ -17,7 +17,9 @@ from stream_server.server.metrics.union_mean import UnionMean
 from stream_server.server.progress.progress import Progress
 from stream_server.server.progress.schedules import Schedule
 from stream_server.server.ranks.communicator import Ranks, SoloRanks
+from stream_server.server.training.validation.validation import Validation
 from stream_server.server.training.validation.validation_batches import HeldOutSamples, num_samples
+from stream_server.server.user.callbacks import Callback
 from stream_server.storage.plain_state import from_bytes, to_bytes
 from tests.fakes.thread_ranks import on_ranks
 from tests.server.training.validation.validating import Model, Server, Written, at, held_out, resume, step, validation
@@ -166,6 +168,96 @@ def test_it_validates_after_the_steps_at_which_it_is_due() -> None:
     for progress.batches in range(1, 9):
         step(one)
     assert [entry["batch"] for entry in one.history] == [3, 4, 6]
+
+
+def test_no_validation_is_due_before_the_batch_that_study_json_names() -> None:
+    progress = Progress()
+    one = validation(Server([np.ones(1)]), progress=progress, schedule=Schedule(every=3), after_batches=7)
+    resume(one)
+    for progress.batches in range(1, 13):
+        step(one)
+    assert [entry["batch"] for entry in one.history] == [9, 12]
+
+
+SETS = {"near": [np.array([1.0])], "far": [np.array([5.0]), np.array([9.0])]}
+
+
+def own_schedules(server: Server, written: Written, progress: Progress) -> Validation:
+    return validation(
+        server,
+        progress=progress,
+        metrics=written,
+        schedule=Schedule(every=4),
+        schedules={"far": Schedule(every=6)},
+        sets={"far": {"every_batches": 6}},
+    )
+
+
+@pytest.mark.parametrize("restart", [None, 4, 6, 9, 12, 17])
+def test_a_set_with_a_schedule_is_validated_by_that_one_and_the_loss_of_all_needs_all(restart: int | None) -> None:
+    progress, server, written = Progress(), Server(SETS), Written()
+    one = own_schedules(server, written, progress)
+    resume(one)
+    for progress.batches in range(1, 19):
+        step(one)
+        if progress.batches == restart:
+            state = from_bytes(to_bytes(one.state_dict()))
+            one = own_schedules(server, written, progress)
+            one.load_state_dict(state)
+            resume(one)
+    one.on_train_end(None)
+    near, far = {"val/near/loss": 1.0}, {"val/far/loss": 7.0}
+    both = {"val/loss": 5.0, **near, **far}
+    # The last batch is one of the set: its value is not written again.
+    assert written.records == [
+        *((4, near), (6, far), (8, near), (12, both), (16, near)),
+        *((18, far), (18, {"val/loss": 5.0, **near})),
+    ]
+    assert [entry["batch"] for entry in one.history if "loss" in entry] == [12, 18]
+    assert one.history[1] == {"batch": 6, "far/loss": 7.0}
+    assert one.best == {"batch": 12, "loss": 5.0}
+    assert server.heard[:4] == ["start", {"near/loss": 1.0}, "start", {"far/loss": 7.0}]
+
+
+def test_a_state_of_before_there_were_schedules_of_sets_is_taken_back() -> None:
+    one = validation(Server(SETS), progress=at(8), schedule=Schedule(every=4))
+    one.run()
+    state = one.state_dict()
+    del state["schedules"]
+    other = own_schedules(Server(SETS), Written(), at(8))
+    other.load_state_dict(from_bytes(to_bytes(state)))
+    assert other.history == [{"batch": 8, "loss": 5.0}]
+
+
+def test_a_set_that_study_json_names_must_be_there() -> None:
+    with pytest.raises(ConfigError, match=r"sets of Server.val_dataloader, but has 'fra': write far"):
+        validation(Server(SETS), sets={"fra": {"max_batches": 1}}).run()
+    with pytest.raises(ConfigError, match="it names none"):
+        validation(Server([np.ones(1)]), sets={"far": {"max_batches": 1}}).run()
+
+
+def test_a_few_batches_are_tried_before_the_training_and_not_counted() -> None:
+    def run(ranks: Ranks) -> tuple[Any, ...]:
+        sets = {"near": [np.array([float(i)]) for i in range(5)], "far": [np.array([9.0])]}
+        server, written = Server(sets), Written()
+        one = validation(server, ranks, metrics=written, schedule=Schedule(every=2), at_start=1)
+        vars(one)["_callbacks"].surround(after=[Loud()])
+        resume(one)
+        one.on_round(None)
+        return server.heard, written.records, one.history
+
+    class Loud(Callback):
+        def on_validation_end(self, server: Any, metrics: dict[str, float]) -> None:
+            raise AssertionError(metrics)
+
+    found = {"loss": 10 / 3, "near/loss": 0.5, "far/loss": 9.0}
+    assert on_ranks(2, run) == [(["start", pytest.approx(found)], [], [])] * 2
+
+
+def test_a_study_that_goes_on_tries_nothing() -> None:
+    server = Server(SETS)
+    resume(validation(server, progress=at(1), at_start=1))
+    assert server.heard == []
 
 
 def test_a_validation_that_is_due_waits_for_the_end_of_an_accumulation() -> None:

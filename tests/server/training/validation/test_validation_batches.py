@@ -1,6 +1,8 @@
 """A validation set may be a list of batches, a loader or a dataset; each of its samples counts once."""
 
+from collections import Counter
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -8,11 +10,16 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
+from stream_server.config import StudyConfig
 from stream_server.errors import UserCodeError
+from stream_server.server.intake.validation_store import ValidationStore
 from stream_server.server.ranks.communicator import Ranks
+from stream_server.server.run.build import window_shape
 from stream_server.server.training.torch.framework import TorchCollate
+from stream_server.server.training.validation.validation_batches import HeldOut, HeldOutSamples, choice
 from tests.fakes.thread_ranks import on_ranks
 from tests.server.training.validation.validating import Server, validation
+from tests.support.studies import StudyFolder
 
 VALUES = torch.arange(7, dtype=torch.float64)
 
@@ -78,6 +85,95 @@ def test_the_ranks_share_the_batches_of_a_dataset() -> None:
     (first, of_first), (second, of_second) = on_ranks(2, run)
     assert first == second == {"loss": 3.0}
     assert (of_first, of_second) == ([[0.0, 1.0], [4.0, 5.0]], [[2.0, 3.0], [6.0]])
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2, 3])
+def test_a_limited_set_is_the_same_samples_on_any_number_of_ranks(num_ranks: int) -> None:
+    loader = [(VALUES[:2],), (VALUES[2:5],), (VALUES[5:],)]
+    sets = {"dataset": TensorDataset(VALUES), "loader": loader, "whole": TensorDataset(VALUES)}
+
+    def run(ranks: Ranks) -> tuple[dict[str, float], list[list[float]]]:
+        server = Watching(sets)
+        own = {"loader": {"max_batches": 2}, "whole": {"max_batches": 100}}
+        return validation(server, ranks, batch_size=2, max_batches=2, sets=own).run(), server.batches
+
+    # The samples 0, 7/4, 14/4 and 21/4 of the dataset, the first two batches of the loader.
+    of_dataset, of_loader, of_whole = [0.0, 1.0, 3.0, 5.0], VALUES[:5].tolist(), VALUES.tolist()
+    found = on_ranks(num_ranks, run)
+    seen = [value for _, batches in found for batch in batches for value in batch]
+    assert sorted(seen) == sorted([*of_dataset, *of_loader, *of_whole])
+    means = {f"{name}/loss": np.mean(of) for name, of in zip(sets, (of_dataset, of_loader, of_whole), strict=True)}
+    for values, _ in found:
+        assert values == pytest.approx({"loss": np.mean([*of_dataset, *of_loader, *of_whole]), **means})
+
+
+def few(tmp_path: Path, **changes: Any) -> StudyConfig:
+    """A study whose simulations have 50 time steps, with these keys of `validation`."""
+    of_validation = {f"validation.{name}": value for name, value in changes.pop("validation").items()}
+    return StudyFolder(tmp_path / "heat").load({"study.time_steps": 50, **of_validation, **changes})
+
+
+def all_samples(num_simulations: int, *, complete: set[int] | None = None) -> HeldOut:
+    """The samples of held-out simulations of 50 time steps, of those alone that are complete."""
+    store = ValidationStore(num_simulations)
+    for simulation in range(num_simulations):
+        for time_step in range(50):
+            store.add(simulation, time_step, {"x": np.zeros(1)}, {"x": True})
+    for simulation in range(num_simulations) if complete is None else complete:
+        store.complete(simulation)
+    found = HeldOutSamples(store=store, parameters_of=lambda it: np.zeros(1))()
+    assert found is not None
+    return found
+
+
+def keys(samples: HeldOut | None) -> list[tuple[int, int]]:
+    assert samples is not None
+    return list(zip(samples.simulation_ids.tolist(), samples.first_steps.tolist(), strict=True))
+
+
+@pytest.mark.parametrize(("num_simulations", "num_batches"), [(1, 1), (1, 4), (3, 4), (7, 1), (30, 1), (4, 10**6)])
+def test_the_limit_takes_held_out_samples_at_equal_distances(
+    tmp_path: Path, num_simulations: int, num_batches: int
+) -> None:
+    limits = {"simulations": num_simulations, "max_batches": num_batches, "batch_size": 10}
+    found = keys(choice(few(tmp_path, validation=limits))(all_samples(num_simulations)))
+    total, num = num_simulations * 50, min(num_batches * 10, num_simulations * 50)
+    places = [-(-number * total // num) - 1 for number in range(1, num + 1)]
+    # Each simulation is counted from another time step on.
+    starts = [int(simulation * (5**0.5 - 1) / 2 % 1 * 50) for simulation in range(num_simulations)]
+    assert found == sorted((place // 50, (place - starts[place // 50]) % 50) for place in places)
+    of_each = [Counter(simulation for simulation, _ in found)[it] for it in range(num_simulations)]
+    assert max(of_each) - min(of_each) <= 1
+
+
+def test_the_choice_is_the_same_wherever_samples_are_and_whichever_simulations_are_complete(tmp_path: Path) -> None:
+    chosen = choice(few(tmp_path, validation={"simulations": 5, "max_batches": 3, "batch_size": 10}))
+    whole = all_samples(5)
+    everything = keys(chosen(whole))
+    of_ranks = [keys(chosen(whole[np.arange(250) % 3 == rank])) for rank in range(3)]
+    assert sorted(key for of_rank in of_ranks for key in of_rank) == everything
+    early = keys(chosen(all_samples(5, complete={1, 4})))
+    assert early == [key for key in everything if key[0] in (1, 4)]
+
+
+def test_windows_are_chosen_as_samples_are(tmp_path: Path) -> None:
+    window = {"samples": {"window": {"length": 3, "stride": 4}}}
+    steps = {"study.time_steps": {"first": 10, "last": 108, "every": 2}}
+    config = few(tmp_path, **steps, **window, validation={"simulations": 2, "max_batches": 1, "batch_size": 6})
+    store = ValidationStore(2)
+    for simulation in range(2):
+        for time_step in range(10, 109, 2):
+            store.add(simulation, time_step, {"x": np.zeros(1)}, {"x": True})
+        store.complete(simulation)
+    samples = HeldOutSamples(
+        store=store, parameters_of=lambda it: np.zeros(1), window_shape=window_shape(config), chosen=choice(config)
+    )
+    # Twelve windows of each, from the steps 0, 4, 8, … on: every fourth one. The second is counted from its eighth on.
+    assert keys(samples()) == [(0, 10 + 8 * it) for it in (3, 7, 11)] + [(1, 10 + 8 * it) for it in (0, 4, 8)]
+
+
+def test_without_a_limit_all_are_taken(tmp_path: Path) -> None:
+    assert len(choice(few(tmp_path, validation={"simulations": 2}))(all_samples(2))) == 100
 
 
 def test_any_object_with_a_length_and_items_is_a_dataset_also_without_torch() -> None:

@@ -38,9 +38,8 @@ def due(server: Signalled, ranks: Ranks | None = None, batch: int = 10, **option
         server,
         ranks,
         progress=at(batch),
-        schedule=Schedule(every=10),
+        **{"schedule": Schedule(every=10)} | options,
         must_leave=lambda: server.must_leave,
-        **options,
     )
 
 
@@ -119,6 +118,28 @@ def test_batches_of_another_size_are_validated_anew() -> None:
     seen, one, _ = resumed(left_at(2.0, None, values=values, batch_size=1), None, values=values, batch_size=2)
     assert seen == [2.0, 6.0]
     assert one.best["loss"] == 4.0
+
+
+def test_a_part_of_the_sets_that_was_left_goes_on_with_that_part() -> None:
+    def options() -> dict[str, Any]:
+        return {"batch": 15, "schedule": Schedule(every=20), "schedules": {"far": Schedule(every=5)}}
+
+    sets = {"near": BATCHES[:3], "far": BATCHES[3:]}
+    state = left_at(4.0, sets, **options())
+    seen, one, written = resumed(state, sets, **options())
+    assert (seen, written.records) == ([5.0], [(15, {"val/far/loss": 4.0})])
+    assert one.history == [{"batch": 15, "far/loss": 4.0}]
+
+
+@pytest.mark.parametrize(
+    ("third", "given"), [("set_name", ["near", "far"]), ("batch_idx", [7, 7]), ("set_name=''", ["near", "far"])]
+)
+def test_a_third_argument_is_the_set_or_as_in_melissa_the_number_of_batches(third: str, given: list[Any]) -> None:
+    scope: dict[str, Any] = {"given": []}
+    exec(f"def step(self, batch, index, {third}):\n    given.append({third.split('=')[0]})\n    return 0.0", scope)
+    server: Any = type("Named", (Server,), {"validation_step": scope["step"], "progress": at(7)})
+    validation(server({"near": BATCHES[:1], "far": BATCHES[:1]})).run()
+    assert scope["given"] == given
 
 
 def each(num_ranks: int, function: Callable[[Ranks], Any]) -> list[Any]:

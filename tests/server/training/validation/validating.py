@@ -6,10 +6,12 @@ from typing import Any
 
 import numpy as np
 
+from stream_server.config.training_sections import ValidationSettings
 from stream_server.server.intake.validation_store import ValidationStore
 from stream_server.server.metrics.metrics import Metrics
 from stream_server.server.metrics.union_mean import UnionMean
 from stream_server.server.progress.progress import Progress
+from stream_server.server.progress.schedules import Schedule
 from stream_server.server.ranks.communicator import Ranks, SoloRanks
 from stream_server.server.training.validation.validation import Validation
 from stream_server.server.training.validation.validation_batches import HeldOut, HeldOutSamples
@@ -17,6 +19,8 @@ from stream_server.server.user.callbacks import Callbacks
 from stream_server.server.user.collate import NumpyCollate
 from stream_server.server.user.normalization import Normalization
 from stream_server.server.user.simulation_data import SimulationBatch
+
+SETTINGS = {"after_batches", "at_start", "batch_size", "max_batches", "sets"}
 
 
 class Model:
@@ -87,7 +91,8 @@ def validation(server: Any, ranks: Ranks | None = None, values: list[float] | No
     server.union_mean = UnionMean(ranks or SoloRanks())
     defaults = {
         "held_out": lambda: None if values is None else held_out(values),
-        "batch_size": 2,
+        "settings": ValidationSettings(**{"batch_size": 2} | {key: kw.pop(key) for key in SETTINGS & kw.keys()}),
+        "schedules": {"": kw.pop("schedule", Schedule())} | kw.pop("schedules", {}),
         "progress": Progress(),
         "metrics": Written(),
     }
