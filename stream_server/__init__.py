@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from stream_server.server.user.callbacks import Callback
     from stream_server.server.user.simulation_data import SimulationBatch, SimulationData
     from stream_server.server.user.stream_dataset import StreamDataset
-    from stream_server.server.user.stream_server import StreamServer
+    from stream_server.server.user.stream_server import StreamServer, log
     from stream_server.server.user.torch_server import TorchServer
     from stream_server.studies.run import Run
     from stream_server.studies.study import Study
@@ -22,6 +22,7 @@ __all__ = [
     "StreamServer",
     "Study",
     "TorchServer",
+    "log",
     "pack",
     "pad",
 ]
@@ -35,6 +36,7 @@ _HOMES = {
     "StreamServer": "stream_server.server.user.stream_server",
     "Study": "stream_server.studies.study",
     "TorchServer": "stream_server.server.user.torch_server",
+    "log": "stream_server.server.user.stream_server",
     "pack": "stream_server.ragged",
     "pad": "stream_server.ragged",
 }

@@ -23,7 +23,7 @@ from stream_server.server.metrics.writers import open_writers
 from stream_server.server.ranks.communicator import SoloRanks
 from tests.extending.examples import write_examples
 from tests.server.metrics.logged import Figure
-from tests.support.runs import NUMPY_STUDY, assert_complete, run_study
+from tests.support.runs import LEFT_BY_WORK, NUMPY_STUDY, assert_complete, run_study
 from tests.support.studies import StudyFolder
 
 KEEPING = """
@@ -48,6 +48,9 @@ class Keeping:
 
     def flush(self):
         self.tell("flush")
+
+    def end(self, status, reason):
+        self.tell("end", status=status, reason=reason)
 
     def close(self):
         try:
@@ -78,18 +81,22 @@ for start, batches in enumerate([(10, 20), (30,)]):
     writers = open_writers(run, wanted, folder)
     assert len(writers) == 3, "the writer was not opened"
     with Metrics(SoloRanks(), writers) as metrics:
+        status, reason = [("interrupted", "saved"), ("failed", "no data")][start]
         for batch in batches:
             metrics.log("train/loss", 1 / batch)
             metrics.log_histogram("residual", np.arange(4.0))
             metrics.log_figure("field", Figure())
             metrics.write(batch, batch / 10)
         metrics.flush()
+        metrics.end(status, reason)
+        metrics.close()
+        print(MlflowClient(uri).get_run(writers[-1]._run_id).info.status)
 client = MlflowClient(uri)
 (experiment,) = [it for it in client.search_experiments() if it.name == "heat"]
 (run,) = client.search_runs([experiment.experiment_id])
 history = client.get_metric_history(run.info.run_id, "train/loss")
 print(sorted((it.step, it.value, it.timestamp) for it in history))
-print(run.info.status, run.data.params, run.data.metrics["residual/mean"])
+print(run.info.status, run.data.tags["reason"], run.data.params, run.data.metrics["residual/mean"])
 print([it.path for it in client.list_artifacts(run.info.run_id, "histograms/residual")])
 print([it.path for it in client.list_artifacts(run.info.run_id, "figures/field")])
 """
@@ -178,8 +185,10 @@ def test_mlflow_has_all_that_two_starts_of_a_study_have_logged(tmp_path: Path) -
         env={**os.environ, "MLFLOW_ALLOW_FILE_STORE": "true"},
     )
     assert done.stdout.splitlines() == [
+        "KILLED",
+        "FAILED",
         "[(10, 0.1, 1000), (20, 0.05, 2000), (30, 0.03333333333333333, 3000)]",
-        "FINISHED {'training': '{\"batch_size\": 4}'} 1.5",
+        "FAILED no data {'training': '{\"batch_size\": 4}'} 1.5",
         str([f"histograms/residual/{batch}.json" for batch in (10, 20, 30)]),
         str([f"figures/field/{batch}.png" for batch in (10, 20, 30)]),
     ]
@@ -191,13 +200,16 @@ class FakeWandb(types.ModuleType):
     def __init__(self) -> None:
         super().__init__("wandb")
         self.calls: list[Any] = []
+        self.summary: dict[str, str] = {}
         self.Histogram = lambda np_histogram: np_histogram
         self.Image = lambda png: png.getvalue()
 
     def init(self, **options: Any) -> Any:
         self.calls.append(("init", options))
         return types.SimpleNamespace(
-            log=lambda values, step: self.calls.append((step, values)), finish=lambda: self.calls.append("finish")
+            log=lambda values, step: self.calls.append((step, values)),
+            finish=lambda exit_code: self.calls.append(("finish", exit_code)),
+            summary=self.summary,
         )
 
 
@@ -214,10 +226,13 @@ def test_weights_and_biases_get_numbers_histograms_and_figures(
     record = Record(batch=30, wall_s=2.0, values={"loss": 0.5})
     writer.write(replace(record, histograms={"seen": seen, "same": same}, figures={"field": b"png"}))
     writer.flush()
+    ending: Any = writer
+    ending.end("failed", "no data")
     writer.close()
+    assert wandb.summary == {"ended": "failed: no data"}
     (_, options), (step, logged), last = wandb.calls
     assert (options["id"], options["resume"], options["project"]) == ("abc", "allow", "mine")
-    assert (step, logged["loss"], logged["field"], logged["wall_s"], last) == (30, 0.5, b"png", 2.0, "finish")
+    assert (step, logged["loss"], logged["field"], logged["wall_s"], last) == (30, 0.5, b"png", 2.0, ("finish", 1))
     counts, edges = logged["seen"]
     assert (counts.sum(), edges[0], edges[-1]) == (3, 1.0, 4.0)
     assert len(edges) == len(counts) + 1
@@ -243,6 +258,32 @@ def test_a_study_writes_to_what_study_json_names_on_every_rank(tmp_path: Path) -
     assert [it["batch"] for it in written] == [it["batch"] for it in lines]
     events = [it["event"] for it in kept(metrics / "kept.jsonl")]
     assert events.count("flush") > 1
-    assert events[-1] == "close"
+    assert events[-2:] == ["end", "close"]
     assert [it["event"] for it in kept(metrics / "failed.jsonl")] == ["write", "close"]
     assert not (metrics / "tensorboard").exists()
+
+
+@pytest.mark.parametrize(
+    ("settings", "arguments", "status", "reason"),
+    [
+        ({"user.trouble": "prepare_training_attributes"}, [], "failed", "trouble in prepare_training_attributes"),
+        ({"user.trouble": "training_step"}, [], "failed", "trouble in training_step"),
+        ({"user.stop_at": 2}, [], "finished", "good enough"),
+        (
+            {"simulation.command": ["python", "endless.py"], "study.time_steps": None},
+            ["--time-limit", "00:00:04"],
+            *("interrupted", "saved before the time limit"),
+        ),
+    ],
+)
+def test_a_writer_is_told_how_a_start_has_ended(
+    tmp_path: Path, settings: dict[str, Any], arguments: list[str], status: str, reason: str
+) -> None:
+    study = shutil.copytree(NUMPY_STUDY.parent, tmp_path / "study", ignore=LEFT_BY_WORK) / "study.json"
+    (study.parent / "keeping.py").write_text(KEEPING)
+    mine = {"metrics.writers": ["keeping.py:Keeping"], **settings}
+    done = run_study(study, tmp_path / "run", settings=mine, arguments=arguments)
+    *_, told, last = kept(done.output_dir / "metrics" / "kept.jsonl")
+    assert (told["event"], told["status"], last["event"]) == ("end", status, "close")
+    assert reason in told["reason"]
+    assert told["reason"] == done.report["message"]

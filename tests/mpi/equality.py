@@ -67,6 +67,22 @@ class ManualNet(Net):
             optimizer.zero_grad()
 
 
+class ClippingNet(Net):
+    """Clips by itself what `clip_norm` would clip, and keeps the norms of all updates."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        self.found: list[float] = []
+        self.hold_attributes(tell_gradients=self.on_gradients)
+
+    def on_gradients(self, model: nn.Module) -> None:
+        self.found += self.gradient_norms().values()
+        nn.utils.clip_grad_norm_(model.parameters(), 0.3)
+
+    def buffers(self) -> list[float]:
+        return self.found
+
+
 class NormNet(Net):
     """Has running statistics, in the model and beside it, which differ between ranks until they are shared."""
 
@@ -107,7 +123,7 @@ class TargetNet(Net):
         return {"mean": self.mean, "num": self.rank}
 
 
-SERVERS = {"target": TargetNet, "automatic": Net, "manual": ManualNet, "norm": NormNet}
+SERVERS = {"clipping": ClippingNet, "target": TargetNet, "automatic": Net, "manual": ManualNet, "norm": NormNet}
 
 
 def union_batches(steps: list[list[int]]) -> Iterator[tuple[UnionBatch, Any]]:

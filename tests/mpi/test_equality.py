@@ -37,6 +37,10 @@ JOBS: dict[str, Job] = {
     "two optimizers, scaled": {**TWO_OPTIMIZERS, "scale": 8.0},
     "halves": {"steps": FULL, "training": {"accumulate": 2}},
     "wholes": {"steps": PAIRS},
+    **{
+        f"clipped by the user{more}": {"steps": UNEVEN, "server": "clipping", "training": {"accumulate": 3}, **keys}
+        for more, keys in {"": {}, ", scaled": {"scale": 1024.0}}.items()
+    },
     "targets": {"steps": FULL, "server": "target"},
     "running statistics": {"steps": NORM, "server": "norm"},
     "not compiled": {**FEW, "training": {"accumulate": 2}},
@@ -84,6 +88,19 @@ def test_batches_that_accumulate_are_one_large_batch(num_ranks: int) -> None:
 @pytest.mark.parametrize(("scaled", "plain"), [("scaled", "plain"), ("two optimizers, scaled", "two optimizers")])
 def test_the_scale_of_the_loss_makes_no_difference(scaled: str, plain: str) -> None:
     assert_same_weights(together()[scaled], together()[plain])
+
+
+@pytest.mark.parametrize("name", ["clipped by the user", "clipped by the user, scaled"])
+def test_the_user_sees_the_gradients_of_the_union_batch_on_every_rank_and_clips_them_as_the_study_does(
+    name: str,
+) -> None:
+    found, by_study = together()[name], together()["clipped by norm"]
+    assert_same_weights(found, by_study)
+    np.testing.assert_allclose(found[0]["norms"], by_study[0]["norms"], rtol=1e-12)
+    # Two updates, and two parts of the model with parameters.
+    assert len(found[0]["own"]) == 4
+    for rank in found:
+        np.testing.assert_allclose(rank["own"], alone(name)[0]["own"], rtol=1e-12)
 
 
 def test_every_job_trained_something_else() -> None:

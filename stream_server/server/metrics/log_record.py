@@ -60,7 +60,8 @@ class Writer(Protocol):
     """Takes the records of a run, in the training thread: `write` must not wait for a network.
 
     The constructor takes the `LoggedRun` as `run`; every other argument comes from study.json. A writer that raises is
-    closed and gets no more records; the training goes on.
+    closed and gets no more records; the training goes on. One with a method `end(status, reason)` is told before it is
+    closed how this start of the server ended: "finished", "interrupted" (saved, to go on later) or "failed", and why.
     """
 
     def write(self, record: Record) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from stream_server.errors import UserCodeError
+from stream_server.server.metrics.metrics import Metrics
 from stream_server.server.ranks.communicator import Ranks
 from stream_server.user_code import call_user
 
@@ -110,6 +111,19 @@ class MetricObjects:
                 "are taken for you"
             )
         return dict(first)
+
+
+class TrainedMetrics(MetricObjects):
+    """The gauge of those that the training updates, and that count it, since the last log point; collective."""
+
+    def __init__(self, server: Any, ranks: Ranks) -> None:
+        super().__init__(server, ranks)
+        self._metrics = {own: metric for own, metric in self._metrics.items() if _num_updates(metric) is not None}
+        self._before = dict.fromkeys(self._metrics, 0)
+
+    def __call__(self, metrics: Metrics, /) -> None:
+        for name, value in self.take().items():
+            metrics.log(f"train/{name}", value)
 
 
 def find_metrics(server: Any) -> Iterator[tuple[str, Any]]:

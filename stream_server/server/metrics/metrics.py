@@ -15,7 +15,7 @@ from stream_server.failpoints import failpoint
 from stream_server.machine.screen import LOST
 from stream_server.server.metrics.histogram import Histogram
 from stream_server.server.metrics.log_record import AXES, Record, Writer
-from stream_server.server.metrics.logged_numbers import LoggedNumbers, Partial, Reduce, note, united
+from stream_server.server.metrics.logged_numbers import LoggedNumbers, Partial, Reduce, joined, note, united
 from stream_server.server.metrics.monitor import VALIDATED
 from stream_server.server.progress.progress import Progress
 from stream_server.server.ranks.communicator import Ranks
@@ -24,7 +24,7 @@ _log = logging.getLogger(__name__)
 
 
 class Gauge(Protocol):
-    """Something that is measured whenever metrics are written; it logs what it reads. Never communicates."""
+    """Something that is measured whenever metrics are written, on every rank at once; it logs what it reads."""
 
     def __call__(self, metrics: "Metrics", /) -> None: ...
 
@@ -57,7 +57,7 @@ class Metrics:
     when only some ranks call them. `write` and `write_reduced` are collective: every rank calls them at the same
     batches. A written number is the mean, or what else was asked for, of all that any rank logged under its name since
     the last `write`, or for a batch; a histogram holds the values of all ranks, and its mean, standard deviation,
-    smallest and largest value are written as numbers beside it.
+    smallest and largest value are written as numbers beside it. What is kept over log points is the state of a rank.
 
     Leaving the `with` block closes the writers.
 
@@ -100,6 +100,8 @@ class Metrics:
         self._histograms: dict[str, Histogram] = {}
         self._figures: dict[str, bytes] = {}
         self._is_of_user: dict[str, bool] = {}
+        self._kept: dict[str, Partial] = {}
+        self._kept_as: dict[str, str | None] = {}
         self._lock = Lock()
 
     def __enter__(self) -> "Metrics":
@@ -109,17 +111,25 @@ class Metrics:
         self.close()
 
     def log(
-        self, name: str, value: Any, *, step: int | None = None, reduce: Reduce = "mean", by_user: bool = False
+        self,
+        name: str,
+        value: Any,
+        *,
+        step: int | None = None,
+        reduce: Reduce = "mean",
+        keep: bool = False,
+        by_user: bool = False,
     ) -> None:
         """Note a number; a tensor of one element is read only when it is written, so a GPU is not waited for.
 
-        With a `step` it is written as that of this batch, else as that of the next log point. What the user's code and
-        the study itself log would become one curve: `by_user` tells them apart.
+        With a `step` it is written as that of this batch, else as that of the next log point, which with `keep` is one
+        of the whole run so far. What the user's code and the study itself log would become one curve: `by_user` tells
+        them apart.
 
         Raises:
             TypeError: `value` is not one number, or `step` no whole one.
-            ValueError: `name` is that of an axis, `reduce` is unknown or not that of the other numbers of this name, or
-                `step` is not between the last log point and now.
+            ValueError: `name` is that of an axis, `reduce` is unknown or not that of the other numbers of this name,
+                `step` is not between the last log point and now, or `keep` is not always the same.
             UserCodeError: the user's code and the study log it.
         """
         if name in AXES:
@@ -127,13 +137,19 @@ class Metrics:
         number = _one_number(name, value)
         if step is not None:
             self._check(name, step)
+        kept_as = reduce if keep else None
         with self._lock:
-            if self._apart is not None and step is None and reduce == "mean":
+            if self._apart is not None and step is None and reduce == "mean" and not keep:
                 self._apart.setdefault(name, []).append(number)
             else:
                 numbers, placed = self._values if step is None else self._of_batch(step).numbers, self._placed(name)
                 self._tell_apart(name, placed, by_user=by_user)
-                note(numbers, placed, number, reduce)
+                if self._kept_as.setdefault(placed, kept_as) != kept_as or (keep and step is not None):
+                    raise ValueError(
+                        f"log({name!r}, …) takes no step with keep=True, and the same keep and reduce in the whole "
+                        "run: give one of them another name"
+                    )
+                note(numbers, placed, number, reduce, keep=keep)
 
     @contextmanager
     def apart(self) -> Iterator[dict[str, list[Any]]]:
@@ -185,7 +201,8 @@ class Metrics:
                 gauge(self)
             self._gauged_at = batch
         numbers, seen = self._take()
-        mine = {"values": numbers, "histograms": {name: histogram.to_json() for name, histogram in seen.items()}}
+        plain = {name: histogram.to_json() for name, histogram in seen.items()}
+        mine = {"values": numbers, "kept": self._kept, "histograms": plain}
         failpoint("metrics.before_write")
         per_rank = self._gather(mine)
         self._own = self._give(self._own, self._record(batch, wall_s, united([numbers])))
@@ -194,9 +211,12 @@ class Metrics:
             return
         histograms: dict[str, Histogram] = {}
         for rank in per_rank:
-            for name, plain in rank["histograms"].items():
-                histograms.setdefault(name, Histogram()).add(Histogram.from_json(plain))
-        values = united([rank["values"] for rank in per_rank])
+            for name, of_rank in rank["histograms"].items():
+                histograms.setdefault(name, Histogram()).add(Histogram.from_json(of_rank))
+        logged = {name for rank in per_rank for name in rank["values"]}
+        # A rank that has logged nothing since has its part in what is kept all the same.
+        kept = ({name: part for name, part in rank["kept"].items() if name in logged} for rank in per_rank)
+        values = united(rank["values"] | part for rank, part in zip(per_rank, kept, strict=True))
         for name, histogram in histograms.items():
             values.update({f"{name}/{key}": value for key, value in histogram.statistics.items()})
         figures, self._figures = self._figures, {}
@@ -220,6 +240,27 @@ class Metrics:
         """Let the writers of this rank hand over what they have kept back."""
         self._own = [writer for writer in self._own if self._did(writer, writer.flush)]
         self._writers = [writer for writer in self._writers if self._did(writer, writer.flush)]
+
+    def end(self, status: str, reason: str) -> None:
+        """Tell the writers that have a method for it how the run ended; rank 0 only."""
+        told = ((writer, getattr(writer, "end", lambda *_: None)) for writer in self._writers)
+        self._writers = [writer for writer, end in told if self._did(writer, partial(end, status, reason))]
+
+    def state_dict(self) -> dict[str, Partial]:
+        """What this rank keeps over log points, by name."""
+        with self._lock:
+            return self._kept_with(self._values)
+
+    def load_state_dict(self, state: Mapping[str, Partial]) -> None:
+        self._kept = {name: [reduce, float(number), int(num)] for name, (reduce, number, num) in state.items()}
+        self._kept_as |= {name: part[0] for name, part in self._kept.items()}
+
+    @staticmethod
+    def redealt(states: Sequence[Mapping[str, Partial]], rank: int, dealing: Any) -> dict[str, Partial]:
+        """What a rank of `dealing` keeps: the state of each rank that saved goes to one."""
+        mine = states[rank :: dealing.num_ranks]
+        names = dict.fromkeys(name for state in mine for name in state)
+        return {name: joined([state[name] for state in mine if name in state]) for name in names}
 
     def close(self) -> None:
         """Close the writers; what was logged and never written is dropped."""
@@ -275,8 +316,12 @@ class Metrics:
         """This rank's part of the numbers that were logged since the last time, and the histograms."""
         with self._lock:
             values, logged, self._values, self._histograms = self._values, self._histograms, {}, {}
-        numbers = {name: value.partial() for name, value in values.items()}
+        self._kept = self._kept_with(values)
+        numbers = {name: self._kept[name] if value.kept else value.partial() for name, value in values.items()}
         return numbers, {name: histogram for name, histogram in logged.items() if histogram.num}
+
+    def _kept_with(self, values: Mapping[str, LoggedNumbers]) -> dict[str, Partial]:
+        return self._kept | {name: it.partial(self._kept.get(name)) for name, it in values.items() if it.kept}
 
     def _record(
         self,

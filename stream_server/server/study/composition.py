@@ -9,16 +9,18 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from stream_server.buffers import Buffer
 from stream_server.config import StudyConfig
-from stream_server.errors import TooManyFailures
+from stream_server.errors import TooManyFailures, UserCodeError
 from stream_server.machine.screen import print_escaped
 from stream_server.messages import launcher_link
 from stream_server.server.intake import mailbox
 from stream_server.server.intake.source import SampleSource
+from stream_server.server.metrics.metric_objects import TrainedMetrics
 from stream_server.server.metrics.metrics import Metrics
 from stream_server.server.progress.phases import Phases
 from stream_server.server.progress.progress import Progress
@@ -44,7 +46,7 @@ from stream_server.server.training.validation.validation_record import Validatio
 from stream_server.server.user.callbacks import Callback, Callbacks
 from stream_server.server.user.framework import LearningRateCallback, Step, framework_of
 from stream_server.server.user.global_generators import seeded_generators
-from stream_server.server.user.stream_server import StreamServer
+from stream_server.server.user.stream_server import RUNNING, StreamServer
 from stream_server.user_code import call_user
 
 if TYPE_CHECKING:
@@ -71,7 +73,6 @@ class Composition:
         stops, phases: taken from the study, or new ones.
     """
 
-    metrics: Metrics
     server: StreamServer
     callbacks: Callbacks
     step: Step
@@ -101,6 +102,7 @@ class Composition:
         self.num_threads = num_threads
         self.stops = stops or StopRequests()
         self.phases = phases or Phases()
+        self.metrics = Metrics(ranks, progress=progress)
 
     def make_server(
         self,
@@ -113,7 +115,7 @@ class Composition:
         Raises:
             UserCodeError: the class raised.
         """
-        self.metrics = stack.enter_context(metrics or Metrics(self.ranks, progress=self.progress))
+        self.metrics = stack.enter_context(metrics or self.metrics)
         self.server = call_user(server_class.__name__, server_class, self.config)
         self.server.enter_study(
             ranks=self.ranks,
@@ -126,14 +128,24 @@ class Composition:
             phases=self.phases,
             num_threads=self.num_threads,
         )
+        RUNNING.append(self.server)
+        stack.callback(RUNNING.remove, self.server)
 
     def make_step(self, stack: ExitStack, callbacks: Iterable[Callback] = ()) -> None:
         """Make the model, until `stack` ends; the server and these callbacks of the user hear of all events.
 
         Raises:
-            UserCodeError: `prepare_training_attributes` raised, or what it returned cannot be trained.
+            UserCodeError: `prepare_training_attributes` raised, what it returned cannot be trained, or user code is to
+                hear of gradients that the study does not make.
         """
         self.callbacks = Callbacks(self.server, callbacks)
+        if self.callbacks.hears("on_gradients"):
+            if not (framework_of(self.server).trains_model and self.server.automatic_optimization):
+                raise UserCodeError(
+                    f"on_gradients is called where the study makes the gradients, and {type(self.server).__name__} "
+                    "makes them itself: change them in training_step, before the step of the optimizer"
+                )
+            self.server.hold_attributes(tell_gradients=partial(self.callbacks.tell, "on_gradients"))
         # As torch's, so that the order of features, say, is the same on all ranks, at each start and in `Run.model`.
         with seeded_generators(self.config.study.seed):
             self.step = stack.enter_context(framework_of(self.server).make_step(self.server, self.ranks))
@@ -245,7 +257,7 @@ class Composition:
         limits = TrainingLimits(self.config.training, self.progress, self.stops, leave_at_s=leave_at_s)
         logging = Logging(self.metrics, schedule=Schedule(every=log_every), progress=self.progress, phases=self.phases)
         self.rates = rates = self.step.learning_rates()
-        self.metrics.gauges += rates
+        self.metrics.gauges += [TrainedMetrics(self.server, self.ranks), *rates]
         self.untrained = UntrainedParameters(self.step)
         self.unsaved = UnsavedArrays(self.step, self.callbacks)
         self.batch_rows = BatchRows()

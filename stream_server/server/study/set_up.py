@@ -108,7 +108,7 @@ class StudyRank(Composition):
         stops: StopRequests,
         collector: StudyCollector,
     ) -> None:
-        began_s = time.monotonic()
+        self._began_s = time.monotonic()
         self.folder = folder
         self.collector = collector
         self.is_replay = start.replay is not None
@@ -120,7 +120,7 @@ class StudyRank(Composition):
             self.restored = continuation.rank(config, ranks, is_replay=self.is_replay)
         self.cores = share_cores(ranks, simulation_cores(config, start))
         wait_passively(self.cores.nodes[ranks.node])
-        self.started_s = began_s - (0.0 if self.saved is None else self.saved["wall_s"])
+        self.started_s = self._began_s - (0.0 if self.saved is None else self.saved["wall_s"])
         self.leave_at_s = start.leave_at_s
         plan, design = make_plan(config), ParameterDesign(config)
         buffer = self._make_buffer(config, ranks, plan)
@@ -162,24 +162,27 @@ class StudyRank(Composition):
         ]
         return [warning for part in parts for warning in part.warnings]
 
-    def open(self, stack: ExitStack) -> Training:
+    def open(self, stack: ExitStack, writers: ExitStack) -> Training:
         """Call the user's class, restore what was saved, open the sockets and make the training.
 
-        `stack` takes all down again.
+        `stack` takes all down again, and `writers` those of metrics.
 
         Raises:
             StreamServerError: the user's class raised, here or on another rank, or what was saved does not fit.
         """
         self._count_samples(stack)
         stopping = self._make_stopping()
-        self._open_model(stack, stopping)
+        set_up = Phases()
+        with set_up.measure("model"):
+            self._open_model(stack, writers, stopping)
         if self.ranks.rank == 0:
             self._announce()
         # User code is done for now: a rank on which it raised ends the others here, before they open anything.
         barrier(self.ranks)
         # Before there is a port: somebody who floods it could take all file descriptors.
         self.display = self._make_display(stack)
-        stack.enter_context(self.source)
+        with set_up.measure("source"):
+            stack.enter_context(self.source)
         if isinstance(self.source, Reception):
             self.server.enter_reception(self.source.end_early)
         feedback = self._make_feedback()
@@ -205,6 +208,8 @@ class StudyRank(Composition):
             rounds=self._make_rounds(),
         )
         self._restore_training()
+        for part, duration_s in {**set_up.seconds, "total": time.monotonic() - self._began_s}.items():
+            self.metrics.log(f"init/{part}_s", duration_s, reduce="max")
         self.is_set_up, self.stops.in_set_up = True, False
         return training
 
@@ -260,11 +265,11 @@ class StudyRank(Composition):
                 self.config, self.ranks.size, counted, draws_per_sample=self.buffer.policy.draws_per_sample
             )
 
-    def _open_model(self, stack: ExitStack, stopping: EarlyStopping | None) -> None:
+    def _open_model(self, stack: ExitStack, writers: ExitStack, stopping: EarlyStopping | None) -> None:
         """Call all user code that comes before the training, and see that its state can be saved."""
         server_class = load_server_class(self.config)
         keep_modules()
-        self.make_server(server_class, stack, self._make_metrics(stopping))
+        self.make_server(server_class, writers, self._make_metrics(stopping))
         self.make_step(stack, make_callbacks(self.server))
         if self.step.needs_every_rank and self.config.window is not None and not self.is_replay:
             raise ConfigError(
@@ -372,6 +377,7 @@ class StudyRank(Composition):
             **({} if feedback is None else {"scores": feedback.scores}),
             "normalization": self.server.normalization.observed,
             "stream": self.stream,
+            "kept": self.metrics,
             "random": RandomStates(step),
         }
         snapshots = StudyCapture(
@@ -493,7 +499,7 @@ class StudyRank(Composition):
         # The phases were restored before the set-up. On other ranks the random streams stay as they were seeded.
         others = ("phases",) if restored.is_own else ("phases", "random")
         parts = {name: part for name, part in self.parts.items() if name not in others}
-        # A study that learns only since it goes on has no scores yet.
-        restored.load(parts, optional=["scores"])
+        # A study that learns only since it goes on has no scores yet, and one of before `keep` nothing kept.
+        restored.load(parts, optional=["scores", "kept"])
         if not restored.is_own and isinstance(self.source, Reception):
             self.stream.share_drawn(self.ranks, self.source.num_drawn)

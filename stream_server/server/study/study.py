@@ -141,7 +141,7 @@ def _run(config: StudyConfig, ranks: Ranks, start: StartOptions, stops: StopRequ
         continuation = find_continuation(config, ranks, folder, partial(_chosen_to_retry, start.retry))
         watchdog.is_outdated = continuation.is_outdated
         exit_watch.note_incarnation(continuation.identity.incarnation)
-        with Logs(folder.path, ranks.rank):
+        with Logs(folder.path, ranks.rank), ExitStack() as writers:
             collector = StudyCollector(config.study.name, continuation.identity.incarnation)
             by_rank_0(ranks, lambda: _open_metrics_page(config, folder, collector, locks))
             try:
@@ -152,7 +152,7 @@ def _run(config: StudyConfig, ranks: Ranks, start: StartOptions, stops: StopRequ
                 # A launcher cannot rely on the exit status of mpirun, and reads exit.json.
                 Failure.of(error, rank=ranks.rank, phase="set-up").record(folder.path)
                 raise
-            return train(study)
+            return train(study, writers)
 
 
 def _is_over(config: StudyConfig, folder: OutputFolder, start: StartOptions) -> bool:
@@ -293,13 +293,13 @@ def _require_memory(config: StudyConfig, ranks: Ranks) -> None:
         print(f"stream-server: WARNING: {warning}", file=sys.stderr, flush=True)
 
 
-def train(study: StudyRank) -> int:
-    """Train to the end and close the account. Collective; returns the exit code of all ranks."""
+def train(study: StudyRank, writers: ExitStack) -> int:
+    """Train to the end and close the account, before the `writers` of metrics. Collective; returns the exit code."""
     stage, stops = "set-up", study.stops
     with ExitStack() as stack:
         try:
             with collect_seldom():
-                training = study.open(stack)
+                training = study.open(stack, writers)
             stage = "training"
             training.run()
             if study.display is not None:

@@ -39,6 +39,9 @@ class Callback:
     def on_batch_end(self, server: Any, batch: Any, batch_idx: int, loss: Any) -> None:
         """`loss` is what `training_step` returned on this rank."""
 
+    def on_gradients(self, server: Any, model: Any) -> None:
+        """The gradients of `model` are those of the union batch, on every rank; what is changed in them is used."""
+
     def on_step_end(self, server: Any) -> None:
         """A training step is over, on every rank, also on those that had no batch for it."""
 
@@ -83,7 +86,7 @@ class Callbacks:
         self._listening: dict[str, list[Callable[..., Any]]] = {event: [] for event in EVENTS}
         for event in EVENTS:
             own = getattr(server, event, None)
-            if own is not None:
+            if own is not None and not (own.__module__ or "").startswith("stream_server."):
                 self._listening[event].append(partial(call_user, f"{type(server).__name__}.{event}", own))
         for callback in self._users:
             if not isinstance(callback, Callback):
@@ -104,6 +107,10 @@ class Callbacks:
                 [partial(call, self._server) for call in _methods(group, event)] for group in (before, after)
             )
             self._listening[event] = [*first, *self._listening[event], *last]
+
+    def hears(self, event: str) -> bool:
+        """Whether user code listens to an event."""
+        return bool(self._users_listening[event])
 
     def tell(self, event: str, *arguments: Any, only_users: bool = False) -> None:
         """Call one of `EVENTS`; the arguments are those of `Callback` without the server."""

@@ -35,11 +35,11 @@ _OWN_STEP = "training_step, which steps its optimizer itself where automatic_opt
 _AT_VALIDATIONS = "on_validation_end: a stream has no epochs"
 INSTEAD: Mapping[str, str] = {
     "configure_optimizers": "prepare_training_attributes",
-    "configure_gradient_clipping": "training.clip_norm in study.json",
+    "configure_gradient_clipping": "training.clip_norm in study.json, or on_gradients",
     "lr_scheduler_step": "a subclass of the scheduler, which the study steps",
-    "on_after_backward": _OWN_STEP,
+    "on_after_backward": "on_gradients",
     "on_before_backward": _OWN_STEP,
-    "on_before_optimizer_step": f"training.clip_norm in study.json, or {_OWN_STEP}",
+    "on_before_optimizer_step": "on_gradients",
     "on_before_zero_grad": _OWN_STEP,
     "on_epoch_end": _AT_VALIDATIONS,
     "on_load_checkpoint": "load_state_dict",

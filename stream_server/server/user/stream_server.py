@@ -283,6 +283,13 @@ class StreamServer:
     def on_batch_end(self, batch: Any, batch_idx: int, loss: Any) -> None:
         """`loss` is what `training_step` returned on this rank."""
 
+    def on_gradients(self, model: Any) -> None:
+        """The gradients of `model` are complete, on every rank; what is changed in them, on all ranks alike, is used.
+
+        Called where the study makes the gradients, for each update of a TorchServer with automatic optimisation: they
+        are those of the union batch, finite, without a loss scale, and not clipped yet by `training.clip_norm`.
+        """
+
     def on_step_end(self) -> None:
         """A training step is over, on every rank, also on those that had no batch for it."""
 
@@ -356,7 +363,9 @@ class StreamServer:
         if self._end_early is not None:
             self._end_early(int(simulation_id), reason)
 
-    def log(self, name: str, value: Any, *, step: int | None = None, reduce: Reduce = "mean") -> None:
+    def log(
+        self, name: str, value: Any, *, step: int | None = None, reduce: Reduce = "mean", keep: bool = False
+    ) -> None:
         """Log one number. Never communicates: the mean over ranks and batches is taken where it is written.
 
         In `validation_step` it is a value of the validation, as if it were returned: `val/NAME`.
@@ -367,14 +376,15 @@ class StreamServer:
             step: the batch at which it stands in the curves, usually `self.progress.batches`, and not before the last
                 log point. By default it becomes one value at the next log point, with all others since the last one.
             reduce: what that value is of all that the ranks have logged under this name since then, or for this step:
-                "mean", "last" (the mean over the ranks of what each logged last), "sum" or "max".
+                "mean", "last" (the mean over the ranks of what each logged last), "sum", "max" or "min".
+            keep: do not start anew at each log point: the value is that of the whole run so far, over restarts.
 
         Raises:
             TypeError: `value` is not one number, or `step` no whole one.
-            ValueError: `step` lies before the last log point or after now, or the same name has another `reduce`.
+            ValueError: `step` lies before the last log point or after now, or the name has another `reduce` or `keep`.
             UserCodeError: the study logs the same name, such as "train/loss" where `training_step` returns a loss.
         """
-        self._metrics.log(name, value, step=step, reduce=reduce, by_user=True)
+        self._metrics.log(name, value, step=step, reduce=reduce, keep=keep, by_user=True)
 
     def log_histogram(self, name: str, values: Any) -> None:
         """Log the distribution of an array.
@@ -431,6 +441,24 @@ def rank_state_of(server: StreamServer) -> dict[str, Any]:
     """
     with server.union_mean.alone():
         return call_user(f"{type(server).__name__}.rank_state_dict", server.rank_state_dict)  # type: ignore[no-any-return]
+
+
+# The servers of the studies of this process, the newest last.
+RUNNING: list[StreamServer] = []
+
+
+def log(name: str, value: Any, *, step: int | None = None, reduce: Reduce = "mean", keep: bool = False) -> None:
+    """Log a number by the server of this process, as its `log` does, where it is not at hand, such as in a model.
+
+    Raises:
+        UserCodeError: no server runs in this process.
+    """
+    if not RUNNING:
+        raise UserCodeError(
+            f"stream_server.log({name!r}, …) found no study in this process: it logs by the server of one that trains, "
+            "validates or evaluates. In a model that is also used without a study, log only `if self.training`"
+        )
+    RUNNING[-1].log(name, value, step=step, reduce=reduce, keep=keep)
 
 
 def _takes_place_of_ours(server_class: type[StreamServer], name: str, value: Any) -> bool:

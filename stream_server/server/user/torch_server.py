@@ -67,6 +67,7 @@ class TorchServer(StreamServer):
     lr_scheduler: Any = None
     criterion: Any = None
     train_dataset: StreamDataset
+    tell_gradients: Callable[[Any], None] | None = None
     _manual: ManualBackward | None = None
     _last_call: LastCall | None = None
     _read_newest: Callable[[Path], dict[str, torch.Tensor]] = staticmethod(lambda path: {})
@@ -206,6 +207,16 @@ class TorchServer(StreamServer):
                 raise UserCodeError(f"{type(self).__name__}.manual_backward needs automatic_optimization = False")
             else:
                 loss.backward(**options)  # type: ignore[no-untyped-call]
+
+    def gradient_norms(self, depth: int = 1) -> dict[str, float]:
+        """For `on_gradients`: the norm of each part of the model, by the first `depth` words of names of parameters."""
+        norms: dict[str, list[torch.Tensor]] = {}
+        for name, parameter in self.model.named_parameters():
+            if (gradient := parameter.grad) is not None:
+                values = gradient.coalesce().values() if gradient.is_sparse else gradient
+                norm = torch.linalg.vector_norm(values, dtype=torch.promote_types(values.dtype, torch.float32))
+                norms.setdefault(".".join(name.split(".")[:depth]), []).append(norm)
+        return {part: float(torch.linalg.vector_norm(torch.stack(each))) for part, each in norms.items()}
 
     def take_steps(self, manual: ManualBackward) -> None:
         """Hand `manual_backward` and the steps of the optimizers over to `manual`."""

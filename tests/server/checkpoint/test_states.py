@@ -70,6 +70,13 @@ def lose(losses: FiniteLosses) -> None:
         losses.on_batch_end(None, None, number, loss)
 
 
+def log(metrics: Metrics) -> None:
+    for value in (0.5, -0.25):
+        metrics.log("sum", value, reduce="sum", keep=True)
+        metrics.log("window", value)
+    metrics.log("most", float("inf"), reduce="max", keep=True)
+
+
 def validation() -> Validation:
     return Validation(
         None,
@@ -89,6 +96,7 @@ PARTS = {
     "progress": Stateful(lambda: Progress(2, clock=Clock()), train),
     "phases": Stateful(Phases, measure, save=lambda phases: phases.seconds),
     "validation": Stateful(validation, validate),
+    "metrics": Stateful(lambda: Metrics(SoloRanks()), log),
     "losses": Stateful(lambda: FiniteLosses(settings().training), lose),
 }
 

@@ -326,3 +326,16 @@ assert not {"torch", "mpi4py", "zmq"} & set(sys.modules)
 
     root = Path(__file__).parents[3]
     run([sys.executable, "-c", script, str(tmp_path)], check=True, capture_output=True, cwd=root)
+
+
+def test_gradients_that_the_study_does_not_make_are_not_told_of(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Vain(MeanServer):
+        def on_gradients(self, model: Any) -> None:
+            raise AssertionError("nobody makes them")
+
+    assert fast_dev_run(Vain, study(tmp_path)) == 3
+    assert "on_gradients is called where the study makes the gradients, and Vain makes them itself" in (
+        capsys.readouterr().err
+    )

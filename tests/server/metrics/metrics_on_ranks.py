@@ -13,6 +13,8 @@ from torchmetrics import MeanAbsoluteError, MeanSquaredError, Metric
 from torchmetrics.utilities import dim_zero_cat
 
 from stream_server.config.training_sections import ValidationSettings
+from stream_server.server.metrics.metric_objects import TrainedMetrics
+from stream_server.server.metrics.metrics import Metrics
 from stream_server.server.metrics.union_mean import UnionMean
 from stream_server.server.progress.progress import Progress
 from stream_server.server.ranks.communicator import Ranks, SoloRanks, ranks_from_environment
@@ -89,7 +91,7 @@ class Server(TorchServer):
 def found_on(ranks: Ranks) -> list[dict[str, Any]] | None:
     server = Server(json.loads(sys.argv[1]), ranks)
     with TorchStep(server, ranks, server.config) as step:
-        server.training_error.update(torch.ones(1), torch.zeros(1))
+        server.training_error.update(torch.ones(1), -2.0 * ranks.rank * torch.ones(1))
         validation = Validation(
             server,
             ranks,
@@ -101,7 +103,11 @@ def found_on(ranks: Ranks) -> list[dict[str, Any]] | None:
             metrics=Written(),
         )
         values = [validation.run(), validation.run()]
-        return ranks.gather({"values": values, "training_updates": server.training_error.update_count})
+        num_updates = server.training_error.update_count
+        metrics = Metrics(ranks)
+        metrics.gauges.append(TrainedMetrics(server, ranks))
+        metrics.write(10, 1.0)
+        return ranks.gather({"values": values, "training_updates": num_updates, "trained": metrics.latest})
 
 
 found = [found_on(SoloRanks()), found_on(RANKS)]

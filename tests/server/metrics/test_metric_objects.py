@@ -10,11 +10,13 @@ from torch import nn
 from torchmetrics import MeanMetric, MeanSquaredError, MetricCollection
 
 from stream_server.errors import UserCodeError
-from stream_server.server.metrics.metric_objects import MetricObjects, find_metrics
+from stream_server.server.metrics.metric_objects import MetricObjects, TrainedMetrics, find_metrics
+from stream_server.server.metrics.metrics import Metrics
 from stream_server.server.progress.schedules import Schedule
 from stream_server.server.ranks.communicator import Ranks, SoloRanks
 from stream_server.server.training.torch.framework import TorchCollate
 from tests.fakes.thread_ranks import on_ranks
+from tests.server.metrics.logged import Kept
 from tests.server.training.validation.validating import Server, at, step, validation
 from tests.support.launch import mpirun
 
@@ -197,6 +199,30 @@ def test_two_metrics_of_one_name_are_an_error_of_the_user() -> None:
         MetricObjects(server, SoloRanks())
 
 
+@pytest.mark.parametrize("num_ranks", [1, 3])
+def test_a_metric_that_the_training_updates_is_a_number_of_each_log_point(num_ranks: int) -> None:
+    def run(ranks: Ranks) -> tuple[list[Any], int]:
+        server = Measuring(BATCHES, Largest(ranks), ranks)
+        server.uncounted = Largest(ranks)
+        del server.uncounted.update_count
+        writer = Kept()
+        metrics = Metrics(ranks, [] if ranks.rank else [writer])
+        metrics.gauges.append(TrainedMetrics(server, ranks))
+        if ranks.rank == 0:
+            server.other.update(np.array([100.0]))
+        metrics.write(10, 1.0)
+        if ranks.rank == num_ranks - 1:
+            server.other.update(np.array([7.0]))
+        assert validation(server, ranks).run() == {"loss": 4.0, "largest": 8.0, "uncounted": 0.0}
+        metrics.write(20, 2.0)
+        metrics.write(30, 3.0)
+        return [(it.batch, it.values) for it in writer.records], server.other.update_count
+
+    of_0, *others = on_ranks(num_ranks, run)
+    assert of_0 == ([(10, {"train/other": 100.0}), (20, {"train/other": 7.0})], 0)
+    assert others == [([], 0)] * (num_ranks - 1)
+
+
 @pytest.mark.full
 @pytest.mark.slow
 def test_torchmetrics_give_on_two_ranks_what_they_give_on_one() -> None:
@@ -212,5 +238,9 @@ def test_torchmetrics_give_on_two_ranks_what_they_give_on_one() -> None:
     assert set(alone["values"][0]) == names
     for rank in ranks:
         assert rank["training_updates"] == 1
+    # The ranks saw errors of 1 and 3.
+    assert ranks[0]["trained"] == {"train/training_error": pytest.approx(2.0)}
+    assert ranks[1]["trained"] == {}
+    for rank in ranks:
         for values in rank["values"]:
             assert values == pytest.approx(alone["values"][0], rel=1e-5)

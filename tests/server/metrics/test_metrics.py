@@ -3,7 +3,7 @@
 import json
 import math
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -12,12 +12,14 @@ import numpy as np
 import pytest
 
 from stream_server.errors import UserCodeError
+from stream_server.messages.routing import Dealing, Routing
 from stream_server.server.metrics.log_record import LoggedRun, Record
 from stream_server.server.metrics.logged_numbers import Reduce
 from stream_server.server.metrics.metrics import Metrics
 from stream_server.server.metrics.writers import open_writers
 from stream_server.server.progress.progress import Progress
 from stream_server.server.user.stream_server import StreamServer
+from stream_server.storage.plain_state import from_bytes, to_bytes
 from tests.server.metrics.logged import Figure, Kept, OneOf, png
 
 
@@ -245,7 +247,9 @@ def test_gauges_are_not_read_again_at_the_batch_at_which_a_continued_run_was_sav
     assert [it.batch for it in writer.records] == [11]
 
 
-@pytest.mark.parametrize(("reduce", "expected"), [("mean", 11 / 5), ("last", (3 + 4) / 2), ("sum", 11.0), ("max", 4.0)])
+@pytest.mark.parametrize(
+    ("reduce", "expected"), [("mean", 11 / 5), ("last", (3 + 4) / 2), ("sum", 11.0), ("max", 4.0), ("min", -1.0)]
+)
 def test_a_number_is_reduced_as_it_is_asked_for(reduce: Reduce, expected: float) -> None:
     def log(*values: float) -> Callable[[Metrics], None]:
         def on_rank(metrics: Metrics) -> None:
@@ -259,8 +263,9 @@ def test_a_number_is_reduced_as_it_is_asked_for(reduce: Reduce, expected: float)
     assert record.values == {"x": pytest.approx(expected)}
 
 
-def test_the_largest_of_what_is_not_finite_is_not_hidden() -> None:
-    record = write_on_ranks(lambda m: m.log("x", math.nan, reduce="max"), lambda m: m.log("x", 1.0, reduce="max"))
+@pytest.mark.parametrize("reduce", ["max", "min"])
+def test_the_largest_of_what_is_not_finite_is_not_hidden(reduce: Reduce) -> None:
+    record = write_on_ranks(lambda m: m.log("x", math.nan, reduce=reduce), lambda m: m.log("x", 1.0, reduce=reduce))
     assert record is not None
     assert math.isnan(record.values["x"])
 
@@ -274,6 +279,118 @@ def test_a_name_has_one_reduction() -> None:
         metrics.log("y", 1.0, reduce="median")  # type: ignore[arg-type]
     with pytest.raises(UserCodeError, match="must have the same reduce on all ranks"):
         write_on_ranks(lambda m: m.log("x", 1.0), lambda m: m.log("x", 1.0, reduce="max"))
+
+
+class Together:
+    """The metrics of several ranks, which are written together and saved."""
+
+    def __init__(self, num: int, states: Sequence[Any] = ()) -> None:
+        self.mailbox: list[Any] = []
+        self.writer = Kept()
+        self.of_ranks = [Metrics(OneOf(rank, self.mailbox), [] if rank else [self.writer]) for rank in range(num)]
+        for rank, metrics in enumerate(self.of_ranks if states else ()):
+            own = len(states) == num
+            dealing = Dealing(Routing.STEPS, num)
+            metrics.load_state_dict(states[rank] if own else metrics.redealt(states, rank, dealing))
+
+    def write(self, batch: int) -> dict[str, float]:
+        self.mailbox.clear()
+        num = len(self.writer.records)
+        for metrics in reversed(self.of_ranks):
+            metrics.write(batch, batch / 10)
+        return dict(self.writer.records[-1].values) if len(self.writer.records) > num else {}
+
+    def saved(self) -> list[Any]:
+        return [from_bytes(to_bytes(metrics.state_dict())) for metrics in self.of_ranks]
+
+
+@pytest.mark.parametrize("num_after", [1, 2, 3, 5])
+def test_what_is_kept_is_of_the_whole_run_so_far_also_after_a_restart_on_other_ranks(num_after: int) -> None:
+    random, logged = np.random.default_rng(1), [np.empty(0)]
+    reduces: dict[Reduce, Any] = {"mean": np.mean, "sum": np.sum, "max": np.max, "min": np.min}
+
+    def log(metrics: Metrics) -> None:
+        for value in random.normal(size=3):
+            logged.append(np.array([value]))
+            for reduce in reduces:
+                metrics.log(reduce, value, reduce=reduce, keep=True)
+            metrics.log("window", value)
+
+    def expected() -> dict[str, Any]:
+        return {name: pytest.approx(of(np.concatenate(logged)), rel=1e-12) for name, of in reduces.items()}
+
+    study = Together(3)
+    for batch, rank in ((10, 0), (20, 1), (30, 2)):
+        log(study.of_ranks[rank])
+        log(study.of_ranks[0])
+        window = np.mean(np.concatenate(logged[-6:]))
+        assert study.write(batch) == {**expected(), "window": pytest.approx(window)}
+    # Logged and saved, but not written before the end.
+    log(study.of_ranks[1])
+    again = Together(num_after, study.saved())
+    log(again.of_ranks[-1])
+    window = np.mean(np.concatenate(logged[-3:]))
+    assert again.write(40) == {**expected(), "window": pytest.approx(window)}
+    assert again.write(40) == again.write(50) == {}
+
+
+def test_the_last_number_that_is_kept_is_that_of_each_rank() -> None:
+    study = Together(2)
+    for rank, values in ((0, [1.0, 2.0]), (1, [5.0])):
+        for value in values:
+            study.of_ranks[rank].log("x", value, reduce="last", keep=True)
+    assert study.write(10) == {"x": 3.5}
+    study.of_ranks[1].log("x", 6.0, reduce="last", keep=True)
+    assert study.write(20) == {"x": 4.0}
+    alone = Together(1, study.saved())
+    alone.of_ranks[0].log("y", 1.0)
+    assert alone.write(30) == {"y": 1.0}
+    alone.of_ranks[0].log("x", 9.0, reduce="last", keep=True)
+    assert alone.write(40) == {"x": 9.0}
+
+
+def test_in_a_validation_too_what_is_kept_stands_at_the_next_log_point() -> None:
+    study = Together(1)
+    for value in (1.0, 3.0):
+        with study.of_ranks[0].apart() as apart:
+            study.of_ranks[0].log("x", value, keep=True)
+        assert not apart
+        study.write(10)
+    assert [it.values for it in study.writer.records] == [{"val/x": 1.0}, {"val/x": 2.0}]
+
+
+def test_a_name_is_kept_in_the_whole_run_or_never_and_has_no_step_then() -> None:
+    study = Together(1)
+    metrics = study.of_ranks[0]
+    metrics.log("x", 1.0)
+    metrics.log("y", 1.0, keep=True)
+    study.write(10)
+    for again in (metrics, Together(1, study.saved()).of_ranks[0]):
+        for options in ({}, {"keep": True, "reduce": "max"}, {"keep": True, "step": 0}):
+            with pytest.raises(
+                ValueError, match=r"log\('y', …\) takes no step with keep=True, and the same keep and reduce"
+            ):
+                again.log("y", 1.0, **options)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"log\('x', …\) takes no step"):
+        metrics.log("x", 1.0, keep=True)
+
+
+def test_writers_that_want_to_know_it_are_told_how_the_run_ended(caplog: pytest.LogCaptureFixture) -> None:
+    class Told(Kept):
+        def end(self, status: str, reason: str) -> None:
+            assert not self.closed
+            self.said = (status, reason)
+
+    class Failing(Kept):
+        def end(self, status: str) -> None:
+            raise AssertionError("it takes no reason")
+
+    told, failing, silent = Told(), Failing(), Kept()
+    with Metrics(OneOf(0, []), [failing, told, silent]) as metrics:
+        metrics.end("failed", "no data")
+    assert told.said == ("failed", "no data")
+    assert [it.closed for it in (told, failing, silent)] == [True] * 3
+    assert "Failing writes no more metrics: " in caplog.messages[0]
 
 
 def test_a_number_with_a_step_stands_at_its_batch_and_before_what_comes_later() -> None:

@@ -434,8 +434,7 @@ def test_a_misspelt_method_is_named_with_what_was_meant(tmp_path: Path, caplog: 
     assert caplog.messages == [
         "Hooked.on_btach_end is never called by the study: did you mean on_batch_end?",
         "Hooked.configure_optimizers is never called by the study: did you mean prepare_training_attributes?",
-        "Hooked.on_before_optimizer_step is never called by the study: did you mean training.clip_norm in study.json, "
-        "or training_step, which steps its optimizer itself where automatic_optimization is False?",
+        "Hooked.on_before_optimizer_step is never called by the study: did you mean on_gradients?",
         f"Hooked.on_entropy is never called by the study, whose events are {', '.join(EVENTS)}",
         "Hooked.training_epoch_end is never called by the study: did you mean on_validation_end: a stream has no "
         "epochs?",

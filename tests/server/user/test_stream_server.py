@@ -6,6 +6,7 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 import pytest
 
+import stream_server
 from stream_server.errors import ConfigError, UserCodeError
 from stream_server.server.metrics.metrics import Metrics
 from stream_server.server.metrics.union_mean import UnionMean
@@ -51,6 +52,19 @@ def test_the_rows_of_a_batch_are_read_only_samples() -> None:
     assert (first.simulation_id, second.time_step) == (1, 5)
     with pytest.raises(ValueError, match="read-only"):
         first.fields["u"] += 1
+
+
+def test_code_without_the_server_logs_by_the_newest_that_runs_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UserCodeError, match=r"stream_server\.log\('x', …\) found no study in this process"):
+        stream_server.log("x", 1.0)
+    servers = [in_study(Doubling()) for _ in range(2)]
+    monkeypatch.setattr("stream_server.server.user.stream_server.RUNNING", servers)
+    stream_server.log("x", 1.0, reduce="sum")
+    stream_server.log("x", 2.0, reduce="sum")
+    stream_server.log("y", 3.0, keep=True, step=None)
+    for server in servers:
+        server._metrics.write(1, 0.1)
+    assert [server._metrics.latest for server in servers] == [{}, {"x": 3.0, "y": 3.0}]
 
 
 def in_study(server: StreamServer) -> StreamServer:

@@ -171,7 +171,7 @@ class AutomaticOptimization:
         too_early = (
             f"{self._name} {reader.value}, but the study makes the gradients of its loss, once that is returned: "
         )
-        by_hand = "or set automatic_optimization = False in the class, and do it after self.manual_backward(loss)"
+        by_hand = "or do it in on_gradients, once they are those of all ranks"
         match reader:
             case Reader.CLIPPING:
                 advice = "leave it out and set training.clip_norm or training.clip_value in study.json, "

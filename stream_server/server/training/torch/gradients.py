@@ -1,14 +1,15 @@
 """The gradients of an update, between the last backward pass and the optimizer."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from functools import reduce
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from stream_server.server.training.torch.precision import LossScaling, Precision
+from stream_server.server.training.torch.reduction import clear
 from stream_server.server.user.torch_server import TorchServer
 from stream_server.user_code import call_user
 
@@ -30,8 +31,8 @@ class Gradients:
     def prepare(self, parameters: Iterable[Tensor], weight: float) -> float:
         """Multiply the gradients of `parameters` by `weight` and clip those of the optimizer.
 
-        Gives the norm of all of them before clipping, or with `training.clip_norm` of what the optimizer has; it is not
-        finite if any of these gradients is not.
+        Gives the norm of all of them before clipping, or with `training.clip_norm` or `on_gradients` of what the
+        optimizer has; it is not finite if any of these gradients is not.
 
         Raises:
             UserCodeError: the optimizer's gradients cannot be clipped.
@@ -39,6 +40,8 @@ class Gradients:
         gradients = _gradients(parameters)
         if weight != 1 and gradients:
             torch._foreach_mul_(gradients, weight)
+        if self._server.tell_gradients is not None:
+            return self._shown(self._server.tell_gradients)
         if self._settings.clip_norm is not None:
             return self.clip(self._server.optimizer)
         scale = self._precision.scale if isinstance(self._precision, LossScaling) else 1.0
@@ -54,19 +57,47 @@ class Gradients:
         settings = self._settings
         if settings.clip_norm is None and settings.clip_value is None:
             return 0.0
+        self._unscale(optimizer)
+        return self._limit(_gradients(_parameters(optimizer)))
+
+    def _shown(self, tell: Callable[[Any], None]) -> float:
+        """Let user code see and change what the optimizer has, unless that makes no update; the norm before.
+
+        With what is not finite then there is no update: the optimizer finds no gradient.
+        """
+        optimizer = self._server.optimizer
+        self._unscale(optimizer)
+        norm = _norm(_gradients(_parameters(optimizer)))
+        if not math.isfinite(norm):
+            return norm
+        tell(self._server.model)
+        gradients = _gradients(_parameters(optimizer))
+        if not math.isfinite(left := _norm(gradients)):
+            clear(_parameters(optimizer))
+            return left
+        self._limit(gradients)
+        return norm
+
+    def _unscale(self, optimizer: torch.optim.Optimizer) -> None:
         call_user(f"the optimizer of {type(self._server).__name__}", self._precision.unscale_gradients, optimizer)
-        parameters = (parameter for group in optimizer.param_groups for parameter in group["params"])
-        gradients = _gradients(parameters)
+
+    def _limit(self, gradients: list[Tensor]) -> float:
+        settings = self._settings
         if not gradients:
             return 0.0
         if settings.clip_value is not None:
             torch._foreach_clamp_min_(gradients, -settings.clip_value)
             torch._foreach_clamp_max_(gradients, settings.clip_value)
             return 0.0
-        assert settings.clip_norm is not None
+        if settings.clip_norm is None:
+            return 0.0
         norm = _norm(gradients)
         torch._foreach_mul_(gradients, min(1.0, settings.clip_norm / (norm + 1e-6)))
         return norm
+
+
+def _parameters(optimizer: torch.optim.Optimizer) -> Iterator[Tensor]:
+    return (parameter for group in optimizer.param_groups for parameter in group["params"])
 
 
 def _norm(gradients: list[Tensor]) -> float:

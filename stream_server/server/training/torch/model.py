@@ -57,6 +57,8 @@ def set_up(server: TorchServer, precision: Precision, *, compiled: bool, seed: i
         )
     if compiled:
         compile_in_place(model)
+        # What a model logs would be compiled anew for each name.
+        server.hold_attributes(log=torch.compiler.disable(server.log))  # type: ignore[no-untyped-call]
     model = call_user(f"what {name} returned", precision.convert_module, model)
     for module_name, module in model.named_modules():
         if isinstance(module, LazyModuleMixin):

@@ -381,8 +381,8 @@ class TorchStep:
                 f"{listed(hooked)} of the model {'have' if len(hooked) > 1 else 'has'} a hook (register_hook): on "
                 "several ranks, and with training.accumulate, it is given the part of the gradient that one batch of "
                 "one rank has in the whole, and the parts are added up. A mask or a factor does not mind; what clips "
-                "or scales by size does something else. Write training.clip_value or clip_norm instead, or change the "
-                "gradients between manual_backward and the step, with automatic_optimization = False"
+                "or scales by size does something else. Write training.clip_value or clip_norm instead, or do it in "
+                "on_gradients"
             )
 
     def _note_constants(self) -> None:

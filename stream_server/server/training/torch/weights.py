@@ -11,6 +11,7 @@ from torch.nn.parameter import is_lazy
 from torch.optim.swa_utils import AveragedModel
 
 from stream_server.errors import ConfigError, UserCodeError
+from stream_server.server.metrics.metric_objects import is_metric
 from stream_server.server.training.torch.learning_rates import as_list
 from stream_server.server.training.torch.precision import Precision
 from stream_server.server.training.torch.reduction import further_parameters
@@ -94,7 +95,8 @@ class ServerModules:
     def attributes(self) -> dict[str, dict[str, Any]]:
         """Plain attributes of the modules, which are in no state, by the place of the module.
 
-        Without what is computed from parameters, as `weight_norm`, `spectral_norm` and pruning have it beside them.
+        Without those of metrics objects, and what is computed from parameters, as `weight_norm`, `spectral_norm` and
+        pruning have it beside them.
         """
         return {
             _full(name, place).strip("."): {
@@ -104,6 +106,7 @@ class ServerModules:
             }
             for name, module in self._modules()
             for place, part in module.named_modules()
+            if not is_metric(part)
         }
 
     def state(self) -> dict[str, Any]:

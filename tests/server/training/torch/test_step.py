@@ -1,6 +1,7 @@
 """The torch step on one rank; tests/mpi compares several with one."""
 
 import os
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -8,8 +9,10 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch._dynamo.utils import counters
 from torch.utils.data import DataLoader
 
+import stream_server
 from stream_server.buffers import WindowShape
 from stream_server.config.training_sections import RolloutSettings
 from stream_server.errors import ConfigError, UserCodeError
@@ -764,3 +767,43 @@ def test_a_rollout_changes_neither_the_mode_of_the_model_nor_gradients_nor_rando
                 expected.append(float(np.mean((forecast.numpy() - truth) ** 2)))
     assert found is not None
     assert found.mse["u"] == pytest.approx(expected)
+
+
+class Telling(nn.Module):
+    """A weight that tells its inputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(()))
+
+    def forward(self, inputs: Any) -> Any:
+        scaled = self.weight * inputs
+        if self.training:
+            stream_server.log("inputs", scaled.mean(), reduce="sum")
+        return 2 * scaled
+
+
+class Told(TorchServer):
+    def prepare_training_attributes(self) -> Any:
+        model = Telling()
+        return model, torch.optim.SGD(model.parameters(), lr=0.0)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        return self.model(batch).mean()
+
+
+# Of torch's own, wherever its graph is cut in two.
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
+def test_a_compiled_model_logs_by_the_server_that_runs_and_is_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch._dynamo.reset()
+    counters.clear()
+    # g++ takes a minute, and is no part of ours.
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
+    server = Told(settings(compile=True))
+    monkeypatch.setattr("stream_server.server.user.stream_server.RUNNING", [server])
+    values = [[float(number), number + 2.0] for number in range(30)]
+    found = train(server, values)
+    server._metrics.write(30, 1.0)
+    assert server._metrics.latest == {"inputs": pytest.approx(sum(range(1, 31)))}
+    assert [it.loss for it in found if it is not None] == pytest.approx([2.0 * number for number in range(1, 31)])
+    assert 0 < counters["stats"]["unique_graphs"] <= 3, counters
