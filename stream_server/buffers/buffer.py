@@ -84,6 +84,11 @@ class Buffer:
         return len(self._backlog)
 
     @property
+    def is_closed(self) -> bool:
+        """Whether nothing comes any more."""
+        return self._gate.closed
+
+    @property
     def num_never_drawn(self) -> int:
         """Samples that were never drawn: in the population, or for which there is no room yet."""
         with self._lock:

@@ -22,6 +22,7 @@ from stream_server.server.intake.account import RankAccount
 from stream_server.server.intake.source import Simulations
 from stream_server.server.progress.stop import StopReason, StopRequests
 from stream_server.server.simulations.design import write_csv
+from stream_server.server.study.capacity import capacity_hint
 from stream_server.server.study.display import MUCH, console_on, number, shares
 from stream_server.server.study.failure import Failure
 from stream_server.server.study.report import FAILED, Outcome, RankReport, build_report, write_report
@@ -179,9 +180,11 @@ def _report_of(study: StudyRank) -> RankReport:
     """The part of this rank; of a start that failed in its set-up, none has an account."""
     source, buffer, phases, account = study.source, study.buffer, study.phases, RankAccount(intake={})
     phases.add("receive", source.receive_s)
+    times: Mapping[str, float] = {}
     slots, peak_kib = buffer.slots, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     memory_bytes = {"buffer": slots.sample_bytes * slots.num_slots, "peak": peak_kib * 1024}
     if study.is_set_up:
+        times = study.stream.times.counts
         if study.config.training.prefetch:
             phases.add("prefetch", study.stream.prefetch_s)
         if device := framework_of(study.server).device_bytes():
@@ -190,7 +193,9 @@ def _report_of(study: StudyRank) -> RankReport:
             stream, left = study.stream, received.left + buffer.num_never_drawn
             account = replace(received, drawn=stream.num_drawn, dropped=stream.num_dropped, left=left)
     warnings = [*source.warnings, *study.warnings]
-    return RankReport(account=account, phases_s=phases.seconds, memory_bytes=memory_bytes, warnings=warnings)
+    return RankReport(
+        account=account, phases_s=phases.seconds, memory_bytes=memory_bytes, buffer=times, warnings=warnings
+    )
 
 
 def show_summary(
@@ -300,6 +305,8 @@ def _summary_rows(report: Mapping[str, Any], *, is_online: bool) -> list[tuple[s
     bottleneck = bottleneck_of_run(report["phases_s"], oversubscribed=oversubscribed)
     if is_online and report["batches"] and bottleneck:
         rows.append(("bottleneck", bottleneck))
+    if is_online and (hint := capacity_hint(report["buffer"])):
+        rows.append(("buffer", hint))
     if report["restarts"]:
         num_survived = report["simulations"]["survived_restarts"]
         survived = f", {counted(num_survived, 'running simulation')} went on" if num_survived else ""

@@ -12,6 +12,7 @@ from stream_server.server.checkpoint.capture import versions
 from stream_server.server.intake.account import Account, RankAccount, SimulationEnd, TrainedCounts, close_account
 from stream_server.server.progress.batches import SMALL_PART
 from stream_server.server.progress.phases import mean_over_ranks
+from stream_server.server.study.capacity import judge_capacity
 from stream_server.server.study.set_up import UNPROTECTED, StudyRank
 from stream_server.storage.disk import make_folder, replace_file
 from stream_server.wording import counted
@@ -40,6 +41,7 @@ class RankReport:
     account: RankAccount
     phases_s: Mapping[str, float] = field(default_factory=dict)
     memory_bytes: Mapping[str, int] = field(default_factory=dict)
+    buffer: Mapping[str, float] = field(default_factory=dict)
     warnings: Sequence[str] = ()
 
 
@@ -107,6 +109,7 @@ def build_report(outcome: Outcome, study: StudyRank, ranks: Sequence[RankReport]
         },
         "phases_s": {name: round(s, 3) for name, s in mean_over_ranks([rank.phases_s for rank in ranks]).items()},
         "memory_bytes": _sum([rank.memory_bytes for rank in ranks]),
+        "buffer": judge_capacity(config.buffer.capacity, [rank.buffer for rank in ranks]),
     }
 
 

@@ -1,5 +1,5 @@
 """The loop: batches, the control round and the training step.
 
-Offers: control_round, fingerprint, loader_samples, loader_stream, loop, rounds, stream.
+Offers: buffer_times, control_round, fingerprint, loader_samples, loader_stream, loop, rounds, stream.
 May import: buffers, config, server.metrics, server.progress, server.ranks, server.simulations, server.user, storage.
 """

@@ -17,6 +17,7 @@ from stream_server.server.progress.batches import Batch
 from stream_server.server.progress.phases import Phases
 from stream_server.server.ranks.communicator import Ranks
 from stream_server.server.simulations.design import ParameterTable
+from stream_server.server.training.buffer_times import BufferTimes
 from stream_server.server.training.forming import BatchForming, as_it_is
 from stream_server.server.training.prefetch import Prefetch
 from stream_server.server.user.stream_server import StreamServer
@@ -29,8 +30,9 @@ class BatchStream:
 
     Training thread only. Iterating gives a `Batch`, or None when there was none for a second, and ends when the buffer
     is closed and drained. `num_drawn` counts the samples that were drawn at least once, `num_dropped` those of them
-    that were left out for good, for the closing account. The slots of a draw stay as they are until it is released: a
-    checkpoint before that saves it as drawn, and a restored stream has such draws first.
+    that were left out for good, for the closing account; `times` tells how the buffer kept up. The slots of a draw stay
+    as they are until it is released: a checkpoint before that saves it as drawn, and a restored stream has such draws
+    first.
 
     With `prefetch` that many further batches are drawn whenever one is taken, as far as there are samples, and formed
     on a thread of their own. They are drawn here, one after another, so that a checkpoint has them as they were
@@ -53,6 +55,7 @@ class BatchStream:
     ) -> None:
         self.num_drawn = 0
         self.num_dropped = 0
+        self.times = BufferTimes()
         self._buffer = buffer
         self._server = server
         self._parameters = ParameterTable(parameters_of)
@@ -100,12 +103,18 @@ class BatchStream:
         return self._earlier_s + (self._prefetch.seconds if self._prefetch is not None and self._num_ahead else 0.0)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"num_drawn": self.num_drawn, "num_dropped": self.num_dropped, "prefetch_s": self.prefetch_s}
+        return {
+            "num_drawn": self.num_drawn,
+            "num_dropped": self.num_dropped,
+            "prefetch_s": self.prefetch_s,
+            "times": dict(self.times.counts),
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.num_drawn = state["num_drawn"]
         self.num_dropped = state["num_dropped"]
         self._earlier_s = state["prefetch_s"]
+        self.times.counts |= state.get("times", {})
 
     @staticmethod
     def redealt(states: Sequence[Mapping[str, Any]], rank: int, dealing: object) -> dict[str, Any]:
@@ -116,6 +125,8 @@ class BatchStream:
             "num_drawn": 0 if rank else num_drawn,
             "num_dropped": 0 if rank else num_dropped,
             "prefetch_s": prefetch_s,
+            # All ranks take about as long.
+            "times": states[rank % len(states)].get("times", {}),
         }
 
     def share_drawn(self, ranks: Ranks, num_own: int) -> None:
@@ -177,7 +188,7 @@ class BatchStream:
     def _draw_new(self, timeout_s: float) -> Draw | None:
         with self._phases.measure("wait_for_data"):
             self._before_draw()
-            draw = self._buffer.draw(self._batch_size, timeout_s)
+            draw = self.times.draw(self._buffer, self._batch_size, timeout_s)
         if draw is not None:
             self.num_drawn += draw.num_first
             if draw.num_first and self._server.normalization.is_observing:

@@ -60,6 +60,7 @@ KEYS = [
     "throughput",
     "phases_s",
     "memory_bytes",
+    "buffer",
 ]
 FINISHED = Outcome(exit_code=0, reason="finished")
 
@@ -93,6 +94,7 @@ def study_of(
     study: Any = SimpleNamespace(
         config=SimpleNamespace(
             study=SimpleNamespace(name="heat"),
+            buffer=SimpleNamespace(capacity=100),
             network=SimpleNamespace(security="curve"),
             offline=SimpleNamespace(write_files=writes_files),
             num_samples_of=int,
@@ -453,6 +455,15 @@ def test_the_advice_on_the_bottleneck_is_for_a_training_while_simulations_run() 
     waited = build_report(FINISHED, study_of(), [rank_report(phases_s={"wait_for_data": 9.0, "step": 1.0})])
     assert "run more simulations at once" in str(summary(waited))
     assert "bottleneck" not in str(summary(waited, is_online=False))
+
+
+def test_the_hint_at_the_capacity_is_for_a_training_while_simulations_run() -> None:
+    times = {"open_s": 10.0, "waited_s": 4.0, "full_s": 2.0, "num_first": 80, "num_turns": 4}
+    hinted = build_report(FINISHED, study_of(), [rank_report(buffer=times) for _ in range(2)])
+    # A fifth of the time without room, beside four fifths that brought 20 samples for each wait.
+    assert hinted["buffer"] == {"seconds": 10.0, "waiting": 0.4, "full": 0.2, "enough": 105}
+    assert "buffer        a buffer.capacity of 105 or more would have helped" in shown(hinted)
+    assert "buffer.capacity" not in str(summary(hinted, is_online=False))
 
 
 def test_the_summary_ends_with_the_command_for_each_result_in_one_piece() -> None:
