@@ -36,6 +36,7 @@ MAY_CHANGE = (
     "training.max_s",
     "training.early_stop*",
     "training.max_nonfinite",
+    "training.device",
     "training.compile",
     "training.deterministic",
     "training.log_every_batches",

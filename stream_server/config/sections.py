@@ -69,6 +69,10 @@ class StudySettings(Section):
         description='Count n (labels 0 … n−1), `{"first": 0, "last": 990, "every": 10}`, or `null`: not known ahead.',
     )
     seed: Natural = Field(default=0, description="Seed of parameters, buffers and weights; 0 or more.")
+    data_seed: Natural = Field(
+        default_factory=lambda keys: keys.get("seed", 0),
+        description="Seed of parameters and buffers alone. Default: `study.seed`.",
+    )
     fields: Annotated[dict[Name, ShapeOrField], Field(min_length=1, max_length=MAX_FIELDS)] = Field(
         description="What one sample holds: name → shape in C order, or an object. Up to 64 fields of up to 8 "
         "dimensions; `[]` is a scalar.",

@@ -104,6 +104,9 @@ class TrainingSettings(Section):
     max_batches: Count | None = Field(default=None, description="Stop after this many batches; `null`: no limit.")
     max_s: Positive | None = Field(default=None, description="Stop after this many seconds; `null`: no limit.")
     early_stop: EarlyStop | None = Field(default=None, description="Stop when a value stops improving; `null`: never.")
+    device: Literal["auto", "cpu"] = Field(
+        default="auto", description='`"auto"`: a GPU where torch finds one, and else the CPU; `"cpu"`: never a GPU.'
+    )
     precision: Literal["32-true", "64-true", "bf16-mixed", "bf16-true", "16-mixed", "16-true"] = Field(
         default="32-true",
         description='Number format of the weights and of the arithmetic; `"16-mixed"` and `"16-true"` on a GPU only.',

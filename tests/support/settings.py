@@ -22,6 +22,7 @@ def settings(**training: Any) -> Any:
         "compile": False,
         "matmul_precision": "highest",
         "deterministic": False,
+        "device": "auto",
         "early_stop": None,
         "criterion": None,
         "train_dataloader": None,
@@ -33,7 +34,7 @@ def settings(**training: Any) -> Any:
     }
     return SimpleNamespace(
         training=SimpleNamespace(**{**defaults, **training}),
-        study=SimpleNamespace(seed=0),
+        study=SimpleNamespace(seed=0, data_seed=0),
         validation=SimpleNamespace(val_dataloader=None),
         output_dir=Path(),
         network=SimpleNamespace(interface=None),

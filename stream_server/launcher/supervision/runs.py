@@ -237,7 +237,7 @@ def attempts(config: StudyConfig) -> AttemptFolders:
         command=tuple(simulation.command or ()),
         templates=tuple(simulation.templates),
         environment=simulation_environment(config),
-        seed=config.study.seed,
+        seed=config.study.data_seed,
         study_dir=config.study_dir,
         output_dir=config.output_dir,
         whole=config.parameters.whole,

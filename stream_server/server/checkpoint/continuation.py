@@ -65,13 +65,13 @@ class Continuation:
     def folder(self) -> Path:
         return self.checkpoints.path(self.base_number)
 
-    def seed(self, config: StudyConfig, stream: int, num_ranks: int) -> tuple[int, ...]:
+    def seed(self, seed: int, stream: int, num_ranks: int) -> tuple[int, ...]:
         """Begins a random stream again, with the rank behind it, where its state cannot be taken back.
 
         Another checkpoint or another number of ranks begins another stream: none repeats what was drawn before. The
         number of ranks is never 0, since NumPy takes a seed with zeros behind it for the one without them.
         """
-        return (config.study.seed, stream, self.base_number, num_ranks)
+        return (seed, stream, self.base_number, num_ranks)
 
     def study(self) -> dict[str, Any]:
         """The state that all ranks have in common: progress, history, and the roster of rank 0."""
@@ -102,7 +102,7 @@ class Continuation:
             rank=ranks.rank,
             dealing=Dealing(build.routing(config), ranks.size),
             policy=policy_class(config.buffer.policy, config.study_dir),
-            seed=self.seed(config, build.BUFFER_STREAM, ranks.size),
+            seed=self.seed(config.study.data_seed, build.BUFFER_STREAM, ranks.size),
             whole_simulations=config.window is not None,
         )
 

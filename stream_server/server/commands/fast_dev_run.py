@@ -122,7 +122,7 @@ class SyntheticSamples:
         window, steps = config.window, config.study.time_steps
         num_unknown = NUM_UNKNOWN_STEPS + (0 if window is None else window.span)
         self._labels = range(num_unknown) if steps is None else steps.labels
-        self._random = np.random.default_rng(config.study.seed)
+        self._random = np.random.default_rng(config.study.data_seed)
         self._sizes: dict[tuple[int, str | int], int] = {}
         self._sizes_of_meshes = {spec.shape[0] for spec in self._statics.values() if spec.ragged}
 

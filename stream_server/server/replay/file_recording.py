@@ -240,7 +240,7 @@ class FileRecording:
             held_out=np.array([file.simulation < config.validation.simulations for file in self.files]),
             finished=np.array([file.finished for file in self.files]),
             epochs=config.offline.epochs,
-            shuffle_seed=config.study.seed if config.offline.shuffle else None,
+            shuffle_seed=config.study.data_seed if config.offline.shuffle else None,
             keeps_files=config.window is not None,
             has_statics=bool(config.study.static_fields),
             num_trajectory_ends=sum(len(file.trajectory_ends) for file in self.files),

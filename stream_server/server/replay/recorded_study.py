@@ -57,7 +57,7 @@ class RecordedStudy:
             first=steps.first,
             every=steps.every,
             nonfinite=config.training.nonfinite,
-            seed=config.study.seed,
+            seed=config.study.data_seed,
             latest_ranks=num_ranks,
         )
 

@@ -31,7 +31,7 @@ def make_policy(config: StudyConfig, rank: int) -> Policy:
         "watermark": settings.watermark,
         "pseudo_epochs": settings.pseudo_epochs,
         "draws_per_sample": training.draws_per_sample,
-        "seed": (config.study.seed, BUFFER_STREAM, rank),
+        "seed": (config.study.data_seed, BUFFER_STREAM, rank),
     }
     given = arguments_for(factory, settings.args, offered, kind="buffer.args")
     is_default = {

@@ -206,8 +206,8 @@ def _read(path: Path) -> DesignFile:
 def _sampler(config: StudyConfig, stream: int, num: int) -> Sampler:
     sampler, bounds, folder = config.parameters.sampler, config.parameters.scalars, config.study_dir
     if sampler.is_built_in:
-        return make_sampler(sampler.class_, bounds, stream_seed(config.study.seed, stream), num, folder=folder)
-    seed = generator_seed(config.study.seed, stream)
+        return make_sampler(sampler.class_, bounds, stream_seed(config.study.data_seed, stream), num, folder=folder)
+    seed = generator_seed(config.study.data_seed, stream)
     return GeneratedPoints(lambda: PointGenerator(sampler.class_, sampler.args, bounds, seed, folder=folder), num)
 
 

@@ -402,7 +402,7 @@ class Suggester:
             raise NoAnswer(f"it was switched off after {MOST_LOST} failures in a row")
         # One that starts over must not draw the same random numbers again.
         key = [len(self.suggestions)] if self.suggestions else []
-        seeds = {name: generator_seed(self._config.study.seed, stream, *key) for name, stream in STREAMS.items()}
+        seeds = {name: generator_seed(self._config.study.data_seed, stream, *key) for name, stream in STREAMS.items()}
         request = {
             "do": "begin",
             "class": self._settings.class_,
@@ -432,7 +432,7 @@ class Suggester:
     def _fallback(self, stream: str) -> Sampler:
         config, name = self._config, self._settings.fallback
         num = config.validation.simulations if stream == "validation" else config.study.simulations
-        seed = stream_seed(config.study.seed, STREAMS[stream])
+        seed = stream_seed(config.study.data_seed, STREAMS[stream])
         return make_sampler(name, self._bounds, seed, num, folder=config.study_dir)
 
 

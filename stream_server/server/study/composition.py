@@ -116,7 +116,9 @@ class Composition:
             UserCodeError: the class raised.
         """
         self.metrics = stack.enter_context(metrics or self.metrics)
-        self.server = call_user(server_class.__name__, server_class, self.config)
+        name, place = server_class.__name__, (self.config, self.ranks.rank, self.ranks.local_rank)
+        call_user(f"{name}.setup_environment", lambda: server_class.setup_environment(*place))
+        self.server = call_user(name, server_class, self.config)
         self.server.enter_study(
             ranks=self.ranks,
             parameter_names=self.parameter_names,

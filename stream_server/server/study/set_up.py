@@ -494,7 +494,7 @@ class StudyRank(Composition):
         self.callbacks.load_state_dict(saved["callbacks"])
         # Last of all, since making the model and opening the sockets may have used random numbers. Where states are not
         # restored, on other ranks or devices, the streams start over.
-        numbers = self.continuation.seed(self.config, NOISE_STREAM, self.ranks.size)
+        numbers = self.continuation.seed(self.config.study.seed, NOISE_STREAM, self.ranks.size)
         seed_random_states((*numbers, self.ranks.rank), self.step)
         # The phases were restored before the set-up. On other ranks the random streams stay as they were seeded.
         others = ("phases",) if restored.is_own else ("phases", "random")

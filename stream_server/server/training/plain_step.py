@@ -41,6 +41,7 @@ _FOR_TORCH = {
     "clip_norm": None,
     "clip_value": None,
     "compile": False,
+    "device": "auto",
     "matmul_precision": "highest",
     "deterministic": False,
 }

@@ -202,15 +202,16 @@ def _require_signatures(cls: type) -> None:
     """
     for name in dict.fromkeys(name for each in cls.__mro__ if _is_ours(each) for name in vars(each)):
         ours, own = next(each for each in cls.__mro__ if _is_ours(each) and name in vars(each)), getattr(cls, name)
-        if name.startswith("_") or _is_ours(_first_owner(cls, name)) or not inspect.isfunction(vars(ours)[name]):
+        if name.startswith("_") or _is_ours(_first_owner(cls, name)) or not inspect.isfunction(getattr(ours, name)):
             continue
-        needed = [
-            each for each in list(inspect.signature(vars(ours)[name]).parameters.values())[1:] if _is_needed(each)
-        ]
+        first = [] if isinstance(vars(ours)[name], staticmethod) else ["self"]
+        parameters = list(inspect.signature(getattr(ours, name)).parameters.values())[len(first) :]
+        needed = [each for each in parameters if _is_needed(each)]
         positional = [each.name for each in needed if each.kind is not each.KEYWORD_ONLY]
         named = {each.name: None for each in needed if each.kind is each.KEYWORD_ONLY}
         # Within a class the signature of a method has `self`.
-        itself = [None] * (inspect.isfunction(own) and not isinstance(inspect.getattr_static(cls, name), staticmethod))
+        is_static = not first or isinstance(inspect.getattr_static(cls, name), staticmethod)
+        itself = [None] * (inspect.isfunction(own) and not is_static)
         try:
             signature = inspect.signature(own)
             if name == "validation_step":
@@ -223,7 +224,7 @@ def _require_signatures(cls: type) -> None:
             given, taken = ", ".join([*positional, *named]), ", ".join([*signature.parameters][len(itself) :])
             raise ConfigError(
                 f"{cls.__name__}.{name} is called with ({given}), but takes ({taken}): write "
-                f"`def {name}({', '.join(['self', *positional, *named])})`"
+                f"`def {name}({', '.join([*first, *positional, *named])})`"
             ) from None
 
 

@@ -140,6 +140,14 @@ class StreamServer:
         """The user's loader, which makes batches of these samples; None: batches are made of `batch_size` each."""
         return None
 
+    @staticmethod
+    def setup_environment(config: Any, rank: int, local_rank: int) -> None:
+        """Prepare this process, as by `os.environ`; called on every rank before all other methods and `__init__`.
+
+        The file of the class is imported by then, and the study has touched no GPU: `CUDA_VISIBLE_DEVICES` still
+        counts. `local_rank` numbers the ranks of a node. Simulations that rank 0 starts inherit its environment.
+        """
+
     def prepare_training_attributes(self) -> Any:
         """Make the model and whatever else training needs; called once on every rank."""
 

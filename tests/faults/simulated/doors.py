@@ -149,4 +149,5 @@ def _of_world(cls: type, **names: Any) -> type:
 
 def _named(make: Any) -> Any:
     make.__name__ = "Learner"
+    make.setup_environment = Learner.setup_environment
     return make

@@ -44,6 +44,21 @@ def test_python_warnings_of_user_code_are_logged(tmp_path: Path) -> None:
     assert "this is old" in (tmp_path / "logs" / "server-1.log").read_text()
 
 
+def test_user_code_says_as_much_as_its_own_logger_lets_it(tmp_path: Path) -> None:
+    talking, silent = logging.getLogger("talking_server"), logging.getLogger("silent_server")
+    with Logs(tmp_path, 1):
+        talking.setLevel(logging.DEBUG)
+        silent.setLevel(logging.WARNING)
+        for log in (talking, silent):
+            log.debug("%s in detail", log.name)
+            log.info("%s as usual", log.name)
+    told = (tmp_path / "logs" / "server-1.log").read_text()
+    assert [line.partition(": ")[2] for line in told.splitlines()] == [
+        "talking_server in detail",
+        "talking_server as usual",
+    ]
+
+
 def test_a_second_run_continues_the_file(tmp_path: Path) -> None:
     for text in ("first", "second"):
         with Logs(tmp_path, 0):

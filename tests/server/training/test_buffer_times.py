@@ -19,8 +19,10 @@ from tests.support.timing import Clock
 
 
 def test_a_buffer_that_overflows_and_runs_empty_in_turn_is_timed() -> None:
-    """Every 12 s: 100 samples for 50 places, so that the last has room with the fifth batch, after 2 s; the next come 10 s
-    later, of which 7 s pass after the last batch."""
+    """Every 12 s: 100 samples for 50 places, so that the last has room with the fifth batch, after 2 s.
+
+    The next come 10 s later, of which 7 s pass after the last batch.
+    """
     run = ScriptedRun(capacity=50, burst=100, compute_s=10.0, num_bursts=20)
     counts = run.train().counts
     assert counts["open_s"] == pytest.approx(19 * 12.0, rel=0.02)

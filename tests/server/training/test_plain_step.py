@@ -26,6 +26,7 @@ from tests.support.streams import batch_of
         {"compile": True},
         {"matmul_precision": "high"},
         {"deterministic": True},
+        {"device": "cpu"},
     ],
 )
 def test_settings_for_torch_are_refused(ignored: dict[str, Any]) -> None:

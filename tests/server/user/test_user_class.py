@@ -37,7 +37,7 @@ def load(
     (folder / "mine.py").write_text(f"from stream_server import StreamServer\n\nclass Mine(StreamServer):{body}")
     config: Any = SimpleNamespace(
         study_dir=folder,
-        study=SimpleNamespace(seed=0),
+        study=SimpleNamespace(seed=0, data_seed=0),
         server=SimpleNamespace(class_="mine.py:Mine"),
         validation=SimpleNamespace(
             simulations=num_held_out,
@@ -166,6 +166,10 @@ def test_a_class_that_predicts_or_forecasts_can_be_rolled_out(tmp_path: Path, me
         ),
         ("def on_validation_end(self): ...", r"Mine.on_validation_end is called with \(metrics\), but takes \(\)"),
         ("@staticmethod\n    def predict(): ...", r"Mine.predict is called with \(batch\), but takes \(\)"),
+        (
+            "def setup_environment(self, config, rank, local_rank): ...",
+            r"takes \(self, config, rank, local_rank\): write `def setup_environment\(config, rank, local_rank\)`",
+        ),
         ("def report(self, ids): ...", r"Mine.report is called with \(simulation_ids, time_steps\), but takes \(ids\)"),
     ],
 )
@@ -183,6 +187,7 @@ def test_a_method_that_cannot_be_called_as_it_will_be_is_refused(tmp_path: Path,
         "def validation_step(self, *arguments): ...",
         "@staticmethod\n    def predict(batch): ...",
         "on_train_end = print",
+        "@classmethod\n    def setup_environment(cls, config, rank, local_rank): ...",
         "num_threads = 2",
     ],
 )

@@ -1,5 +1,7 @@
 """Components that `training` of a study.json may name, and a server class that leaves the model to study.json."""
 
+import os
+
 import numpy as np
 import torch
 from server import NUM_STEPS
@@ -16,11 +18,21 @@ class Network(nn.Sequential):
 class FittingServer(TorchServer):
     """Each rank leaves its batches by their number, and the weights before and after, beside its results."""
 
+    @staticmethod
+    def setup_environment(config, rank, local_rank):
+        assert not torch.cuda.is_initialized()
+        os.environ["SET_UP"] = f"rank {rank} of the study, {local_rank} of its node, on {config.study.name}"
+
+    def __init__(self, config):
+        self.set_up = os.environ["SET_UP"]
+        super().__init__(config)
+
     def process_simulation_data(self, data, config):
         return np.append(data.parameters, data.time_step / NUM_STEPS), data.fields["signal"]
 
     def on_train_start(self):
         self.batches = {}
+        (self.output_dir / f"environment-{self.rank}.txt").write_text(self.set_up)
         self.save("before")
 
     def training_step(self, batch, batch_idx):

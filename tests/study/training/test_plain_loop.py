@@ -111,6 +111,10 @@ def test_a_study_trains_what_study_json_names_on_all_ranks(trained: Run) -> None
     first, *others = diaries(trained)
     for other in others:
         np.testing.assert_array_equal(first, other)
+    # First of all, each rank of this node has set up its environment.
+    for rank in range(trained.report["ranks"]):
+        told = (trained.output_dir / f"environment-{rank}.txt").read_text()
+        assert told == f"rank {rank} of the study, {rank} of its node, on ripple"
     num_steps, expected_lr_steps, *rates = first
     # Batches of 3 samples on each rank.
     assert expected_lr_steps == -(-80 // (3 * trained.report["ranks"]))

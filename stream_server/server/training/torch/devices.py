@@ -13,19 +13,18 @@ KEPT_BYTES = 2**30
 LARGEST_MMAP_THRESHOLD = 32 * 2**20
 
 
-def device_of(ranks: Ranks) -> torch.device:
-    """This rank's device; the ranks of a node share its GPUs when there are fewer."""
-    if not torch.cuda.is_available():
+def device_of(ranks: Ranks, wanted: str = "auto") -> torch.device:
+    """This rank's device, as `training.device` has it; the ranks of a node share its GPUs when there are fewer."""
+    if wanted == "cpu" or not torch.cuda.is_available():
         return torch.device("cpu")
     return torch.device("cuda", ranks.local_rank % torch.cuda.device_count())
 
 
-def backend_of(ranks: Ranks) -> str:
+def backend_of(ranks: Ranks, device: torch.device) -> str:
     """The backend by which the ranks' devices communicate: NCCL refuses ranks that share a GPU. Collective.
 
     GPUs are told apart by their UUID: a scheduler may show each rank only its own, which is device 0 then.
     """
-    device = device_of(ranks)
     own = str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else None
     gpus = ranks.broadcast(ranks.gather(own))
     return "nccl" if None not in gpus and len(set(gpus)) == len(gpus) else "gloo"

@@ -196,7 +196,7 @@ def check_precision(name: str, device: torch.device) -> None:
     """
     if device.type == "cpu" and name in _INSTEAD_ON_CPU:
         raise ConfigError(
-            f'training.precision "{name}" needs a GPU, and there is none here: '
+            f'training.precision "{name}" needs a GPU, and this rank has none: '
             f'write "{_INSTEAD_ON_CPU[name]}" or "32-true"'
         )
 

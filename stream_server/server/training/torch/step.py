@@ -77,7 +77,7 @@ class TorchStep:
         self._settings = settings
         self._seed = config.study.seed
         self._interface, self._shared = config.network.interface, config.output_dir
-        self._device = device_of(ranks)
+        self._device = device_of(ranks, settings.device)
         self._precision = precision or make_precision(settings.precision, self._device)
         self._scaling = self._precision if isinstance(self._precision, LossScaling) else None
         self._skipped = SkippedUpdates(most_in_row=0 if settings.nonfinite == "stop" else settings.max_nonfinite)
@@ -107,9 +107,9 @@ class TorchStep:
         if self._device.type == "cpu":
             keep_freed_memory()
         with ExitStack() as stack:
-            stack.enter_context(
-                TorchGroup(self._ranks, backend=backend_of(self._ranks), shared=self._shared, interface=self._interface)
-            )
+            backend = backend_of(self._ranks, self._device)
+            group = TorchGroup(self._ranks, backend=backend, shared=self._shared, interface=self._interface)
+            stack.enter_context(group)
             stack.enter_context(numerics(self._settings))
             if self._device.type == "cuda":
                 torch.cuda.set_device(self._device)

@@ -6,8 +6,13 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from stream_server.errors import ConfigError
+from stream_server.server.ranks.communicator import SoloRanks
 from stream_server.server.training.torch.devices import backend_of, device_of
+from stream_server.server.training.torch.step import TorchStep
 from tests.fakes.thread_ranks import ThreadRanks, on_ranks
+from tests.support.settings import settings
+from tests.support.torch_servers import Scale
 
 
 @pytest.mark.parametrize(
@@ -34,9 +39,22 @@ def test_ranks_with_gpus_of_their_own_take_nccl(
 
     def chosen(ranks: ThreadRanks) -> tuple[torch.device, str]:
         here.gpus = seen[ranks.rank]
-        return device_of(ranks), backend_of(ranks)
+        device = device_of(ranks)
+        return device, backend_of(ranks, device)
 
     found = on_ranks(len(seen), chosen)
     assert [it for _, it in found] == [backend] * len(seen)
     for (device, _), gpus in zip(found, seen, strict=True):
         assert device.type == ("cuda" if gpus else "cpu")
+
+
+def test_a_study_may_leave_the_gpus_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    server, refused = Scale(settings(device="cpu")), settings(device="cpu", precision="16-true")
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
+    assert device_of(SoloRanks()).type == "cuda"
+    with TorchStep(server, SoloRanks(), server.config):
+        assert server.device.type == "cpu"
+        assert {parameter.device.type for parameter in server.model.parameters()} == {"cpu"}
+    with pytest.raises(ConfigError, match="needs a GPU, and this rank has none"):
+        TorchStep(server, SoloRanks(), refused)

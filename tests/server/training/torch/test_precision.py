@@ -24,7 +24,7 @@ def _own_threads(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(("name", "instead"), [("16-mixed", "bf16-mixed"), ("16-true", "bf16-true")])
 def test_what_a_cpu_cannot_do_is_refused_with_what_to_write_instead(name: str, instead: str) -> None:
-    said = f'training.precision "{name}" needs a GPU, and there is none here: write "{instead}" or "32-true"'
+    said = f'training.precision "{name}" needs a GPU, and this rank has none: write "{instead}" or "32-true"'
     with pytest.raises(ConfigError, match=said):
         make_precision(name, torch.device("cpu"))
 
