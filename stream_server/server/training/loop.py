@@ -131,7 +131,8 @@ class Training:
         if self.rounds is None:
             return False
         self.stream.quiesce()
-        self._finish_update()
+        if not self.step.at_boundary:
+            self._finish_update()
         return self.rounds.end()
 
     def _finish_update(self) -> None:
