@@ -33,8 +33,8 @@ LIMIT_S = 240.0
 CODE = re.compile(r"`([^`]+)`")
 KEYS = {it.path for it in keys()}
 # What a class of torch, a loader or a key of study.json calls so, and no name by itself.
-WORDS = {"class", "args", "collate_fn", "drop_last", "requires_grad_", "with", "print", "false"}
-WORDS |= {"update", "compute", "reset", "write", "flush", "close", "reduce", "ingest", "CUDA_VISIBLE_DEVICES"}
+WORDS = {"class", "args", "collate_fn", "drop_last", "requires_grad_", "with", "print", "false", "ingest"}
+WORDS |= {"update", "compute", "reset", "write", "flush", "close", "end", "reduce", "keep", "CUDA_VISIBLE_DEVICES"}
 # Names of other libraries, by where they are.
 ELSEWHERE = ("torch.optim.swa_utils", "torch.optim.lr_scheduler")
 DOCUMENTED = "".join(
