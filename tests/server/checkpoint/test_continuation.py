@@ -108,7 +108,7 @@ def test_no_random_stream_begins_twice_where_states_are_not_taken_back(config: S
     for number in range(1, 5):
         found = replace(found, base=replace(found.base, checkpoint=number))
         for num_ranks in range(1, 5):
-            seed = found.seed(config, BUFFER_STREAM, num_ranks)
+            seed = found.seed(config.study.data_seed, BUFFER_STREAM, num_ranks)
             begun += [dict(generator((*seed, rank)).bit_generator.state) for rank in range(num_ranks)]
     firsts = {state["state"]["state"] for state in begun}
     assert len(firsts) == len(begun) == 8 + 4 * (1 + 2 + 3 + 4)

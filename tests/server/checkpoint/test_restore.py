@@ -333,7 +333,8 @@ def test_a_state_with_other_names_has_another_format(tmp_path: Path) -> None:
     state["ledger"] = state["intake"]["ledger"]
     names = {name: " ".join(sorted(part)) for name, part in state.items() if isinstance(part, dict)}
     assert names == {
-        "stream": "num_drawn num_dropped prefetch_s",
+        # An older checkpoint without `times` is taken as one of which they are not known.
+        "stream": "num_drawn num_dropped prefetch_s times",
         "random": "framework numpy python",
         "intake": "dtypes ledger refused withdrawn",
         "ledger": "duplicates entries",
