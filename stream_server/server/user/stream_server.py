@@ -305,7 +305,7 @@ class StreamServer:
         """A validation begins, on every rank."""
 
     def on_validation_end(self, metrics: dict[str, float]) -> None:
-        """`metrics` are the means over all ranks, the same on each."""
+        """`metrics` are the means over all ranks, the same on each, by names without "val/"."""
 
     def on_checkpoint(self, path: Path) -> None:
         """A checkpoint is committed in the folder `path`."""
