@@ -29,10 +29,11 @@ class MutantCampaign(Campaign):
 
     names: Sequence[str] = option((), "only mutants whose names have one of these in them", nargs="*", metavar="TEXT")
     again: bool = option(False, "only those that survived, and mattered, in the recorded run")
+    more: bool = option(False, "add to what is recorded of a room, by another seed, instead of replacing it")
     fates: dict[str, tuple[str, str]] = field(default_factory=dict)
 
     def record(self, tally: Tally, wall_s: float) -> None:
-        scores.record(self.fates, wall_s=wall_s, seed=self.seed, again=self.again)
+        scores.record(self.fates, wall_s=wall_s, seed=self.seed, again=self.again, more=self.more)
 
     def judged(self, mutant: Mutant, how: str, reasons: Mapping[str, str]) -> Round:
         """The round of a mutant that is noticed `how`, "" if it is not."""
