@@ -5,10 +5,15 @@ from pathlib import Path
 
 import pytest
 
-from stream_server.dashboard.watch import RunSnapshot, Watch
+from stream_server.analysis import live
+from stream_server.analysis.reading import RunFolder
+from stream_server.analysis.run_status import RUNNING, RunStatus
+from stream_server.dashboard import watch as watching
+from stream_server.dashboard.watch import LOOK_S, SILENCE_S, RunSnapshot, Watch, _WatchedRun
+from stream_server.errors import NotRunning
 from tests.analysis.logged_run import log_run
 from tests.dashboard.made_runs import make_run
-from tests.support.timing import until
+from tests.support.timing import Clock, until
 
 
 @pytest.fixture
@@ -68,3 +73,29 @@ def test_a_run_that_does_not_run_answers_that_it_cannot_be_stopped(watch: Watch,
     of(watch, heat)
     watch.stop(heat, finish=False)
     until(lambda: "is not running" in of(watch, heat).answer)
+
+
+def test_a_server_is_asked_for_its_table_now_and_then_and_left_alone_once_it_is_silent(
+    heat: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, asked = Clock(100.0), list[str]()
+    monkeypatch.setattr(watching, "time", clock)
+    monkeypatch.setattr(live, "ask_server", lambda *_: asked.append("status"))
+    monkeypatch.setattr(live, "ask_simulations", lambda *_: asked.append("table") or [])
+    watched = _WatchedRun(RunFolder(heat))
+    status = RunStatus(run=watched.run, state=RUNNING, detail="")
+
+    def asked_after(seconds: float) -> list[str]:
+        asked.clear()
+        clock.now += seconds
+        watched._ask(status)
+        return list(asked)
+
+    assert [asked_after(it) for it in (0, LOOK_S, LOOK_S)] == [["status", "table"], ["status"], ["status", "table"]]
+
+    def silent(*_: object) -> None:
+        asked.append("status")
+        raise NotRunning("no word")
+
+    monkeypatch.setattr(live, "ask_server", silent)
+    assert [asked_after(it) for it in (LOOK_S, LOOK_S, SILENCE_S)] == [["status"], [], ["status"]]
