@@ -14,7 +14,7 @@ from tests.mutants.campaign import Mutants, all_rooms, mutants_of
 from tests.mutants.mutations import Mutant, mutants
 from tests.mutants.native import FORTRAN
 from tests.mutants.native_mutations import functions
-from tests.mutants.trial import GRACE_S, Catchers, Workshop, limit_of
+from tests.mutants.trial import GRACE_S, Catchers, Workshop
 from tests.native.building import NATIVE
 
 SOURCE = '''
@@ -151,7 +151,7 @@ def test_no_mutant_is_caught_because_the_machine_is_busy(
 ) -> None:
     machine = BusyMachine(tmp_path, with_it, without)
     mutant = Mutant(room="", name="", file=tmp_path, line=1, last_line=1, text="")
-    assert machine.notices(mutant, [], limit_s=limit_of(1.0)) == how
+    assert machine.notices(mutant, [], limit_s=2 * GRACE_S) == how
     assert (machine.with_it, machine.without) == ([], [])
 
 

@@ -20,6 +20,8 @@ from typing import Any
 import psutil
 import pytest
 
+from tests.support.timing import crowding
+
 SLOW_TO_IMPORT = (
     *("numpy", "torch", "scipy.stats", "hypothesis", "pydantic", "msgspec", "zmq", "rich.console", "rich.progress"),
     *("matplotlib.pyplot", "bokeh.plotting", "pandas", "h5py", "safetensors", "tornado.web", "xxhash", "gest_api"),
@@ -29,7 +31,10 @@ LOOK_EVERY_S = 0.02
 
 
 class Coverage:
-    """A plugin of pytest: how long each test takes that passes or fails, and the lines of `files` that it runs."""
+    """A plugin of pytest: how long each test that passes or fails would take on an idle machine, and its lines.
+
+    These are the lines of `files` that run during it.
+    """
 
     def __init__(self, files: list[str]) -> None:
         self.lines: dict[str, dict[str, set[int]]] = defaultdict(lambda: defaultdict(set))
@@ -49,13 +54,13 @@ class Coverage:
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Any:
         self._test = item.nodeid
-        started = time.monotonic()
+        started, crowd = time.monotonic(), crowding()
         try:
             return (yield)
         finally:
             if item.nodeid not in self._skipped:
                 ended = self.failed if item.nodeid in self.failed else self.seconds
-                ended[item.nodeid] = time.monotonic() - started
+                ended[item.nodeid] = (time.monotonic() - started) / ((crowd + crowding()) / 2)
             self._test = ""
 
     @pytest.hookimpl(wrapper=True)
