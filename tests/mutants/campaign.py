@@ -94,7 +94,10 @@ class Mutants(MutantCampaign):
                 for module, mutant in self.sample(room):
                     elsewhere = scores.test_of(mutant, reasons)
                     try:
-                        if self.tests:
+                        if self.again and mutant.name in reasons and not elsewhere:
+                            # The recorded run has seen it survive.
+                            how = ""
+                        elif self.tests:
                             how = workshop.notices(mutant, self.tests.split(","), BASELINE_S)
                         else:
                             how = workshop.catches(mutant, module, elsewhere=elsewhere)
