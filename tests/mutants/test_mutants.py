@@ -151,8 +151,14 @@ def test_no_mutant_is_caught_because_the_machine_is_busy(
 ) -> None:
     machine = BusyMachine(tmp_path, with_it, without)
     mutant = Mutant(room="", name="", file=tmp_path, line=1, last_line=1, text="")
-    assert machine.notices(mutant, [], limit_s=2 * GRACE_S) == how
+    assert machine._noticed(mutant, [], None, {"test": 0.2}, 2 * GRACE_S) == how
     assert (machine.with_it, machine.without) == ([], [])
+
+
+def test_no_test_that_fails_without_a_mutant_catches_it(tmp_path: Path) -> None:
+    machine = BusyMachine(tmp_path, [failed(after_s=0.1), passed()], [failed(after_s=0.1)])
+    mutant = Mutant(room="", name="", file=tmp_path, line=1, last_line=1, text="")
+    assert machine.notices(mutant, [], limit_s=GRACE_S) == ""
 
 
 @pytest.mark.slow

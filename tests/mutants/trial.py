@@ -131,16 +131,16 @@ class Workshop:
     ) -> str:
         """Which test notices a mutant, or how it ended otherwise.
 
-        What a busy machine may have done counts for nothing: unless a test fails as soon as it is through otherwise, it
-        must pass without the mutant now, and fail with it once more; and a mutant takes too long by what the tests need
-        without it now.
+        What a busy machine may have done counts for nothing: unless a test that took so many `seconds` without it fails
+        as soon, it must pass without the mutant now, and fail with it once more; and a mutant takes too long by what
+        the tests need without it now.
         """
         while True:
             ran = self._try(mutant, ["-x", *arguments], tests, limit_s)
             if ran["exit_code"] in PASSED:
                 return ""
             test = next(iter(ran.get("failed", ())), "")
-            if test and ran["failed"][test] <= seconds.get(test, 0.0) + PROMPT_S:
+            if test in seconds and ran["failed"][test] <= seconds[test] + PROMPT_S:
                 return test
             suspects = [test] if test else tests
             without = self._run(arguments, tests=suspects, limit_s=BASELINE_S)
