@@ -123,8 +123,8 @@ class BusyMachine(Workshop):
         return self.without.pop(0)
 
 
-def passed(wall_s: float = 1.0) -> dict[str, Any]:
-    return {"exit_code": 0, "wall_s": wall_s, "failed": {}}
+def passed(wall_s: float = 1.0, **more: Any) -> dict[str, Any]:
+    return {"exit_code": 0, "wall_s": wall_s, "failed": {}, **more}
 
 
 def failed(after_s: float) -> dict[str, Any]:
@@ -140,7 +140,8 @@ def ended() -> dict[str, Any]:
     [
         ([failed(after_s=0.5)], [], "test"),
         ([failed(after_s=30), failed(after_s=30)], [passed()], "test"),
-        ([failed(after_s=30), passed(), passed()], [passed()], ""),
+        ([failed(after_s=30)], [passed(seconds={"test": 1.0})], "test"),
+        ([failed(after_s=30), passed(), passed()], [passed(seconds={"test": 20.0})], ""),
         ([failed(after_s=30), passed()], [failed(after_s=30)], ""),
         ([ended()], [passed()], "takes too long"),
         ([ended(), passed()], [passed(wall_s=100)], ""),
