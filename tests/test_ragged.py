@@ -24,7 +24,7 @@ from stream_server.messages.client import (
     Refusal,
     TimeSteps,
 )
-from stream_server.ragged import array_of
+from stream_server.ragged import array_of, copied
 from stream_server.server.intake.layout import BlockLayout, place_of
 from stream_server.server.user.collate import NumpyCollate
 from stream_server.server.user.simulation_data import SimulationBatch
@@ -248,6 +248,14 @@ def test_rows_in_a_file_take_no_more_bytes_than_they_have(tmp_path: Path) -> Non
     for found, expected in zip(values["x"], of_rows, strict=True):
         np.testing.assert_array_equal(found, expected)
     np.testing.assert_array_equal(values["e"], fields["e"])
+
+
+def test_a_copy_shares_no_element_with_what_it_was_made_of() -> None:
+    arrays = array_of([rows(1), rows(2)])
+    copy = copied(arrays)
+    for array in arrays:
+        array += 1
+    assert [it.tolist() for it in copy] == [rows(1).tolist(), rows(2).tolist()]
 
 
 def test_arrays_are_packed_and_padded() -> None:

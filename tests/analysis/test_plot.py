@@ -48,10 +48,13 @@ def simulations(num_parameters: int) -> list[SimulationSummary]:
     ]
 
 
-@pytest.mark.parametrize("shape", [(4, 5), (3, 4, 5), (1, 4, 5)])
+@pytest.mark.parametrize("shape", [(4, 5), (6, 4, 5), (1, 4, 5)])
 def test_a_field_of_several_dimensions_is_shown_as_truth_prediction_and_difference(shape: tuple[int, ...]) -> None:
-    figure = plot.predictions(validation(np.arange(np.prod(shape), dtype=float).reshape(shape)))["u"]
+    values = np.arange(np.prod(shape), dtype=float).reshape(shape)
+    figure = plot.predictions(validation(values))["u"]
     truth, prediction, difference = (axes.images[0] for axes in figure.axes[:3])
+    planes = values.reshape(-1, 4, 5)
+    assert np.array_equal(truth.get_array(), planes[len(planes) // 2])
     assert truth.get_clim() == prediction.get_clim()
     assert np.all(difference.get_array() == 1)
     assert "simulation 0\ntime step 5" in [axes.get_ylabel() for axes in figure.axes]

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from stream_server.analysis.reading import RunFolder
-from stream_server.analysis.run_status import newest_checkpoint, status_of
+from stream_server.analysis.run_status import RunStatus, newest_checkpoint, status_of
 from stream_server.analysis.runs import is_run, runs_below, the_run
 from stream_server.analysis.simulations import simulations_of
 from stream_server.commands.cli import main
@@ -16,6 +16,7 @@ from stream_server.launcher.journal import records
 from stream_server.machine.run_folder import set_aside
 from stream_server.machine.study_lock import RUN_LOCK, SERVER_LOCK, StudyLock, holder_of
 from stream_server.messages.launcher_link import Failed, GaveUp
+from stream_server.messages.operator import StudyStatus, TrainingStatus
 from stream_server.storage.checksums import checksummed_json
 
 Facts = dict[str, Any]
@@ -97,6 +98,45 @@ def test_of_a_failed_run_status_tells_what_failed_and_not_that_it_balances(
 def test_a_finished_run_without_a_reason_has_no_empty_line_in_its_status(run: RunFolder) -> None:
     report(run)
     assert [title for title, _ in status_of(run).rows()[:3]] == ["run", "state", "server"]
+
+
+def test_of_a_run_that_goes_on_it_tells_what_its_server_says(run: RunFolder) -> None:
+    training = TrainingStatus(
+        at_s=0.0,
+        batches=1200,
+        samples=9000,
+        batches_per_s=8.25,
+        draws_per_s=64.0,
+        loss=0.5,
+        validation_loss=None,
+        population=9,
+        capacity=1000,
+        fraction=0.25,
+        elapsed_s=30.0,
+        left_s=90.0,
+        is_degraded=False,
+    )
+    server = StudyStatus(
+        stage="training",
+        incarnation=3,
+        ranks=2,
+        simulations={"running": 4},
+        received=5000,
+        awaited="data of simulation 7",
+        queue={"Resources": 3},
+        training=training,
+    )
+    status = RunStatus(run=run, state="running", detail="", server=server)
+    assert dict(status.rows()[2:-1]) == {
+        "server": "training, 2 ranks, 2 restarts",
+        "simulations": "4 running",
+        "time steps": "5,000 received",
+        "queued": "3 (Resources)",
+        "training": "1,200 batches, 8.2 batches/s, 64.0 draws/s, loss 0.5",
+        "buffer": "9 of 1,000 on rank 0",
+        "done": "25%, about 0:01:30 left",
+        "waits for": "data of simulation 7",
+    }
 
 
 def test_one_of_a_kind_is_in_the_singular(run: RunFolder) -> None:

@@ -120,6 +120,25 @@ def test_a_rank_of_several_keeps_steps_anew_when_a_new_server_has_no_credit_left
         assert sorted(server.steps) == [(5, step) for step in range(6)]
 
 
+def test_a_rank_of_several_may_keep_steps_again_once_those_that_it_kept_are_sent(client: Client) -> None:
+    with FakeServer(SMALL, num_ranks=1) as server:
+
+        def acknowledge() -> None:
+            server.acknowledge_all()
+            server.withholds_acks = True
+
+        server.credit, server.withholds_acks = 2, True
+        client.connect(server, "simulation=5", rank=1, num_ranks=2)
+        assert client.send(*range(4), count="2") == ["ok"] * 4
+        server.wait_until(lambda: received(server) == {0, 1})
+        server.do_now(acknowledge)
+        assert client.send(4, 5, count="2") == ["ok"] * 2
+        assert received(server) == {0, 1, 2, 3}
+        server.do_now(server.acknowledge_all)
+        assert client.ask("finish") == "ok"
+        assert sorted(server.steps) == [(5, step) for step in range(6)]
+
+
 def test_a_finish_that_waits_goes_on_with_the_new_server(client: Client) -> None:
     with FakeServer(SMALL, num_ranks=2) as server:
         server.withholds_acks = True

@@ -31,6 +31,7 @@ class Known:
 
     def __init__(self, folder: Path, **known: Any) -> None:
         self.folder = folder
+        self.orders: list[tuple[Path, bool]] = []
         status = RunStatus(run=RunFolder(folder / "heat"), state="running", detail="")
         self._known = RunSnapshot(at_s=2.0, status=status, **known)
 
@@ -45,6 +46,9 @@ class Known:
 
     def choose(self, page: object, paths: frozenset[Path]) -> None:
         """Nothing is read."""
+
+    def stop(self, path: Path, *, finish: bool) -> None:
+        self.orders.append((path, finish))
 
 
 def page(folder: Path, **known: Any) -> Page:
@@ -96,6 +100,38 @@ def test_less_than_two_decades_are_on_a_linear_axis(losses: tuple[float, ...], i
     assert [it.visible for it in opened._losses.figures] == [False, True]
 
 
+def test_lines_and_points_tell_their_values_where_the_pointer_is(tmp_path: Path) -> None:
+    opened = page(tmp_path)
+    charts = (opened._losses, opened._rollouts, opened._rates, opened._buffers, opened._running)
+    assert all(each.hover for chart in charts for each in chart.figures)
+    assert opened._space.figure.hover
+
+
+def test_the_axes_that_were_chosen_stay_while_the_run_goes_on(tmp_path: Path) -> None:
+    opened = page(tmp_path, simulations=SIMULATIONS)
+    assert (opened._x.value, opened._y.value) == ("x", "id")
+    opened._x.value, opened._y.value = "id", "x"
+    opened.update()
+    assert (opened._x.value, opened._y.value) == ("id", "x")
+
+
+@pytest.mark.parametrize("finish", [False, True])
+def test_a_study_is_told_what_was_asked_once_that_is_confirmed(tmp_path: Path, finish: bool) -> None:
+    watch = Known(tmp_path)
+    opened = Page(Document(), cast(Watch, watch))
+    opened.open()
+    opened._ask(finish=finish)
+    assert ("Start no simulation any more" in opened._question.text) == finish
+    assert opened._question.visible
+    opened._withdraw()
+    opened._confirm()
+    assert watch.orders == []
+    opened._ask(finish=finish)
+    opened._confirm()
+    assert watch.orders == [(tmp_path / "heat", finish)]
+    assert not opened._question.visible
+
+
 def validation(samples: list[RenderedSample], rollouts: RecordedRollouts | None = None) -> RecordedValidation:
     none = np.zeros(0)
     return RecordedValidation(
@@ -143,6 +179,8 @@ def test_predictions_of_one_value_are_told_in_numbers(tmp_path: Path) -> None:
         assert told in opened._single_values.text
     of_a_field = page(tmp_path, validation=validation([rendered(0, [1.0, 2.0], [1.0, 2.0])]))
     assert (of_a_field._prediction_charts.visible, of_a_field._single_values.visible) == (True, False)
+    assert of_a_field._sample.options == ["simulation 0, time step 3"]
+    assert (of_a_field._sample.value, of_a_field._shown.value) == ("simulation 0, time step 3", "level")
 
 
 def test_the_run_that_was_started_last_is_shown_first_and_one_that_runs_before_it(tmp_path: Path) -> None:

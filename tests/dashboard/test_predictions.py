@@ -29,6 +29,7 @@ def test_truth_prediction_and_difference_share_what_can_be_compared(truth: Any) 
     values = [data["y"] if is_line else data["image"][0] for data in shown]
     assert np.array_equal(values[2], flat(truth + 2) - flat(truth), equal_nan=True)
     assert charts._mappers[0] is charts._mappers[1]
+    assert charts.figures[0].x_range is charts.figures[1].x_range
     assert charts.figures[0].y_range is charts.figures[1].y_range
     assert charts._mappers[2].low == -charts._mappers[2].high < 0
 

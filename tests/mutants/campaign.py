@@ -12,7 +12,7 @@ from typing import ClassVar
 from tests.campaigns import Campaign, Round, Tally, option
 from tests.mutants import scores
 from tests.mutants.mutations import Mutant, mutants
-from tests.mutants.trial import NoBaseline, Workshop
+from tests.mutants.trial import BASELINE_S, NoBaseline, Workshop
 from tests.test_imports import MODULES, ROOMS, room_of
 
 # The modules that belong to no room.
@@ -29,10 +29,11 @@ class MutantCampaign(Campaign):
 
     names: Sequence[str] = option((), "only mutants whose names have one of these in them", nargs="*", metavar="TEXT")
     again: bool = option(False, "only those that survived, and mattered, in the recorded run")
+    more: bool = option(False, "add to what is recorded of a room, by another seed, instead of replacing it")
     fates: dict[str, tuple[str, str]] = field(default_factory=dict)
 
     def record(self, tally: Tally, wall_s: float) -> None:
-        scores.record(self.fates, wall_s=wall_s, seed=self.seed, again=self.again)
+        scores.record(self.fates, wall_s=wall_s, seed=self.seed, again=self.again, more=self.more)
 
     def judged(self, mutant: Mutant, how: str, reasons: Mapping[str, str]) -> Round:
         """The round of a mutant that is noticed `how`, "" if it is not."""
@@ -56,6 +57,7 @@ class Mutants(MutantCampaign):
     only: str = option("", "only these rooms, divided by commas; a room that ends with a dot means those in it")
     modules: str = option("", "only modules of these names, which are without their rooms and divided by commas")
     number: int = option(16, "how many mutants of each room")
+    tests: str = option("", "try these tests alone, divided by commas, instead of finding those that run the line")
 
     def __post_init__(self) -> None:
         if unknown := [it for it in self._only if not any(_is_in(room, it) for room in all_rooms())]:
@@ -90,8 +92,15 @@ class Mutants(MutantCampaign):
         with Workshop(self.folder) as workshop:
             for room in self.rooms:
                 for module, mutant in self.sample(room):
+                    elsewhere = scores.test_of(mutant, reasons)
                     try:
-                        how = workshop.catches(mutant, module, elsewhere=scores.test_of(mutant, reasons))
+                        if self.again and mutant.name in reasons and not elsewhere:
+                            # The recorded run has seen it survive.
+                            how = ""
+                        elif self.tests:
+                            how = workshop.notices(mutant, self.tests.split(","), BASELINE_S)
+                        else:
+                            how = workshop.catches(mutant, module, elsewhere=elsewhere)
                     except NoBaseline as error:
                         yield Round(violations=[f"without any mutant: {error}"])
                         continue

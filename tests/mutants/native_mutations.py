@@ -121,7 +121,7 @@ def mutants(file: Path) -> Iterator[tuple[str, Mutant]]:
     """All mutants of a source, each with the kind of its change."""
     language = FORTRAN if file.suffix == ".f90" else C
     source = file.read_text()
-    blanked = language.passed_over.sub(lambda it: re.sub(r"[^\n]", "\0", it[0]), source)
+    blanked = _blanked(source, language)
     seen: Counter[str] = Counter()
     for it in _changes(source, blanked, language):
         end = it.begin + len(it.before)
@@ -140,6 +140,16 @@ def mutants(file: Path) -> Iterator[tuple[str, Mutant]]:
                 text=source[: it.begin] + it.after + source[end:],
             ),
         )
+
+
+def functions(file: Path) -> set[str]:
+    """The names of the functions of a source, as they stand in the names of mutants."""
+    language = FORTRAN if file.suffix == ".f90" else C
+    return {it[1] for it in language.function.finditer(_blanked(file.read_text(), language))}
+
+
+def _blanked(source: str, language: Language) -> str:
+    return language.passed_over.sub(lambda it: re.sub(r"[^\n]", "\0", it[0]), source)
 
 
 def _changes(source: str, blanked: str, language: Language) -> Iterator[_Change]:

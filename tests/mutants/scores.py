@@ -34,14 +34,21 @@ def open_ones(room: str) -> list[str]:
     return list(_rooms().get(room, {}).get("open", []))
 
 
-def record(fates: Mapping[str, tuple[str, str]], *, wall_s: float, seed: int, again: bool = False) -> None:
+def record(
+    fates: Mapping[str, tuple[str, str]], *, wall_s: float, seed: int, again: bool = False, more: bool = False
+) -> None:
     """Put the counts of rooms in the place of those of their last run, and leave the other rooms as they are.
 
-    `fates` has room and kind by the name of each mutant. With `again` it is about some of the last run's mutants only.
+    `fates` has room and kind by the name of each mutant. With `again` it is about some of the last run's mutants only;
+    with `more` the counts are added to those of the last run, which had another seed.
     """
     rooms, today = _rooms(), datetime.date.today().isoformat()
     if not again:
-        rooms |= {room: {**dict.fromkeys(KINDS, 0), "open": []} for room, _ in fates.values()}
+        nothing = {**dict.fromkeys(KINDS, 0), "seed": ""}
+        known = rooms if more else {}
+        rooms |= {room: {"open": [], **nothing, **known.get(room, {})} for room, _ in fates.values()}
+        for room in {room for room, _ in fates.values()}:
+            rooms[room]["seed"] = ", ".join(filter(None, (str(rooms[room]["seed"]), str(seed))))
     for name, (room, kind) in fates.items():
         counts = rooms[room]
         if again:
@@ -49,7 +56,7 @@ def record(fates: Mapping[str, tuple[str, str]], *, wall_s: float, seed: int, ag
             counts[MATTERS] -= 1
         counts[kind] += 1
         counts["open"] += [name] if kind == MATTERS else []
-        counts |= {"seed": seed, "date": today}
+        counts["date"] = today
     cases = {kind: sum(counts[kind] for counts in rooms.values()) for kind in KINDS}
     figures.record(FIGURE, cases=cases, violations=cases[MATTERS], wall_s=wall_s, seed=seed, rooms=rooms)
     before, _, rest = figures.PAGE.read_text().partition(BEGIN)

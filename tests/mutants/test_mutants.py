@@ -1,7 +1,9 @@
 """Mutants: their form, the judgement of tests, and the counts of their fates."""
 
 import ast
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -9,8 +11,11 @@ from tests import figures
 from tests.campaigns import Tally
 from tests.mutants import scores
 from tests.mutants.campaign import Mutants, all_rooms, mutants_of
-from tests.mutants.mutations import mutants
-from tests.mutants.trial import Catchers
+from tests.mutants.mutations import Mutant, mutants
+from tests.mutants.native import FORTRAN
+from tests.mutants.native_mutations import functions
+from tests.mutants.trial import GRACE_S, Catchers, Workshop
+from tests.native.building import NATIVE
 
 SOURCE = '''
 """Text."""
@@ -81,6 +86,13 @@ def test_every_room_has_mutants_and_each_reason_is_of_one(tmp_path: Path) -> Non
     assert [name for name in scores.reasons() if name not in names and not name.startswith("native")] == []
 
 
+def test_each_reason_of_a_client_in_c_or_fortran_is_of_a_function_that_is_there() -> None:
+    files = {it.stem: it for it in (*(NATIVE / "src").glob("*.c"), FORTRAN)}
+    places = [name.split(": ")[0].removeprefix("native.").split(":") for name in scores.reasons() if "native." in name]
+    assert places
+    assert [(file, it) for file, it in places if file not in files or it not in ("", *functions(files[file]))] == []
+
+
 def test_a_room_that_is_not_there_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="there is no room kitchen"):
         Mutants(folder=tmp_path, only="kitchen")
@@ -95,6 +107,59 @@ def test_the_tests_of_a_line_are_those_that_run_it_fastest_first() -> None:
     assert tests.running("file", 2, 3) == ["b", "a"]
     assert tests.running("file", 5, 5) == ["c", "b", "a", "tests/test_file.py::e"]
     assert tests.running("unseen", 5, 5) == ["d", "c", "b", "a", "tests/test_file.py::e"]
+
+
+class BusyMachine(Workshop):
+    """Tests end as it is told: with the mutant, and without it."""
+
+    def __init__(self, folder: Path, with_it: list[dict[str, Any]], without: list[dict[str, Any]]) -> None:
+        super().__init__(folder)
+        self.with_it, self.without = with_it, without
+
+    def _try(self, mutant: Mutant, arguments: Sequence[str], tests: list[str] | None, limit_s: float) -> dict[str, Any]:
+        return self.with_it.pop(0)
+
+    def _run(self, *arguments: Any, **more: Any) -> dict[str, Any]:
+        return self.without.pop(0)
+
+
+def passed(wall_s: float = 1.0, **more: Any) -> dict[str, Any]:
+    return {"exit_code": 0, "wall_s": wall_s, "failed": {}, **more}
+
+
+def failed(after_s: float) -> dict[str, Any]:
+    return {"exit_code": 1, "wall_s": after_s, "failed": {"test": after_s}}
+
+
+def ended() -> dict[str, Any]:
+    return {"exit_code": None, "wall_s": GRACE_S}
+
+
+@pytest.mark.parametrize(
+    ("with_it", "without", "how"),
+    [
+        ([failed(after_s=0.5)], [], "test"),
+        ([failed(after_s=30), failed(after_s=30)], [passed()], "test"),
+        ([failed(after_s=30)], [passed(seconds={"test": 1.0})], "test"),
+        ([failed(after_s=30), passed(), passed()], [passed(seconds={"test": 20.0})], ""),
+        ([failed(after_s=30), passed()], [failed(after_s=30)], ""),
+        ([ended()], [passed()], "takes too long"),
+        ([ended(), passed()], [passed(wall_s=100)], ""),
+    ],
+)
+def test_no_mutant_is_caught_because_the_machine_is_busy(
+    tmp_path: Path, with_it: list[dict[str, Any]], without: list[dict[str, Any]], how: str
+) -> None:
+    machine = BusyMachine(tmp_path, with_it, without)
+    mutant = Mutant(room="", name="", file=tmp_path, line=1, last_line=1, text="")
+    assert machine._noticed(mutant, [], None, {"test": 0.2}, 2 * GRACE_S) == how
+    assert (machine.with_it, machine.without) == ([], [])
+
+
+def test_no_test_that_fails_without_a_mutant_catches_it(tmp_path: Path) -> None:
+    machine = BusyMachine(tmp_path, [failed(after_s=0.1), passed()], [failed(after_s=0.1)])
+    mutant = Mutant(room="", name="", file=tmp_path, line=1, last_line=1, text="")
+    assert machine.notices(mutant, [], limit_s=GRACE_S) == ""
 
 
 @pytest.mark.slow
@@ -123,3 +188,6 @@ def test_rooms_that_did_not_run_keep_their_scores(tmp_path: Path, monkeypatch: p
     scores.record({"b10": ("b", scores.CAUGHT)}, wall_s=1, seed=7, again=True)
     assert scores.open_ones("b") == []
     assert "| b | 11 | 9 | 2 | 0 | 100% | 7 |" in figures.PAGE.read_text()
+    scores.record({"c": ("b", scores.MATTERS), "d": ("b", scores.CAUGHT)}, wall_s=1, seed=8, more=True)
+    assert scores.open_ones("b") == ["c"]
+    assert "| b | 13 | 10 | 2 | 1 | 91% | 7, 8 |" in figures.PAGE.read_text()

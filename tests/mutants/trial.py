@@ -1,10 +1,11 @@
 """Whether the tests notice a mutant: they run in a copy of the project that has it."""
 
 import json
+import math
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import accumulate
@@ -14,6 +15,7 @@ from typing import Any, Self
 
 from tests.mutants.catchers import ROOT, test_files
 from tests.mutants.mutations import Mutant
+from tests.support.timing import crowding
 from tests.test_imports import MODULES, room_of
 from tests.zoo.tree import Tree
 
@@ -23,9 +25,12 @@ ALL = "not full and not quiet"
 # A mutant may make tests wait for ever: what takes this much longer than it should is noticed, too.
 GRACE_S = 60.0
 BASELINE_S = 600.0
+# A failure that comes so soon after its test is through otherwise has waited for nothing: it is none of the machine's.
+PROMPT_S = 1.0
 # Most lines are run by few tests, some by all of a room: the fastest come first, and the slowest not at all.
 MOST_S = 20.0
 FAILURES, NO_TESTS = 1, 5
+PASSED = (0, NO_TESTS)
 
 
 class NoBaseline(Exception):
@@ -39,7 +44,7 @@ class Catchers:
     Attributes:
         marks: Which tests of their files are meant, as `-m` says it.
         lines: The lines that each test runs of each file.
-        seconds: How long each takes.
+        seconds: How long each takes, on an idle machine.
     """
 
     marks: str
@@ -100,25 +105,70 @@ class Workshop:
         Raises:
             NoBaseline: tests cannot be run without it.
         """
-        file = self._tree.path / mutant.file.relative_to(ROOT)
         tests = self._tests_of(module)
-        chosen = tests.running(str(file), mutant.line, mutant.last_line)
-        due_s = sum(tests.seconds[test] for test in chosen)
-        files = list(dict.fromkeys(test.partition("::")[0] for test in chosen))
-        with self._in_place(mutant, file):
-            how = self._noticed([*_arguments(tests.marks), *files], chosen, 3 * due_s + GRACE_S) if chosen else ""
-            return how or (self._noticed([*_arguments(ALL), elsewhere], None, BASELINE_S) if elsewhere else "")
+        chosen = tests.running(str(self._path(mutant)), mutant.line, mutant.last_line)
+        how = ""
+        if chosen:
+            files = list(dict.fromkeys(test.partition("::")[0] for test in chosen))
+            limit_s = limit_of(sum(tests.seconds[test] for test in chosen))
+            how = self._noticed(mutant, [*_arguments(tests.marks), *files], chosen, tests.seconds, limit_s)
+        return how or (self.notices(mutant, [elsewhere], BASELINE_S) if elsewhere else "")
 
     def notices(self, mutant: Mutant, arguments: Sequence[str], limit_s: float) -> str:
-        """The first of the tests that these arguments of pytest name to notice a mutant; "" if none does."""
-        with self._in_place(mutant, self._tree.path / mutant.file.relative_to(ROOT)):
-            return self._noticed([*_arguments(ALL), *arguments], None, limit_s)
+        """The first of the tests that these arguments of pytest name to notice a mutant; "" if none does.
 
-    def _noticed(self, arguments: Sequence[str], tests: list[str] | None, limit_s: float) -> str:
-        ran = self._run(["-x", *arguments], tests=tests, limit_s=limit_s)
-        if ran["exit_code"] is None:
-            return "takes too long"
-        return "" if ran["exit_code"] in (0, NO_TESTS) else self._first_failure() or f"exit code {ran['exit_code']}"
+        Raises:
+            NoBaseline: they cannot be run without it.
+        """
+        return self._noticed(mutant, [*_arguments(ALL), *arguments], None, {}, limit_s)
+
+    def _noticed(
+        self,
+        mutant: Mutant,
+        arguments: Sequence[str],
+        tests: list[str] | None,
+        seconds: Mapping[str, float],
+        limit_s: float,
+    ) -> str:
+        """Which test notices a mutant, or how it ended otherwise.
+
+        What a busy machine may have done counts for nothing: unless a test that took so many `seconds` without it fails
+        as soon, it must pass without the mutant now, and in a third of the time unless it fails with it once more; and
+        a mutant takes too long by what the tests need without it now.
+        """
+        while True:
+            ran = self._try(mutant, ["-x", *arguments], tests, limit_s)
+            if ran["exit_code"] in PASSED:
+                return ""
+            test = next(iter(ran.get("failed", ())), "")
+            if test in seconds and ran["failed"][test] <= seconds[test] + PROMPT_S:
+                return test
+            suspects = [test] if test else tests
+            without = self._run(arguments, tests=suspects, limit_s=BASELINE_S)
+            passes = without["exit_code"] in PASSED
+            if test:
+                is_far_quicker = 3 * without.get("seconds", {}).get(test, math.inf) < ran["failed"][test]
+                if passes and (is_far_quicker or not self._passes(mutant, arguments, suspects, limit_s)):
+                    return test
+                arguments = [*arguments, "--deselect", test]
+            elif not passes:
+                raise NoBaseline(f"{' '.join(tests or arguments)}: exit code {without['exit_code']}")
+            elif ran["exit_code"] is not None:
+                return f"exit code {ran['exit_code']}"
+            elif (needed_s := 3 * without["wall_s"] + GRACE_S) <= limit_s:
+                return "takes too long"
+            else:
+                limit_s = needed_s
+
+    def _passes(self, mutant: Mutant, arguments: Sequence[str], tests: list[str] | None, limit_s: float) -> bool:
+        return self._try(mutant, arguments, tests, limit_s)["exit_code"] in PASSED
+
+    def _try(self, mutant: Mutant, arguments: Sequence[str], tests: list[str] | None, limit_s: float) -> dict[str, Any]:
+        with self._in_place(mutant, self._path(mutant)):
+            return self._run(arguments, tests=tests, limit_s=limit_s)
+
+    def _path(self, mutant: Mutant) -> Path:
+        return self._tree.path / mutant.file.relative_to(ROOT)
 
     @contextmanager
     def _in_place(self, mutant: Mutant, file: Path) -> Iterator[None]:
@@ -132,10 +182,6 @@ class Workshop:
         finally:
             file.write_bytes(before)
             os.utime(file, ns=(times.st_atime_ns, times.st_mtime_ns))
-
-    def _first_failure(self) -> str:
-        output = self._output.read_text(errors="replace")
-        return next((it.split()[1] for it in output.splitlines() if it.startswith(("FAILED ", "ERROR "))), "")
 
     def _tests_of(self, module: str) -> Catchers:
         """The tests of a module; if no quick one runs anything of it, the slow ones, too."""
@@ -155,7 +201,8 @@ class Workshop:
             if (it, marks, room) not in self._baselines:
                 ran = self._run([*_arguments(marks), it], covers=covers, limit_s=BASELINE_S)
                 if ran["exit_code"] not in (0, FAILURES, NO_TESTS):
-                    raise NoBaseline(f"{it}: {self._first_failure()} (exit code {ran['exit_code']})")
+                    failed = ", ".join(ran.get("failed", ()))
+                    raise NoBaseline(f"{it}: {failed} (exit code {ran['exit_code']})")
                 self._baselines[it, marks, room] = ran
             ran = self._baselines[it, marks, room]
             tests.seconds.update(ran["seconds"])
@@ -175,5 +222,10 @@ class Workshop:
         return found
 
 
+def limit_of(due_s: float) -> float:
+    """How long tests may take now that are through after `due_s` on an idle machine without a mutant."""
+    return (3 * due_s + GRACE_S) * crowding()
+
+
 def _arguments(marks: str) -> list[str]:
-    return ["-q", "-p", "no:cacheprovider", "--tb=line", "-rfE", "-m", marks]
+    return ["-q", "-p", "no:cacheprovider", "--tb=line", "-m", marks]

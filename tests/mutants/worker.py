@@ -20,6 +20,8 @@ from typing import Any
 import psutil
 import pytest
 
+from tests.support.timing import crowding
+
 SLOW_TO_IMPORT = (
     *("numpy", "torch", "scipy.stats", "hypothesis", "pydantic", "msgspec", "zmq", "rich.console", "rich.progress"),
     *("matplotlib.pyplot", "bokeh.plotting", "pandas", "h5py", "safetensors", "tornado.web", "xxhash", "gest_api"),
@@ -29,13 +31,17 @@ LOOK_EVERY_S = 0.02
 
 
 class Coverage:
-    """A plugin of pytest: the lines of some files that run during each test, and how long each that passes takes."""
+    """A plugin of pytest: how long each test that passes or fails would take on an idle machine, and its lines.
+
+    These are the lines of `files` that run during it.
+    """
 
     def __init__(self, files: list[str]) -> None:
         self.lines: dict[str, dict[str, set[int]]] = defaultdict(lambda: defaultdict(set))
-        self.seconds: dict[str, float] = defaultdict(float)
+        self.seconds: dict[str, float] = {}
+        self.failed: dict[str, float] = {}
         self._files = set(files)
-        self._failed: set[str] = set()
+        self._skipped: set[str] = set()
         self._test = ""
 
     def _trace(self, frame: FrameType, event: str, value: Any) -> Any:
@@ -48,12 +54,13 @@ class Coverage:
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Any:
         self._test = item.nodeid
-        started = time.monotonic()
+        started, crowd = time.monotonic(), crowding()
         try:
             return (yield)
         finally:
-            if item.nodeid not in self._failed:
-                self.seconds[item.nodeid] = time.monotonic() - started
+            if item.nodeid not in self._skipped:
+                ended = self.failed if item.nodeid in self.failed else self.seconds
+                ended[item.nodeid] = (time.monotonic() - started) / ((crowd + crowding()) / 2)
             self._test = ""
 
     @pytest.hookimpl(wrapper=True)
@@ -69,6 +76,9 @@ class Coverage:
     @contextmanager
     def _traced(self) -> Iterator[None]:
         """Only here: what looks for leaks between the tests makes most of the calls."""
+        if not self._files:
+            yield
+            return
         threading.settrace(self._trace)
         sys.settrace(self._trace)
         try:
@@ -78,8 +88,14 @@ class Coverage:
             threading.settrace(None)  # type: ignore[arg-type]
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        if not report.passed:
-            self._failed.add(report.nodeid)
+        if report.skipped:
+            self._skipped.add(report.nodeid)
+        self.pytest_collectreport(report)
+
+    def pytest_collectreport(self, report: pytest.CollectReport | pytest.TestReport) -> None:
+        if report.failed:
+            self._skipped.discard(report.nodeid)
+            self.failed.setdefault(report.nodeid, 0.0)
 
 
 class Selection:
@@ -106,7 +122,9 @@ def _set(option: int, value: int) -> None:
 def _run(
     *, arguments: list[str], tests: list[str] | None, covers: list[str], limit_s: float, output: str
 ) -> dict[str, Any]:
-    """Run tests in a fork: its exit code, None if it was ended at its limit, with lines and seconds if it `covers`."""
+    """Run tests in a fork: its exit code, None if it was ended at its limit, and what `Coverage` found by its end."""
+    found_file = Path(output + ".json")
+    found_file.unlink(missing_ok=True)
     started = time.monotonic()
     process = os.fork()
     if not process:
@@ -119,7 +137,7 @@ def _run(
                 it.kill()
         with suppress(ChildProcessError):
             os.waitpid(-1, 0)
-    found = json.loads(Path(output + ".json").read_text()) if covers and exit_code in (0, 1, 5) else {}
+    found = json.loads(found_file.read_text()) if found_file.exists() else {}
     for name in found.pop("imported", ()):
         __import__(name)
     return {"exit_code": exit_code, "wall_s": time.monotonic() - started, **found}
@@ -149,16 +167,15 @@ def _child(arguments: list[str], tests: list[str] | None, covers: list[str], out
         os.dup2(file, 2)
         os.close(nothing)
         os.close(file)
-        plugins: list[Any] = [] if tests is None else [Selection(tests)]
-        if covers:
-            coverage = Coverage(covers)
-            plugins.append(coverage)
-        exit_code = int(pytest.main(arguments, plugins))
-        if covers:
-            lines = {test: {file: sorted(it) for file, it in lines.items()} for test, lines in coverage.lines.items()}
-            imported = [name for name in SLOW_TO_IMPORT if name in sys.modules]
-            found = {"lines": lines, "seconds": coverage.seconds, "imported": imported}
-            Path(output + ".json").write_text(json.dumps(found))
+        coverage = Coverage(covers)
+        exit_code = int(pytest.main(arguments, [coverage] if tests is None else [coverage, Selection(tests)]))
+        lines = {test: {file: sorted(it) for file, it in lines.items()} for test, lines in coverage.lines.items()}
+        imported = [name for name in SLOW_TO_IMPORT if name in sys.modules]
+        found = {"lines": lines, "seconds": coverage.seconds, "failed": coverage.failed, "imported": imported}
+        # As a whole or not at all: the process may be ended at any moment.
+        unfinished = Path(output + ".part")
+        unfinished.write_text(json.dumps(found))
+        unfinished.rename(output + ".json")
         sys.stdout.flush()
     finally:
         os._exit(exit_code)

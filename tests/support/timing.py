@@ -43,7 +43,7 @@ class Deadline:
     def has_passed(self) -> bool:
         """Whether the time is over."""
         now = time.monotonic()
-        self._spent_s += (now - self._looked_at) / _crowding()
+        self._spent_s += (now - self._looked_at) / crowding()
         self._looked_at = now
         return self._spent_s >= self.limit_s
 
@@ -92,7 +92,7 @@ def completed(argv: Sequence[str], env: Mapping[str, str], limit_s: float) -> su
                 return subprocess.CompletedProcess(argv, process.returncode, output, errors)
 
 
-def _crowding() -> float:
+def crowding() -> float:
     """How many processes and threads want to run now, for each core; at least 1."""
     with open("/proc/loadavg") as file:
         running = int(file.read().split()[3].partition("/")[0])

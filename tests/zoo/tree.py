@@ -125,4 +125,5 @@ def _known_files() -> list[str]:
         text=True,
         check=True,
     )
-    return [name for name in listed.stdout.split("\0") if name and (ROOT / name).is_file()]
+    names = filter(None, listed.stdout.split("\0"))
+    return [name for name in names if (ROOT / name).is_file() or (ROOT / name).is_symlink()]

@@ -228,7 +228,7 @@ def test_a_job_that_qstat_leaves_out_is_asked_for_alone_and_is_in_an_unknown_sta
 
 
 def test_the_history_of_pbs_is_read_once_and_a_job_that_has_ended_is_not_asked_for_again(
-    tmp_path: Path, cluster: Path
+    tmp_path: Path, cluster: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = pbs_of(tmp_path)
     old = submitted(before, "old", tmp_path)
@@ -236,9 +236,12 @@ def test_the_history_of_pbs_is_read_once_and_a_job_that_has_ended_is_not_asked_f
     (cluster / "slots").write_text("0")
     scheduler = pbs_of(tmp_path)
     assert states(scheduler) == {"old": JobState.ENDED}
+    called, call = list[str](), pbs.call
+    monkeypatch.setattr(pbs, "call", lambda words, **more: called.append(" ".join(words)) or call(words, **more))
     new = submitted(scheduler, "new", tmp_path)
     assert states(scheduler) == {"old": JobState.ENDED, "new": JobState.QUEUED}
     assert (cluster / "asked").read_text().splitlines()[-2:] == [old, new]
+    assert [it for it in called if it.startswith("qselect")] == []
 
 
 def test_a_job_that_has_ended_behind_an_answer_of_qsub_that_was_lost_is_found_in_the_history(

@@ -9,6 +9,7 @@
 #include "connection_file.h"
 #include "dtype.h"
 #include "error.h"
+#include "flow_control.h"
 
 static void an_error_may_be_put_into_another_sentence(void) {
     sc_error error;
@@ -38,6 +39,23 @@ static void bits_are_a_growing_set(void) {
     CHECK(sc_bits_load(&bits, NULL, 0) && !sc_bits_has(&bits, 0) && sc_bits_add(&bits, 3) == 1);
     sc_bits_free(&bits);
     CHECK(!sc_bits_has(&bits, 3));
+}
+
+static void all_credit_comes_back_however_many_messages_are_on_the_way(void) {
+    sc_flow_control flow = sc_flow_control_begin(200);
+    sc_error error;
+    for (int64_t i = 0; i < 10; ++i)
+        CHECK(sc_flow_control_sent(&flow, 2, 1, &error) == STREAM_OK);
+    sc_flow_control_received(&flow, 5);
+    CHECK(flow.num == 5 && flow.room == 190);
+    for (int64_t i = 0; i < 40; ++i)
+        CHECK(sc_flow_control_sent(&flow, 2, 1, &error) == STREAM_OK);
+    CHECK(flow.num == 45 && flow.room == 110);
+    sc_flow_control_received(&flow, 49);
+    CHECK(flow.num == 1 && flow.room == 198);
+    sc_flow_control_received(&flow, 50);
+    CHECK(flow.num == 0 && flow.room == 200);
+    sc_flow_control_free(&flow);
 }
 
 /* As gfortran's -ffpe-trap makes them do. */
@@ -88,6 +106,7 @@ int main(void) {
     an_error_may_be_put_into_another_sentence();
     a_long_error_is_cut();
     bits_are_a_growing_set();
+    all_credit_comes_back_however_many_messages_are_on_the_way();
     programs_that_trap_overflow_are_not_ended_by_a_conversion();
     copies_of_one_type_are_exact();
     only_what_becomes_zero_has_underflowed();

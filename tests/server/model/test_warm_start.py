@@ -13,11 +13,12 @@ from stream_server.errors import ConfigError, DamagedCheckpoint, UserCodeError
 from stream_server.server.checkpoint.folder import MODEL
 from stream_server.server.checkpoint.user_state import user_file
 from stream_server.server.model.best_models import BestFolder
-from stream_server.server.model.warm_start import newest_weights, warm_start
+from stream_server.server.model.warm_start import find_source, newest_weights, warm_start
 from stream_server.server.ranks.communicator import Ranks, SoloRanks
 from stream_server.server.user.framework import Step, framework_of
 from stream_server.server.user.normalization import Normalization
 from stream_server.server.user.stream_server import StreamServer
+from stream_server.storage.checksums import write_sums
 from stream_server.storage.folders import PendingFile
 from stream_server.storage.plain_state import write_state
 from stream_server.storage.tensor_file import write_tensors
@@ -352,6 +353,20 @@ def test_a_damaged_checkpoint_is_never_taken(trained: Any) -> None:
     server = fresh(trained[0])
     with set_up(server) as step, pytest.raises(DamagedCheckpoint, match=r"model\.state"):
         started(server, step)
+
+
+@pytest.mark.parametrize("named", ["model/model.safetensors", "model", "."])
+def test_an_exported_model_that_differs_from_its_checksum_is_never_taken(tmp_path: Path, named: str) -> None:
+    model = tmp_path / "model" / "model.safetensors"
+    model.parent.mkdir()
+    write_tensors(model, {"weight": np.zeros(3)})
+    write_sums(model.parent)
+    assert find_source(tmp_path / named) == model
+    data = bytearray(model.read_bytes())
+    data[-1] ^= 1
+    model.write_bytes(data)
+    with pytest.raises(DamagedCheckpoint, match="is not as it was written"):
+        find_source(tmp_path / named)
 
 
 class Learner(StreamServer):

@@ -1,6 +1,7 @@
 """The watchdog: the times after which ranks that do not meet are noted, and leave."""
 
 import faulthandler
+import sys
 from functools import partial
 from pathlib import Path
 from threading import Thread
@@ -10,7 +11,8 @@ import pytest
 from stream_server.launcher.schedule.retry_policy import most_failed
 from stream_server.server.ranks.collectives import CollectiveCalls
 from stream_server.server.study.failure import Failure
-from stream_server.server.study.watchdog import Stall, Verdict, Watchdog
+from stream_server.server.study.watchdog import Stall, Verdict, Watchdog, _place
+from stream_server.user_code import call_user
 
 NOTHING, RESUMED, NOTE, TELL, LEAVE = Verdict.NOTHING, Verdict.RESUMED, Verdict.NOTE, Verdict.TELL, Verdict.LEAVE
 
@@ -60,6 +62,15 @@ def test_rank_0_tells_which_ranks_do_not_wait_as_it_does(tmp_path: Path, caplog:
     )
     assert told[0].endswith("The job is ended after 1800 s (server.stall_s), unless they meet before")
     assert "rank 2" not in told[1]
+
+
+def test_a_rank_is_in_what_our_code_has_called_or_else_in_our_code() -> None:
+    def of_the_user() -> str:
+        return _place(sys._getframe())
+
+    assert f"{of_the_user.__qualname__} ({__file__}:" in call_user("it", of_the_user)
+    assert _place(call_user("it", sys._getframe)).startswith("call_user (")
+    assert _place(None) == "no code of Python"
 
 
 def test_a_rank_that_leaves_has_said_why_before_exit_json_tells_the_others(

@@ -208,6 +208,17 @@ def test_user_code_sees_copies_of_the_last_known_step_in_place_of_what_it_foreca
     np.testing.assert_allclose(second.fields["u"][0], [u[1], forecast, forecast])
 
 
+def test_the_windows_that_the_server_sees_first_are_spread_over_the_trajectories() -> None:
+    class Shown(Linear):
+        def enter_rollout(self, window: SimulationBatch, batch: Any) -> None:
+            super().enter_rollout(window, batch)
+            self.shown = window.time_steps.tolist()
+
+    server = Shown(3)
+    run(server, store_of({0: 9, 1: 13}))
+    assert server.shown == [[1, 2, 3], [7, 8, 9]]
+
+
 def test_several_steps_may_be_forecast_at_once() -> None:
     class Constant(Linear):
         def process_batch(self, batch: SimulationBatch, config: Any) -> Any:

@@ -37,6 +37,16 @@ def test_held_out_samples_are_weighted_one_by_one() -> None:
     assert server.heard == ["start", [0, 1], [2], {"loss": 8.0}]
 
 
+def test_the_loss_of_each_held_out_sample_is_observed_with_its_simulation() -> None:
+    observed: list[Any] = []
+
+    def observe(name: str, simulations: Any, losses: Any) -> None:
+        observed.append((name, simulations.tolist(), losses.tolist()))
+
+    validation(Server(), values=[1.0, 2.0, 3.0], observe=observe).run()
+    assert observed == [("validation_loss", [0, 0], [3.0, 3.0]), ("validation_loss", [0], [6.0])]
+
+
 def test_user_code_may_write_into_held_out_samples() -> None:
     kept = held_out([1.0, 2.0])
     one = validation(Server(), held_out=lambda: kept)
