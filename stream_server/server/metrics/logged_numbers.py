@@ -33,6 +33,13 @@ class LoggedNumbers:
         return own if before is None or self.reduce == "last" else joined([before, own])
 
 
+def is_metric(value: Any) -> bool:
+    """Whether `value` is a metric object, which collects over batches, rather than a number."""
+    return not isinstance(value, type) and all(
+        callable(getattr(value, name, None)) for name in ("update", "compute", "reset")
+    )
+
+
 def note(numbers: dict[str, LoggedNumbers], name: str, value: Any, reduce: Reduce, *, keep: bool = False) -> None:
     """Add a number to the others of its name.
 

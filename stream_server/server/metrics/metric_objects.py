@@ -6,10 +6,12 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from stream_server.errors import UserCodeError
+from stream_server.server.metrics.logged_numbers import is_metric
 from stream_server.server.metrics.metrics import Metrics
 from stream_server.server.ranks.communicator import Ranks
 from stream_server.user_code import call_user
 
+TRAINED = "train/"
 TOLERANCE = 1e-3
 
 _WRAPPERS = ("module", "_orig_mod")
@@ -20,9 +22,9 @@ class MetricObjects:
 
     A metrics object is known by its `update`, `compute` and `reset`. Only those that `validation_step` updated, on
     some rank, are computed, and reset afterwards; one that counts its updates in `update_count` may thus serve the
-    training instead, and is refused if it is to serve both. They bring the ranks together themselves in `compute`,
-    which torchmetrics does through torch.distributed; every rank calls it, in the same order. Main thread; all but
-    `name` is collective.
+    training instead, and is refused if it is to serve both. All others stay the user's. They bring the ranks together
+    themselves in `compute`, which torchmetrics does through torch.distributed; every rank calls it, in the same order.
+    Main thread; all but `name` is collective.
     """
 
     def __init__(self, server: Any, ranks: Ranks) -> None:
@@ -33,7 +35,7 @@ class MetricObjects:
         self._given: dict[str, str] = {}
 
     def name(self, key: str, metric: Any) -> None:
-        """`validation_step` returned this metric under this name, which its value will have.
+        """User code returned or logged this metric under this name, which its value will have.
 
         Raises:
             UserCodeError: it is no attribute, so that ranks without a batch could not find it.
@@ -41,8 +43,8 @@ class MetricObjects:
         own = next((name for name, known in self._metrics.items() if known is metric), None)
         if own is None:
             raise UserCodeError(
-                f"{self._owner}.validation_step returned the metric {key!r}, which is no attribute of the server or of "
-                "its model: make it in prepare_training_attributes, as self.NAME = …"
+                f"{self._owner} returned or logged the metric {key!r}, which is no attribute of the server or of its "
+                "model: make it in prepare_training_attributes, as self.NAME = …"
             )
         self._given[own] = key
 
@@ -75,9 +77,7 @@ class MetricObjects:
         if not self._metrics:
             return {}
         mine = {
-            own: (self._given.get(own, own), bool(self._before[own]))
-            for own, metric in self._metrics.items()
-            if _num_updates(metric) is None or _num_updates(metric) != self._before[own]
+            own: (self._given.get(own, own), bool(self._before[own])) for own in self._metrics if self._is_used(own)
         }
         gathered = self._ranks.gather(mine)
         merged = None if gathered is None else [item for of_rank in gathered for item in of_rank.items()]
@@ -91,6 +91,11 @@ class MetricObjects:
                 )
             named[own] = name
         return {own: named[own] for own in self._metrics if own in named}
+
+    def _is_used(self, own: str) -> bool:
+        """Whether this rank asks for the value of a metric."""
+        num = _num_updates(self._metrics[own])
+        return num is None or num != self._before[own]
 
     def _compute(self, own: str) -> Any:
         with warnings.catch_warnings():
@@ -114,16 +119,22 @@ class MetricObjects:
 
 
 class TrainedMetrics(MetricObjects):
-    """The gauge of those that the training updates, and that count it, since the last log point; collective."""
+    """The gauge of those that user code has logged on some rank since the last log point; collective."""
 
     def __init__(self, server: Any, ranks: Ranks) -> None:
         super().__init__(server, ranks)
-        self._metrics = {own: metric for own, metric in self._metrics.items() if _num_updates(metric) is not None}
         self._before = dict.fromkeys(self._metrics, 0)
 
     def __call__(self, metrics: Metrics, /) -> None:
+        self._given.clear()
+        for name in list(metrics.objects):
+            self.name(f"{TRAINED}{name.removeprefix(TRAINED)}", metrics.objects.pop(name))
         for name, value in self.take().items():
-            metrics.log(f"train/{name}", value)
+            # The user's numbers are means, which are refused under such a name.
+            metrics.log(name, value, reduce="last", by_user=True)
+
+    def _is_used(self, own: str) -> bool:
+        return own in self._given
 
 
 def find_metrics(server: Any) -> Iterator[tuple[str, Any]]:
@@ -140,13 +151,6 @@ def find_metrics(server: Any) -> Iterator[tuple[str, Any]]:
             if not any(metric is known for known in metrics.values()):
                 metrics[path] = metric
                 yield path, metric
-
-
-def is_metric(value: Any) -> bool:
-    """Whether `value` is a metric object, which collects over batches, rather than a number."""
-    return not isinstance(value, type) and all(
-        callable(getattr(value, name, None)) for name in ("update", "compute", "reset")
-    )
 
 
 def _metrics_in(attribute: str, value: Any) -> Iterator[tuple[str, Any]]:

@@ -15,7 +15,7 @@ from stream_server.failpoints import failpoint
 from stream_server.machine.screen import LOST
 from stream_server.server.metrics.histogram import Histogram
 from stream_server.server.metrics.log_record import AXES, Record, Writer
-from stream_server.server.metrics.logged_numbers import LoggedNumbers, Partial, Reduce, joined, note, united
+from stream_server.server.metrics.logged_numbers import LoggedNumbers, Partial, Reduce, is_metric, joined, note, united
 from stream_server.server.metrics.monitor import VALIDATED
 from stream_server.server.progress.progress import Progress
 from stream_server.server.ranks.communicator import Ranks
@@ -63,6 +63,7 @@ class Metrics:
 
     Attributes:
         latest: the newest value of every name; rank 0 only.
+        objects: the metrics objects that were logged and not yet taken, by name.
         gauges: what is measured before each `write`, once for a batch.
         warnings: a line for each writer of this rank that failed and writes no more.
     """
@@ -82,6 +83,7 @@ class Metrics:
         which update and sample a record stands.
         """
         self.latest: dict[str, float] = {}
+        self.objects: dict[str, Any] = {}
         self.gauges: list[Gauge] = []
         self.warnings: list[str] = []
         self._on_full_disk: set[str] = set()
@@ -122,6 +124,8 @@ class Metrics:
     ) -> None:
         """Note a number; a tensor of one element is read only when it is written, so a GPU is not waited for.
 
+        Or a metrics object, of which the next log point has the value.
+
         With a `step` it is written as that of this batch, else as that of the next log point, which with `keep` is one
         of the whole run so far. What the user's code and the study itself log would become one curve: `by_user` tells
         them apart.
@@ -129,18 +133,24 @@ class Metrics:
         Raises:
             TypeError: `value` is not one number, or `step` no whole one.
             ValueError: `name` is that of an axis, `reduce` is unknown or not that of the other numbers of this name,
-                `step` is not between the last log point and now, or `keep` is not always the same.
+                `step` is not between the last log point and now, `keep` is not always the same, or a metrics object has
+                one of these.
             UserCodeError: the user's code and the study log it.
         """
         if name in AXES:
             raise ValueError(f"log({name!r}, …) takes another name: every record has {', '.join(AXES)} already")
-        number = _one_number(name, value)
+        if not (is_object := is_metric(value)):
+            value = _one_number(name, value)
+        elif step is not None or reduce != "mean" or keep:
+            raise ValueError(f"log({name!r}, …) of a metrics object takes no step, reduce or keep: it has its own rule")
         if step is not None:
             self._check(name, step)
         kept_as = reduce if keep else None
         with self._lock:
             if self._apart is not None and step is None and reduce == "mean" and not keep:
-                self._apart.setdefault(name, []).append(number)
+                self._apart.setdefault(name, []).append(value)
+            elif is_object:
+                self.objects[name] = value
             else:
                 numbers, placed = self._values if step is None else self._of_batch(step).numbers, self._placed(name)
                 self._tell_apart(name, placed, by_user=by_user)
@@ -149,7 +159,7 @@ class Metrics:
                         f"log({name!r}, …) takes no step with keep=True, and the same keep and reduce in the whole "
                         "run: give one of them another name"
                     )
-                note(numbers, placed, number, reduce, keep=keep)
+                note(numbers, placed, value, reduce, keep=keep)
 
     @contextmanager
     def apart(self) -> Iterator[dict[str, list[Any]]]:

@@ -380,7 +380,8 @@ class StreamServer:
 
         Args:
             name: what the number is called.
-            value: a number, or a tensor or array of one element.
+            value: a number, or a tensor or array of one element; or a metrics object that is an attribute, such as of
+                torchmetrics: then `train/NAME` is its value over all ranks at the next log point, which resets it.
             step: the batch at which it stands in the curves, usually `self.progress.batches`, and not before the last
                 log point. By default it becomes one value at the next log point, with all others since the last one.
             reduce: what that value is of all that the ranks have logged under this name since then, or for this step:

@@ -106,6 +106,8 @@ def found_on(ranks: Ranks) -> list[dict[str, Any]] | None:
         num_updates = server.training_error.update_count
         metrics = Metrics(ranks)
         metrics.gauges.append(TrainedMetrics(server, ranks))
+        if ranks.rank == 0:
+            metrics.log("training_error", server.training_error)
         metrics.write(10, 1.0)
         return ranks.gather({"values": values, "training_updates": num_updates, "trained": metrics.latest})
 

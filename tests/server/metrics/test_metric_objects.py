@@ -108,7 +108,7 @@ def test_a_metric_that_no_attribute_holds_is_an_error_of_the_user() -> None:
         def validation_step(self, batch: Any, batch_idx: int) -> Any:
             return {"loss": 0.0, "largest": Largest()}
 
-    with pytest.raises(UserCodeError, match=r"returned the metric 'largest', which is no attribute"):
+    with pytest.raises(UserCodeError, match=r"returned or logged the metric 'largest', which is no attribute"):
         validation(Careless(BATCHES)).run()
 
 
@@ -200,20 +200,20 @@ def test_two_metrics_of_one_name_are_an_error_of_the_user() -> None:
 
 
 @pytest.mark.parametrize("num_ranks", [1, 3])
-def test_a_metric_that_the_training_updates_is_a_number_of_each_log_point(num_ranks: int) -> None:
+def test_a_metric_that_the_training_logs_is_a_number_of_each_log_point(num_ranks: int) -> None:
     def run(ranks: Ranks) -> tuple[list[Any], int]:
         server = Measuring(BATCHES, Largest(ranks), ranks)
-        server.uncounted = Largest(ranks)
-        del server.uncounted.update_count
         writer = Kept()
         metrics = Metrics(ranks, [] if ranks.rank else [writer])
         metrics.gauges.append(TrainedMetrics(server, ranks))
         if ranks.rank == 0:
             server.other.update(np.array([100.0]))
+            metrics.log("other", server.other)
         metrics.write(10, 1.0)
         if ranks.rank == num_ranks - 1:
             server.other.update(np.array([7.0]))
-        assert validation(server, ranks).run() == {"loss": 4.0, "largest": 8.0, "uncounted": 0.0}
+            metrics.log("train/other", server.other)
+        assert validation(server, ranks).run() == {"loss": 4.0, "largest": 8.0}
         metrics.write(20, 2.0)
         metrics.write(30, 3.0)
         return [(it.batch, it.values) for it in writer.records], server.other.update_count
@@ -221,6 +221,55 @@ def test_a_metric_that_the_training_updates_is_a_number_of_each_log_point(num_ra
     of_0, *others = on_ranks(num_ranks, run)
     assert of_0 == ([(10, {"train/other": 100.0}), (20, {"train/other": 7.0})], 0)
     assert others == [([], 0)] * (num_ranks - 1)
+
+
+class Confusion(Largest):
+    def compute(self) -> Any:
+        return np.zeros((2, 2))
+
+
+def logging_with(**named: Any) -> tuple[Measuring, Metrics, Kept]:
+    server, writer = Measuring(BATCHES, Largest()), Kept()
+    vars(server).update(named)
+    metrics = Metrics(SoloRanks(), [writer])
+    metrics.gauges.append(TrainedMetrics(server, SoloRanks()))
+    return server, metrics, writer
+
+
+def test_a_metric_that_is_not_logged_stays_that_of_the_user() -> None:
+    server, metrics, writer = logging_with(confusion=Confusion(), acc=Largest())
+    server.confusion.update(np.array([1.0]))
+    server.acc.update(np.array([5.0]))
+    metrics.log("train/acc", 3.0, by_user=True)
+    metrics.write(10, 1.0)
+    assert [it.values for it in writer.records] == [{"train/acc": 3.0}]
+    assert (server.confusion.update_count, server.acc.compute()) == (1, 5.0)
+
+
+def test_the_name_of_a_logged_metric_is_no_other_number() -> None:
+    server, metrics, _ = logging_with()
+    metrics.log("train/loss", 1.0)
+    metrics.log("loss", server.largest, by_user=True)
+    with pytest.raises(UserCodeError, match="would be mixed with train/loss"):
+        metrics.write(10, 1.0)
+    server, metrics, _ = logging_with()
+    metrics.log("train/acc", 1.0, by_user=True)
+    metrics.log("acc", server.largest, by_user=True)
+    with pytest.raises(ValueError, match="takes the same reduce each time"):
+        metrics.write(10, 1.0)
+    with pytest.raises(ValueError, match="of a metrics object takes no step, reduce or keep"):
+        metrics.log("acc", server.largest, keep=True)
+
+
+def test_a_metric_that_a_validation_logs_is_as_one_that_it_returns() -> None:
+    metrics = Metrics(SoloRanks())
+
+    class Logging(Measuring):
+        def validation_step(self, batch: Any, batch_idx: int) -> Any:
+            metrics.log("most", self.largest)
+            return super().validation_step(batch, batch_idx)
+
+    assert validation(Logging(BATCHES, Largest()), metrics=metrics).run() == {"loss": 4.0, "most": 8.0}
 
 
 @pytest.mark.full

@@ -11,7 +11,7 @@ from torch.nn.parameter import is_lazy
 from torch.optim.swa_utils import AveragedModel
 
 from stream_server.errors import ConfigError, UserCodeError
-from stream_server.server.metrics.metric_objects import is_metric
+from stream_server.server.metrics.logged_numbers import is_metric
 from stream_server.server.training.torch.learning_rates import as_list
 from stream_server.server.training.torch.precision import Precision
 from stream_server.server.training.torch.reduction import further_parameters

@@ -8,8 +8,9 @@ import numpy as np
 
 from stream_server.errors import UserCodeError
 from stream_server.failpoints import failpoint
+from stream_server.server.metrics.logged_numbers import is_metric
 from stream_server.server.metrics.means import Means
-from stream_server.server.metrics.metric_objects import MetricObjects, is_metric
+from stream_server.server.metrics.metric_objects import MetricObjects
 from stream_server.server.metrics.metrics import Metrics
 from stream_server.server.metrics.monitor import VALIDATED
 from stream_server.server.ranks.communicator import Ranks
@@ -159,7 +160,9 @@ class ValidationPass:
         known = returned if isinstance(returned, Mapping) else (LOSS,)
         for key, values in logged.items():
             own = key.removeprefix(VALIDATED)
-            if own not in known:
+            if is_metric(values[-1]):
+                self._metrics.name(own, values[-1])
+            elif own not in known:
                 self._add_number(name, own, sum(float(it) for it in values) / len(values), num)
 
     def _add_number(self, name: str, key: str, number: float, num: int) -> None:
