@@ -216,14 +216,14 @@ class AutomaticOptimization:
             return StepOutcome(loss=loss, skipped=True)
         with server.phases.measure("optimizer"):
             norm = self._gradients.prepare(named.values(), weight)
-            is_excused = scaling is not None and scaling.scale > 1
+            is_excused = scaling is not None and scaling.scale > 1 and not self._gradients.fault
             # With loss scaling the optimizer is asked in any case: the scaler learns of the overflow, and skips it.
             if isfinite(norm) or scaling is not None:
                 call_user(f"the optimizer of {type(server).__name__}", self._precision.step, server.optimizer)
             if scaling is not None:
                 scaling.update_scale()
             clear(named.values())
-        fault = "is that of a loss that is not finite" if num_not_finite else "is not finite"
+        fault = "is that of a loss that is not finite" if num_not_finite else self._gradients.fault or "is not finite"
         self._skipped.judge(server.progress.batches, "" if isfinite(norm) else fault, is_excused=is_excused)
         return StepOutcome(
             loss=loss,

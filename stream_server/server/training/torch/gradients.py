@@ -21,12 +21,16 @@ class Gradients:
     """Makes the gradients ready for the optimizer: mean over the samples, loss scale taken out, clipped.
 
     They are those of the union batch, so that all ranks find the same norm.
+
+    Attributes:
+        fault: what user code did to the gradients that were prepared last, for which there is no update.
     """
 
     def __init__(self, server: TorchServer, settings: "TrainingSettings", precision: Precision) -> None:
         self._server = server
         self._settings = settings
         self._precision = precision
+        self.fault = ""
 
     def prepare(self, parameters: Iterable[Tensor], weight: float) -> float:
         """Multiply the gradients of `parameters` by `weight` and clip those of the optimizer.
@@ -37,6 +41,7 @@ class Gradients:
         Raises:
             UserCodeError: the optimizer's gradients cannot be clipped.
         """
+        self.fault = ""
         gradients = _gradients(parameters)
         if weight != 1 and gradients:
             torch._foreach_mul_(gradients, weight)
@@ -74,6 +79,7 @@ class Gradients:
         gradients = _gradients(_parameters(optimizer))
         if not math.isfinite(left := _norm(gradients)):
             clear(_parameters(optimizer))
+            self.fault = "was made not finite by on_gradients"
             return left
         self._limit(gradients)
         return norm

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 
+from stream_server.errors import UserCodeError
 from tests.support.settings import settings
 from tests.support.torch_servers import ExactScaling, Scale, norms, train
 
@@ -172,6 +173,15 @@ def test_gradients_that_are_not_finite_are_not_shown_and_those_that_are_made_so_
     assert [it.skipped for it in found if it is not None] == [False, True, True, False]
     assert learned(server) == pytest.approx([12.0, 16.0])
     assert norms(found) == pytest.approx([5.0, 5.0])
+
+
+@pytest.mark.parametrize("scale", [None, 1024.0])
+def test_no_loss_scale_excuses_what_on_gradients_makes_not_finite(scale: float | None) -> None:
+    server = Watching(settings(max_nonfinite=2))
+    server.factor = float("inf")
+    with pytest.raises(UserCodeError, match=r"batch 0 was made not finite by on_gradients, like those of the 2"):
+        train(server, [[1.0]] * 3, precision=None if scale is None else ExactScaling(scale))
+    assert len(server.seen) == 3
 
 
 def test_the_norms_of_gradients_are_those_of_the_parts_of_a_model() -> None:
