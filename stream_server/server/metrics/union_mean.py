@@ -82,6 +82,27 @@ class UnionMean:
         if self._is_announcing:
             self._announce([name])
 
+    def check_call(self, name: str, *, in_steps: bool = True) -> None:
+        """Check that all ranks can make the user's call of this name here; `in_steps`: some ranks without a batch join.
+
+        Raises:
+            UserCodeError: they cannot.
+        """
+        if get_ident() != self._thread:
+            raise UserCodeError(
+                f"{name} must be called in the main thread, and not where training.prefetch or a train_dataloader "
+                f"runs methods on another one: call it in {'training_step or ' if in_steps else ''}on_step_end"
+            )
+        if self._is_alone:
+            raise UserCodeError(
+                f"{name} must not be called in state_dict or rank_state_dict, which also runs on rank 0 alone and "
+                "would wait for the others for ever: call it in on_step_end, and return what it gave"
+            )
+        if self._sizes and not in_steps:
+            raise UserCodeError(
+                f"{name} must be called on every rank, as in on_step_end: not in training_step or validation_step"
+            )
+
     def mean(self, arrays: Any, weight: float | None = None) -> Any:
         """The mean over the ranks of an array or of each array in a list, tuple or dict.
 
@@ -90,16 +111,7 @@ class UnionMean:
                 this rank is `alone`.
             ValueError: the weights add up to nothing.
         """
-        if get_ident() != self._thread:
-            raise UserCodeError(
-                "all_reduce must be called in the main thread, and not where training.prefetch or a train_dataloader "
-                "runs methods on another one: call it in training_step or on_step_end"
-            )
-        if self._is_alone:
-            raise UserCodeError(
-                "all_reduce must not be called in state_dict or rank_state_dict, which also runs on rank 0 alone and "
-                "would wait for the others for ever: call it in on_step_end, and return what it gave"
-            )
+        self.check_call("all_reduce")
         self.num_means += 1
         own = self._sizes[self._ranks.rank] if self._sizes else 1.0
         leaves: list[Any] = []

@@ -67,35 +67,47 @@ def warm_start(config: "StudyConfig", server: StreamServer, step: Step, normaliz
     return f"the study starts from {where} ({load.what}){rest}"
 
 
-def newest_weights(
-    path: Path, *, study_dir: Path, ranks: Ranks, framework: Framework, quiesce: Callable[[], None]
-) -> dict[str, Any]:
-    """The newest weights of another run, which rank 0 reads for all; empty where it cannot. Collective; main thread.
+class NewestWeights:
+    """Reads the newest weights of other runs, rank 0 for all. Main thread.
 
-    `quiesce` ends what other threads do with older ones.
+    Attributes:
+        quiesce: ends what other threads do with older ones.
     """
-    data = b""
-    if ranks.rank == 0:
-        try:
-            data = _encoded(find_source(study_dir / path), framework)
-        except (ConfigError, DamagedCheckpoint, OSError, LookupError) as error:
-            _log.warning("newest_weights(%r) gives nothing: %s", str(path), error)
-    data = ranks.broadcast_bytes(data)
-    quiesce()
-    weights = framework.restored(from_bytes(data)) if data else {}
-    return {bare_name(name): value for name, value in weights.items()}
+
+    def __init__(self, *, study_dir: Path, ranks: Ranks, framework: Framework) -> None:
+        self._study_dir = study_dir
+        self._ranks = ranks
+        self._framework = framework
+        self._warned: dict[Path, str] = {}
+        self.quiesce: Callable[[], None] = lambda: None
+
+    def __call__(self, path: Path) -> dict[str, Any]:
+        """The weights by name, the same on all ranks; empty where they cannot be read. Collective."""
+        data, problem = b"", ""
+        if self._ranks.rank == 0:
+            try:
+                data = _encoded(find_source(self._study_dir / path, "the path"), self._framework)
+            except (ConfigError, DamagedCheckpoint, OSError, LookupError) as error:
+                problem = f"newest_weights({str(path)!r}) gives nothing: {error}"
+            if problem and problem != self._warned.get(path):
+                _log.warning("%s", problem)
+            self._warned[path] = problem
+        data = self._ranks.broadcast_bytes(data)
+        self.quiesce()
+        weights = self._framework.restored(from_bytes(data)) if data else {}
+        return {bare_name(name): value for name, value in weights.items()}
 
 
 def _encoded(source: SavedModel | Path, framework: Framework) -> bytes:
     if isinstance(source, Path):
-        return to_bytes(framework.plain(_read(source, as_torch=True), str(source)))
+        return to_bytes(framework.plain(_read(source, as_torch=True, what="the path"), str(source)))
     _log.info("weights are read of %s, after batch %d", source.folder, source.batches)
     state = read_state(Path(source.folder) / MODEL)
     return to_bytes(state.get("evaluated", state["model"]))
 
 
-def find_source(path: Path) -> SavedModel | Path:
-    """Find what `load.checkpoint` names: a checkpoint, or the .safetensors file of a model.
+def find_source(path: Path, what: str = "load.checkpoint") -> SavedModel | Path:
+    """Find what `load.checkpoint`, or `what` else, names: a checkpoint, or the .safetensors file of a model.
 
     Raises:
         ConfigError: there is neither.
@@ -113,7 +125,7 @@ def find_source(path: Path) -> SavedModel | Path:
             check_sum(exported)
             return exported
         raise ConfigError(
-            "load.checkpoint must be the output folder of a study, a checkpoint, one of its best models, or a "
+            f"{what} must be the output folder of a study, a checkpoint, one of its best models, or a "
             f"{SUFFIX} file, but {path} {'is none of these' if path.exists() else 'is not there'}"
         ) from error
 
@@ -163,11 +175,11 @@ def _load_plain_server(config: "StudyConfig", server: StreamServer, source: Save
     call_user(f"{type(server).__name__}.load_state_dict", server.load_state_dict, state)
 
 
-def _read(source: Path, *, as_torch: bool) -> dict[str, Any]:
+def _read(source: Path, *, as_torch: bool, what: str = "load.checkpoint") -> dict[str, Any]:
     try:
         return read_tensors(source, as_torch=as_torch)
     except (OSError, ValueError) as error:
-        raise ConfigError(f"load.checkpoint cannot be read: {error}") from error
+        raise ConfigError(f"{what} cannot be read: {error}") from error
 
 
 def _load_saved(config: "StudyConfig", server: Any, framework: Framework, step: Step, source: SavedModel) -> list[str]:

@@ -4,7 +4,6 @@ import logging
 import sys
 import time
 from contextlib import ExitStack
-from functools import partial
 from typing import Any
 
 from stream_server.buffers import Buffer, num_slots_to_load
@@ -26,7 +25,7 @@ from stream_server.server.metrics.writers import open_own_writer, open_writers
 from stream_server.server.model.best_models import BEST, BestModels
 from stream_server.server.model.model_export import ModelExport
 from stream_server.server.model.saved_model import model_files
-from stream_server.server.model.warm_start import newest_weights, warm_start
+from stream_server.server.model.warm_start import NewestWeights, warm_start
 from stream_server.server.progress.length import TrainingLength
 from stream_server.server.progress.phases import Phases
 from stream_server.server.progress.progress import Progress
@@ -270,6 +269,9 @@ class StudyRank(Composition):
         server_class = load_server_class(self.config)
         keep_modules()
         self.make_server(server_class, writers, self._make_metrics(stopping))
+        where, framework = self.config.study_dir, framework_of(self.server)
+        self.newest_weights = NewestWeights(study_dir=where, ranks=self.ranks, framework=framework)
+        self.server.hold_attributes(_read_newest=self.newest_weights)
         self.make_step(stack, make_callbacks(self.server))
         if self.step.needs_every_rank and self.config.window is not None and not self.is_replay:
             raise ConfigError(
@@ -368,9 +370,7 @@ class StudyRank(Composition):
         incarnation = continuation.identity.incarnation
         saver = stack.enter_context(Saver(continuation.checkpoints, incarnation=incarnation, rank=self.ranks.rank))
         self.make_stream(self.source, stack)
-        where, framework, quiesce = self.config.study_dir, framework_of(self.server), self.stream.quiesce
-        read = partial(newest_weights, study_dir=where, ranks=self.ranks, framework=framework, quiesce=quiesce)
-        self.server.hold_attributes(_read_newest=read)
+        self.newest_weights.quiesce = self.stream.quiesce
         # They are restored in this order: whatever is restored may use random numbers.
         self.parts = {
             "phases": self.phases,

@@ -70,7 +70,7 @@ class TorchServer(StreamServer):
     tell_gradients: Callable[[Any], None] | None = None
     _manual: ManualBackward | None = None
     _last_call: LastCall | None = None
-    _read_newest: Callable[[Path], dict[str, torch.Tensor]] = staticmethod(lambda path: {})
+    _read_newest: Callable[[Path], dict[str, torch.Tensor]] | None = None
 
     def prepare_training_attributes(self) -> Any:
         """Make `model, optimizer` or `model, optimizer, lr_scheduler`; by default those that study.json names.
@@ -125,14 +125,15 @@ class TorchServer(StreamServer):
         """The newest weights of a model that another run trains, such as a teacher, by name; the same on every rank.
 
         `path` is as `load.checkpoint` in study.json. Every rank calls it at the same batch, as in `on_step_end`. Empty
-        in a trial or a test, and where nothing is there yet or can be read, which a warning says.
+        in a trial, an evaluation or a test, and where nothing is there yet or can be read, which a warning says.
 
         Raises:
-            UserCodeError: it was called in `training_step`, where some ranks may have no batch.
+            UserCodeError: it was called in `__init__`, or where some ranks may not come, as in `training_step`.
         """
-        if self.union_mean.sizes:
-            raise UserCodeError("newest_weights must be called on every rank, as in on_step_end: not in training_step")
-        return self._read_newest(Path(path))
+        if self.config is not None and "union_mean" not in self._held:
+            raise UserCodeError("newest_weights has no study in __init__: call it in prepare_training_attributes")
+        self.union_mean.check_call("newest_weights", in_steps=False)
+        return {} if self._read_newest is None else self._read_newest(Path(path))
 
     def predict(self, batch: Any) -> Any:
         """The output of the model for the first item of a batch of inputs and targets; None for any other batch."""

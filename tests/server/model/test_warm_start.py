@@ -1,6 +1,7 @@
 """A fresh study takes over the model of another one."""
 
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,9 @@ from torch import nn
 from stream_server.errors import ConfigError, DamagedCheckpoint, UserCodeError
 from stream_server.server.checkpoint.folder import MODEL
 from stream_server.server.checkpoint.user_state import user_file
+from stream_server.server.metrics.union_mean import UnionMean
 from stream_server.server.model.best_models import BestFolder
-from stream_server.server.model.warm_start import find_source, newest_weights, warm_start
+from stream_server.server.model.warm_start import NewestWeights, find_source, warm_start
 from stream_server.server.ranks.communicator import Ranks, SoloRanks
 from stream_server.server.user.framework import Step, framework_of
 from stream_server.server.user.normalization import Normalization
@@ -216,10 +218,9 @@ def newest_on_two_ranks(folder: Path, path: str) -> list[Any]:
         framework = framework_of(Net)
         # Rank 0 alone reads.
         study_dir = folder if ranks.rank == 0 else Path("/nowhere")
-        found = newest_weights(
-            Path(path), study_dir=study_dir, ranks=ranks, framework=framework, quiesce=lambda: waited.append(1)
-        )
-        return found, waited
+        newest = NewestWeights(study_dir=study_dir, ranks=ranks, framework=framework)
+        newest.quiesce = lambda: waited.append(1)
+        return newest(Path(path)), waited
 
     return on_ranks(2, read)
 
@@ -237,16 +238,58 @@ def test_where_there_are_no_weights_yet_none_are_given_and_the_log_says_why(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert [found for found, _ in newest_on_two_ranks(tmp_path, "run")] == [{}, {}]
-    assert "newest_weights('run') gives nothing: load.checkpoint must be" in caplog.text
+    assert "newest_weights('run') gives nothing: the path must be the output folder" in caplog.text
     (tmp_path / "model.safetensors").write_bytes(b"junk")
     assert [found for found, _ in newest_on_two_ranks(tmp_path, "model.safetensors")] == [{}, {}]
 
 
+def test_that_there_are_no_weights_yet_is_told_once_until_something_else_is_the_matter(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    newest = NewestWeights(study_dir=tmp_path, ranks=SoloRanks(), framework=framework_of(Net))
+    for _ in range(3):
+        assert newest(Path("run")) == newest(Path("other")) == {}
+    assert len(caplog.records) == 2
+    (tmp_path / "run").mkdir()
+    newest(Path("run"))
+    assert len(caplog.records) == 3
+    (tmp_path / "model.safetensors").write_bytes(b"junk")
+    newest(Path("model.safetensors"))
+    assert "the path cannot be read" in caplog.text
+    assert "load.checkpoint" not in caplog.text
+
+
 def test_a_class_by_itself_has_no_newest_weights_and_they_are_no_matter_of_a_training_step() -> None:
-    server = Net(config_of())
+    server = Net()
     assert server.newest_weights("run") == {}
-    with server.union_mean.step([6]), pytest.raises(UserCodeError, match="on every rank, as in on_step_end"):
+    with server.union_mean.step([6]), pytest.raises(UserCodeError, match="not in training_step or validation_step"):
         server.newest_weights("run")
+
+
+def test_newest_weights_are_refused_where_the_other_ranks_do_not_come() -> None:
+    def ask(ranks: Ranks) -> None:
+        server = Net()
+        server.union_mean = UnionMean(ranks)
+        with (
+            server.union_mean.alone(),
+            pytest.raises(UserCodeError, match="newest_weights must not be called in"),
+        ):
+            server.newest_weights("run")
+        thread = ThreadPoolExecutor(1)
+        with thread, pytest.raises(UserCodeError, match="newest_weights must be called in the main thread"):
+            thread.submit(server.newest_weights, "run").result()
+
+    on_ranks(2, ask)
+
+
+def test_newest_weights_are_refused_before_the_class_is_in_its_study() -> None:
+    class Early(Net):
+        def __init__(self, config: Any) -> None:
+            super().__init__(config)
+            self.newest_weights("run")
+
+    with pytest.raises(UserCodeError, match="no study in __init__: call it in prepare_training_attributes"):
+        Early(config_of())
 
 
 def test_optimizers_of_a_model_that_fits_in_part_are_refused(trained: Any) -> None:

@@ -18,7 +18,10 @@ class KeepingServer(TinyServer):
         nn.init.constant_(model[0].weight, 0.5)
         model[0].requires_grad_(False)
         self.teacher = nn.Linear(2, 1, bias=False).requires_grad_(False)
-        nn.init.zeros_(self.teacher.weight)
+        first = self.output_dir / "first.safetensors"
+        if self.rank == 0:
+            save_file({"weight": torch.zeros(1, 2)}, first)
+        self.teacher.load_state_dict(self.newest_weights(first))
         self.trained = []
         return model, torch.optim.Adam(model.parameters(), lr=0.01)
 
