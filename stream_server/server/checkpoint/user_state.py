@@ -96,7 +96,9 @@ def rank_files(server: StreamServer, *, allow_pickle: bool) -> list[PendingFile]
     if type(server).rank_state_dict is StreamServer.rank_state_dict:
         return []
     state, owner = rank_state_of(server), f"rank {server.rank} of {type(server).__name__}"
-    frozen = freeze_user_state(state, framework_of(server), owner=owner, allow_pickle=allow_pickle)
+    frozen = freeze_user_state(
+        state, framework_of(server), owner=owner, allow_pickle=allow_pickle, method=f"rank_{_STATE}"
+    )
     return [PendingFile(path=f"{rank_folder(server.rank)}/{RANK_USER}", write=frozen.write)]
 
 
@@ -135,8 +137,10 @@ def load_callbacks_state(folder: Path, callbacks: Callbacks, framework: Framewor
     callbacks.load_user_states(thaw_user_state(saved, framework, owner="callbacks", allow_pickle=allow_pickle))
 
 
-def freeze_user_state(state: Any, framework: Framework, *, owner: str, allow_pickle: bool) -> EncodedState:
-    """The state as it is now. Only if it is not plain, and with `allow_pickle`, it is pickled as a whole.
+def freeze_user_state(
+    state: Any, framework: Framework, *, owner: str, allow_pickle: bool, method: str = _STATE
+) -> EncodedState:
+    """What `method` gave, as it is now. Only if it is not plain, and with `allow_pickle`, it is pickled as a whole.
 
     Raises:
         UserCodeError: it is not plain and may not be pickled, or cannot be.
@@ -146,8 +150,9 @@ def freeze_user_state(state: Any, framework: Framework, *, owner: str, allow_pic
         return freeze({"kind": "plain", "framework": type(framework).__name__, _STATE: plain}, owner)
     except TypeError as error:
         if not allow_pickle:
+            where = str(error).replace(_STATE, method, 1)
             raise UserCodeError(
-                f"{error}. Return plain values; or set checkpoint.allow_pickle to true, if nobody else can write where "
+                f"{where}. Return plain values; or set checkpoint.allow_pickle to true, if nobody else can write where "
                 "the checkpoints are: continuing from one may then run any code that is in it"
             ) from error
     return encode({"kind": "pickled", _STATE: _pickle(state, owner)})

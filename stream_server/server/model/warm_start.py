@@ -18,7 +18,7 @@ from stream_server.server.model.saved_model import SavedModel, find_saved_model
 from stream_server.server.ranks.communicator import Ranks
 from stream_server.server.user.framework import Framework, Step, framework_of
 from stream_server.server.user.normalization import Normalization
-from stream_server.server.user.stream_server import StreamServer
+from stream_server.server.user.stream_server import StreamServer, left_out_by_filter
 from stream_server.storage.checksums import check_sum
 from stream_server.storage.plain_state import from_bytes, read_state, to_bytes
 from stream_server.storage.tensor_file import SUFFIX, nested, read_tensors
@@ -194,8 +194,9 @@ def _load_saved(config: "StudyConfig", server: Any, framework: Framework, step: 
     if load.what != "model" and "optimizers" not in state:
         raise ConfigError(f'load.what must be "model", for {source.folder} is one of the best models, and only a model')
     model = framework.restored(state.get("evaluated", state["model"]))
-    names, patterns = map(bare_name, server.model.state_dict()), config.checkpoint.exclude
-    left_out = {name for name in names if not server.save_filter(name) or any(fnmatchcase(name, it) for it in patterns)}
+    names = [bare_name(name) for name, _ in server.model.named_parameters(remove_duplicate=False)]
+    matching = {name for name in names if any(fnmatchcase(name, it) for it in config.checkpoint.exclude)}
+    left_out = matching.union(left_out_by_filter(server, names))
     skipped = _load_weights(server, model, source=source.folder, strict=load.strict, left_out=left_out)
     step.compare_constants(state)
     if skipped and load.what != "model":

@@ -161,9 +161,8 @@ def write_and_show(study: StudyRank, outcome: Outcome, parts: list[RankReport]) 
     # Those of a replay are in the record alone.
     places = study.folder.places(has_held_out=study.is_online)
     show_summary(report, places, hands_over=study.stops.hands_over, is_online=study.is_online)
-    if parts:
-        status = "interrupted" if report["exit_reason"] == "saved" else "failed" if report["exit_code"] else "finished"
-        study.metrics.end(status, report["message"])
+    status = "interrupted" if report["exit_reason"] == "saved" else "failed" if report["exit_code"] else "finished"
+    study.metrics.end(status, report["message"])
     return int(report["exit_code"])
 
 

@@ -234,6 +234,7 @@ class PlainStep:
         settings = self._server.config.training
         ignored = [f"training.{key}" for key, default in _FOR_TORCH.items() if getattr(settings, key) != default]
         ignored += ["checkpoint.exclude"] if self._server.config.checkpoint.exclude else []
+        ignored += [f"{type(self._server).__name__}.save_filter"] if hasattr(self._server, "save_filter") else []
         if ignored:
             raise ConfigError(
                 f"{' and '.join(ignored)} must be left out: that is for a TorchServer, while the training_step of a "

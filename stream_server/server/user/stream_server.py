@@ -1,6 +1,6 @@
 """The base class of the user's server."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -450,6 +450,16 @@ def rank_state_of(server: StreamServer) -> dict[str, Any]:
     """
     with server.union_mean.alone():
         return call_user(f"{type(server).__name__}.rank_state_dict", server.rank_state_dict)  # type: ignore[no-any-return]
+
+
+def left_out_by_filter(server: Any, names: Iterable[str]) -> list[str]:
+    """Those of these names of parameters that the `save_filter` of a TorchServer leaves out.
+
+    Raises:
+        UserCodeError: it raised.
+    """
+    where = f"{type(server).__name__}.save_filter"
+    return [name for name in names if not call_user(where, server.save_filter, name)]
 
 
 # The servers of the studies of this process, the newest last.

@@ -162,7 +162,7 @@ def test_a_class_without_states_of_ranks_has_no_file_and_is_given_none(tmp_path:
 
 def test_a_state_of_a_rank_is_pickled_only_if_the_study_allows_it(tmp_path: Path) -> None:
     with pytest.raises(
-        UserCodeError, match=r"rank 0 of Counting\.state_dict\(\)\.kept is a Odd, but only .*allow_pickle"
+        UserCodeError, match=r"rank 0 of Counting\.rank_state_dict\(\)\.kept is a Odd, but only .*allow_pickle"
     ):
         saved_ranks(tmp_path, Odd(3))
     saved_ranks(tmp_path, Odd(3), Odd(4), allow_pickle=True)

@@ -192,6 +192,7 @@ class Filtered(Net):
         return model, optimizer, scheduler
 
     def save_filter(self, name: str) -> bool:
+        assert not name.endswith(("running_mean", "running_var", "num_batches_tracked"))
         return not name.startswith("0.")
 
 

@@ -13,8 +13,8 @@ from stream_server.server.commands.cli import main
 from stream_server.server.intake.account import SimulationEnd
 from stream_server.server.progress.stop import StopReason, StopRequests
 from stream_server.server.run.start import StartOptions
-from stream_server.server.study import study
-from stream_server.server.study.closing import judged, outcome_of
+from stream_server.server.study import closing, study
+from stream_server.server.study.closing import judged, outcome_of, write_and_show
 from stream_server.server.study.report import Outcome
 from tests.support.runs import NUMPY_STUDY
 
@@ -40,6 +40,26 @@ def test_each_end_has_its_exit_code_and_its_word(agreed: StopReason | None, exit
     assert outcome_of(stopped(agreed, "why"), is_saved=True) == Outcome(
         exit_code=exit_code, reason=reason, message="why"
     )
+
+
+def test_writers_are_told_of_a_failure_after_which_the_ranks_do_not_come_together(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    report = {"warnings": [], "exit_reason": "failed", "exit_code": 3, "message": "rank 1: why"}
+    monkeypatch.setattr(closing, "build_report", lambda *_: report)
+    for name in ("write_report", "show_summary"):
+        monkeypatch.setattr(closing, name, lambda *_, **__: None)
+    told: list[Any] = []
+    failed: Any = SimpleNamespace(
+        continuation=SimpleNamespace(is_outdated=lambda: False),
+        folder=SimpleNamespace(places=lambda **_: [], report=None),
+        is_online=True,
+        is_set_up=False,
+        metrics=SimpleNamespace(end=lambda *said: told.append(said)),
+        stops=SimpleNamespace(hands_over=False),
+    )
+    assert write_and_show(failed, Outcome(exit_code=3, reason="failed", message="rank 1: why"), []) == 3
+    assert told == [("failed", "rank 1: why")]
 
 
 @pytest.mark.parametrize(

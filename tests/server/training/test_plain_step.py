@@ -43,6 +43,16 @@ def test_all_that_is_refused_is_told_at_once() -> None:
         framework_of(server).make_step(server, SoloRanks())
 
 
+def test_a_filter_of_what_is_saved_is_refused_as_it_would_be_ignored() -> None:
+    class Filtering(StreamServer):
+        def save_filter(self, name: str) -> bool:
+            return False
+
+    server = Filtering(settings())
+    with pytest.raises(ConfigError, match=r"^Filtering\.save_filter must be left out: that is for a TorchServer"):
+        framework_of(server).make_step(server, SoloRanks())
+
+
 class Forgetful(StreamServer):
     def training_step(self, batch: Any, batch_idx: int) -> float:
         return 0.5

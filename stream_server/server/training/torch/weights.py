@@ -3,7 +3,6 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
-from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
@@ -16,6 +15,7 @@ from stream_server.server.training.torch.learning_rates import as_list
 from stream_server.server.training.torch.precision import Precision
 from stream_server.server.training.torch.reduction import further_parameters
 from stream_server.server.training.torch.state import plain, restored
+from stream_server.server.user.stream_server import left_out_by_filter
 from stream_server.server.user.torch_server import TorchServer, modules_of
 from stream_server.user_code import call_user
 
@@ -60,8 +60,7 @@ class ServerModules:
             raise ConfigError(
                 f"{what} no parameter of {owner}; its parameters begin with {', '.join(list(parameters)[:3])}"
             )
-        keeps = partial(call_user, f"{owner}.save_filter", self._server.save_filter)
-        matching[f"{owner}.save_filter leaves out"] = [name for name in parameters if not keeps(name)]
+        matching[f"{owner}.save_filter leaves out"] = left_out_by_filter(self._server, parameters)
         for what, names in matching.items():
             trained = [name for name in names if parameters[name].requires_grad]
             if trained:
