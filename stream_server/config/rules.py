@@ -312,6 +312,16 @@ def _one_kind_of_clipping(config: StudyConfig) -> Iterator[Problem]:
         )
 
 
+def _the_device_has_the_precision(config: StudyConfig) -> Iterator[Problem]:
+    precision = config.training.precision
+    if config.training.device == "cpu" and precision.startswith("16-"):
+        yield Problem(
+            "training.precision",
+            f'"{precision}" needs a GPU, but training.device is "cpu"',
+            f'Write "b{precision.replace("16", "f16")}" or "32-true", or leave training.device out',
+        )
+
+
 def _something_is_validated(config: StudyConfig) -> Iterator[Problem]:
     stop = config.training.early_stop
     validation = config.validation
@@ -402,6 +412,7 @@ CHECKS: tuple[Check, ...] = (
     *(partial(_nothing_is_ignored, *row) for row in IGNORED),
     _a_model_has_an_optimizer,
     _one_kind_of_clipping,
+    _the_device_has_the_precision,
     _something_is_validated,
     *(partial(_fractions_are_of_a_known_length, path) for path in FRACTIONS),
     _named_fields_exist,

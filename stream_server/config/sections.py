@@ -68,10 +68,13 @@ class StudySettings(Section):
         default=None,
         description='Count n (labels 0 … n−1), `{"first": 0, "last": 990, "every": 10}`, or `null`: not known ahead.',
     )
-    seed: Natural = Field(default=0, description="Seed of parameters, buffers and weights; 0 or more.")
+    seed: Natural = Field(
+        default=0, description="Seed of the weights and of noise, and by default of the data (`data_seed`); 0 or more."
+    )
     data_seed: Natural = Field(
         default_factory=lambda keys: keys.get("seed", 0),
-        description="Seed of parameters and buffers alone. Default: `study.seed`.",
+        description="Seed of the parameters, of `{seed}` of simulations, of what buffers draw, and of the order of "
+        "a replay from files. Default: `study.seed`.",
     )
     fields: Annotated[dict[Name, ShapeOrField], Field(min_length=1, max_length=MAX_FIELDS)] = Field(
         description="What one sample holds: name → shape in C order, or an object. Up to 64 fields of up to 8 "

@@ -159,7 +159,11 @@ class StudyConfig(Section):
 
     def resolved(self) -> dict[str, Any]:
         """The study as plain JSON; a file with this content loads to an equal object from any folder."""
-        return self.model_dump(mode="json", by_alias=True)
+        resolved = self.model_dump(mode="json", by_alias=True)
+        if self.study.data_seed == self.study.seed:
+            # So that another seed in that file is one of the data, too.
+            del resolved["study"]["data_seed"]
+        return resolved
 
 
 def value_of(config: StudyConfig, path: str) -> Any:

@@ -69,6 +69,13 @@ def test_the_resolved_study_loads_to_an_equal_one_from_any_folder(folder: StudyF
     assert load(resolved) == config
 
 
+def test_another_seed_of_a_resolved_study_is_that_of_its_data_unless_they_have_their_own(folder: StudyFolder) -> None:
+    for settings, data_seed in (({"study.seed": 3}, 5), ({"study.seed": 3, "study.data_seed": 4}, 4)):
+        resolved = folder.write("resolved.json", json.dumps(folder.load(settings).resolved()))
+        study = load(resolved, ["study.seed=5"]).study
+        assert (study.seed, study.data_seed) == (5, data_seed)
+
+
 @pytest.mark.parametrize(("max_failed", "num"), [(3.0, 3), (1.0, 1), (3, 3), (0.0, 0), (0.1, 0.1)])
 def test_a_number_of_failures_may_be_written_with_a_point(folder: StudyFolder, max_failed: float, num: float) -> None:
     resolved = folder.load({"simulation.max_failed": max_failed}).resolved()["simulation"]["max_failed"]

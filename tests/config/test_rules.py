@@ -87,6 +87,10 @@ def test_routing_by_simulations_needs_a_simulation_for_each_rank(folder: StudyFo
             {"validation.simulations": 1, "validation.max_batches": 5, "study.time_steps": None},
             "validation.max_batches: which samples there will be is not known in advance. Write study.time_steps",
         ),
+        (
+            {"training.device": "cpu", "training.precision": "16-mixed"},
+            'training.precision: "16-mixed" needs a GPU, but training.device is "cpu". Write "bf16-mixed" or "32-true"',
+        ),
         ({"parameters.bounds": ...}, "parameters: neither bounds nor file is given."),
         ({"parameters.file": "design.csv"}, "parameters: both bounds and file are given."),
         ({"study.output_dir": ".."}, "study.output_dir:"),

@@ -55,7 +55,7 @@ def facts_of(config: StudyConfig, replay: Path | None = None) -> list[tuple[str,
     writer_makers(config.metrics.wanted, config.study_dir)
     if config.offline.write_files:
         load_h5py()
-    framework_of(load_server_class(config)).check_precision(config.training.precision)
+    framework_of(load_server_class(config)).check_precision(config.training.precision, config.training.device)
     lines = [*_lines(config, make_plan(config)), *(("", f"WARNING: {warning}") for warning in warnings)]
     return lines if replay is None else [*lines, *_lines_of_replay(config, replay)]
 

@@ -57,7 +57,7 @@ class NumpyFramework:
 
     trains_model = False
 
-    def check_precision(self, precision: str) -> None:
+    def check_precision(self, precision: str, device: str) -> None:
         if precision not in NUMPY_DTYPES:
             raise ConfigError(
                 f"training.precision {precision} needs a TorchServer; a StreamServer knows {' and '.join(NUMPY_DTYPES)}"

@@ -166,8 +166,8 @@ class Framework(Protocol):
     trains_model: bool
     """Whether it trains and saves `server.model`; otherwise all that is learned is in the server's `state_dict`."""
 
-    def check_precision(self, precision: str) -> None:
-        """Check that `training.precision` can be trained in on this machine.
+    def check_precision(self, precision: str, device: str) -> None:
+        """Check that `training.precision` can be trained in on this machine, with this `training.device`.
 
         Raises:
             ConfigError: it cannot; the message says in what precisions it can.

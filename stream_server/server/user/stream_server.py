@@ -63,9 +63,10 @@ class StreamServer:
         self._parameters_of: Callable[[NDArray[np.int64]], NDArray[np.float64]] | None = None
         self._take_scores: Callable[[Any, Any, Mapping[str, Any]], None] | None = None
         self._end_early: Callable[[int, str], None] | None = None
-        precision = "32-true" if config is None else config.training.precision
+        training = None if config is None else config.training
+        precision, device = ("32-true", "cpu") if training is None else (training.precision, training.device)
         framework = framework_of(self)
-        framework.check_precision(precision)
+        framework.check_precision(precision, device)
         self.collate = framework.make_collate(precision)
         self._rounding = rounding_of(precision)
         self._scale_of_forecast: Scale | None = None

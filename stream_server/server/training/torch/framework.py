@@ -82,8 +82,8 @@ class TorchFramework:
 
     trains_model = True
 
-    def check_precision(self, precision: str) -> None:
-        check_precision(precision, device_of(SoloRanks()))
+    def check_precision(self, precision: str, device: str) -> None:
+        check_precision(precision, device_of(SoloRanks(), device))
 
     def make_collate(self, precision: str) -> TorchCollate:
         return TorchCollate(precision)

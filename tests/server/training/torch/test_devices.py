@@ -58,3 +58,8 @@ def test_a_study_may_leave_the_gpus_alone(monkeypatch: pytest.MonkeyPatch) -> No
         assert {parameter.device.type for parameter in server.model.parameters()} == {"cpu"}
     with pytest.raises(ConfigError, match="needs a GPU, and this rank has none"):
         TorchStep(server, SoloRanks(), refused)
+    with pytest.raises(ConfigError, match="needs a GPU, and this rank has none"):
+        Scale(refused)
+    # Asking CUDA would begin a context on the GPU.
+    monkeypatch.setattr("torch.cuda.is_available", lambda: pytest.fail("CUDA was asked"))
+    Scale(settings(device="cpu", precision="bf16-mixed"))
