@@ -99,6 +99,7 @@ class Metrics:
         self._values: dict[str, LoggedNumbers] = {}
         self._of_batches: dict[int, OfBatch] = {}
         self._apart: dict[str, list[Any]] | None = None
+        self._is_trial = False
         self._histograms: dict[str, Histogram] = {}
         self._figures: dict[str, bytes] = {}
         self._is_of_user: dict[str, bool] = {}
@@ -149,9 +150,9 @@ class Metrics:
         with self._lock:
             if self._apart is not None and step is None and reduce == "mean" and not keep:
                 self._apart.setdefault(name, []).append(value)
-            elif is_object:
+            elif is_object and not self._is_trial:
                 self.objects[name] = value
-            else:
+            elif not self._is_trial:
                 numbers, placed = self._values if step is None else self._of_batch(step).numbers, self._placed(name)
                 self._tell_apart(name, placed, by_user=by_user)
                 if self._kept_as.setdefault(placed, kept_as) != kept_as or (keep and step is not None):
@@ -174,6 +175,15 @@ class Metrics:
         finally:
             self._apart = None
 
+    @contextmanager
+    def trial(self) -> Iterator[None]:
+        """Within, nothing that is logged is written or kept; `apart` gives its numbers all the same. Main thread."""
+        self._is_trial = True
+        try:
+            yield
+        finally:
+            self._is_trial = False
+
     def log_histogram(self, name: str, values: Any, *, by_user: bool = False) -> None:
         """Note the distribution of an array of any shape.
 
@@ -184,6 +194,8 @@ class Metrics:
             values = values.detach().cpu()
         histogram = Histogram.of(values)
         with self._lock:
+            if self._is_trial:
+                return
             placed = self._placed(name)
             for key in histogram.statistics if histogram.num else ():
                 self._tell_apart(name, f"{placed}/{key}", by_user=by_user)
@@ -199,7 +211,7 @@ class Metrics:
         """
         if not hasattr(figure, "savefig"):
             raise TypeError(f"log_figure({name!r}, …) takes a Matplotlib figure, but got a {type(figure).__name__}")
-        if self._ranks.rank == 0:
+        if self._ranks.rank == 0 and not self._is_trial:
             image = io.BytesIO()
             figure.savefig(image, format="png")
             self._figures[self._placed(name)] = image.getvalue()

@@ -57,6 +57,10 @@ INSTEAD: Mapping[str, str] = {
     "training_step_end": "on_batch_end",
     "validation_epoch_end": "on_validation_end",
 }
+_THIRD = (
+    "; a third argument may be set_name, the name of the set, or as in Melissa batch_idx after valid_batch_idx, the "
+    "number of batches that are trained"
+)
 # What each part of a training must be, and the methods by which it is known: a user's own may be of any class.
 PARTS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "model": ("a torch.nn.Module", ("named_parameters",)),
@@ -103,10 +107,11 @@ def load_server_class(config: "StudyConfig") -> type[StreamServer]:
     if not _validates(config, server_class):
         _require_nothing_of_validations(config, server_class)
     asked = [key for key in ("at_start", "sets") if getattr(config.validation, key)]
-    if asked and not _defines(server_class, "val_dataloader"):
+    if asked and not _has_loader(config, server_class):
         raise ConfigError(
-            f"validation.{asked[0]} needs {server_class.__name__}.val_dataloader: held-out simulations are one set, of "
-            "which nothing is there before the training. Define it, or leave the key out"
+            f"validation.{asked[0]} needs {server_class.__name__}.val_dataloader or validation.val_dataloader: "
+            "held-out simulations are one set, of which nothing is there before the training. Write one of them, or "
+            "leave the key out"
         )
     _warn_of(server_class, misspelt)
     _require_signatures(server_class)
@@ -128,8 +133,11 @@ def _required_methods(config: "StudyConfig", server_class: type[StreamServer]) -
 
 
 def _validates(config: "StudyConfig", server_class: type[StreamServer]) -> bool:
-    has_loader = config.validation.val_dataloader is not None or _defines(server_class, "val_dataloader")
-    return config.validation.simulations > 0 or has_loader
+    return config.validation.simulations > 0 or _has_loader(config, server_class)
+
+
+def _has_loader(config: "StudyConfig", server_class: type[StreamServer]) -> bool:
+    return config.validation.val_dataloader is not None or _defines(server_class, "val_dataloader")
 
 
 def _require_nothing_of_validations(config: "StudyConfig", server_class: type[StreamServer]) -> None:
@@ -149,8 +157,8 @@ def _require_nothing_of_validations(config: "StudyConfig", server_class: type[St
         them = " and ".join(keys)
         raise ConfigError(
             f"{them} must be left out where nothing is validated: no simulation is held out, and "
-            f"{server_class.__name__} has no val_dataloader. Write validation.simulations, define val_dataloader, or "
-            f"leave {them} out"
+            f"{server_class.__name__} has no val_dataloader. Write validation.simulations or "
+            f"validation.val_dataloader, define val_dataloader, or leave {them} out"
         )
 
 
@@ -221,20 +229,22 @@ def _require_signatures(cls: type) -> None:
             # Some functions in C have none.
             continue
         except TypeError:
+            hint = _THIRD if name == "validation_step" else ""
             given, taken = ", ".join([*positional, *named]), ", ".join([*signature.parameters][len(itself) :])
             raise ConfigError(
                 f"{cls.__name__}.{name} is called with ({given}), but takes ({taken}): write "
-                f"`def {name}({', '.join([*first, *positional, *named])})`"
+                f"`def {name}({', '.join([*first, *positional, *named])})`{hint}"
             ) from None
 
 
 def third_argument(validation_step: Any, num_before: int = 0) -> list[str]:
-    """The name of the third argument that a `validation_step` is given: of one that it needs, or `set_name`."""
+    """The name of the third argument that a `validation_step` is given: `set_name`, or `batch_idx` as in Melissa."""
     try:
         parameters = [*inspect.signature(validation_step).parameters.values()]
     except ValueError:
         return []
-    return [it.name for it in parameters[num_before + 2 : num_before + 3] if _is_needed(it) or it.name == "set_name"]
+    third = parameters[num_before + 2 : num_before + 3]
+    return [it.name for it in third if it.name == "set_name" or (it.name == "batch_idx" and _is_needed(it))]
 
 
 def _is_ours(owner: type) -> bool:
@@ -365,6 +375,12 @@ def make_loader(server: Any, key: str, *given: Any) -> Any:
     """The loader that `training.train_dataloader` or `validation.val_dataloader` names, None if it names none."""
     component = None if server.config is None else value_of(server.config, key)
     return None if component is None else _make(server.config, component, key, *given)
+
+
+def loader_name(server: Any) -> str:
+    """The name of what gives the validation sets: the key of study.json, or the method of the server class."""
+    named = server.config is not None and server.config.validation.val_dataloader is not None
+    return "validation.val_dataloader" if named else f"{type(server).__name__}.val_dataloader"
 
 
 def make_callbacks(server: Any) -> list[Callback]:

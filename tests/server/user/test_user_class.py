@@ -14,7 +14,7 @@ from stream_server.errors import ConfigError, UserCodeError
 from stream_server.server.checkpoint.random_states import random_states
 from stream_server.server.ranks.communicator import SoloRanks
 from stream_server.server.study.composition import Composition
-from stream_server.server.user.components import load_server_class, third_argument
+from stream_server.server.user.components import load_server_class, loader_name, third_argument
 from tests.support.settings import settings
 
 WHOLE = """
@@ -41,7 +41,7 @@ def load(
         server=SimpleNamespace(class_="mine.py:Mine"),
         validation=SimpleNamespace(
             simulations=num_held_out,
-            val_dataloader=None,
+            val_dataloader=asked.get("validation.val_dataloader"),
             rollout=SimpleNamespace() if has_rollouts else None,
             after_batches=0,
             **{name: asked.get(f"validation.{name}") for name in VALIDATION},
@@ -117,6 +117,15 @@ def test_what_is_asked_of_the_sets_of_a_class_needs_such_sets(tmp_path: Path, ke
         load(tmp_path, VALIDATED, num_held_out=1, asked=asked)
     (other := tmp_path / "other").mkdir()
     assert load(other, VALIDATED + "    def val_dataloader(self): ...\n", asked=asked)
+    (named := tmp_path / "named").mkdir()
+    loader = SimpleNamespace(class_="mine.py:sets", args={})
+    assert load(named, VALIDATED + "\ndef sets(): ...\n", asked=asked | {"validation.val_dataloader": loader})
+
+
+@pytest.mark.parametrize(("loader", "name"), [(None, "Server.val_dataloader"), (1, "validation.val_dataloader")])
+def test_sets_are_named_by_what_gives_them(loader: Any, name: str) -> None:
+    config = SimpleNamespace(validation=SimpleNamespace(val_dataloader=loader))
+    assert loader_name(type("Server", (), {"config": config})()) == name
 
 
 @pytest.mark.parametrize(
@@ -126,13 +135,14 @@ def test_what_is_asked_of_the_sets_of_a_class_needs_such_sets(tmp_path: Path, ke
         (lambda batch, batch_idx, set_name: None, ["set_name"]),
         (lambda batch, batch_idx, set_name="": None, ["set_name"]),
         (lambda batch, batch_idx, dataloader_idx=0: None, []),
+        (lambda batch, batch_idx, dataloader_idx: None, []),
         (lambda batch, valid_batch_idx, batch_idx: None, ["batch_idx"]),
         (lambda batch, batch_idx, **_: None, []),
         (lambda *arguments: None, []),
         (max, []),
     ],
 )
-def test_a_third_argument_is_given_where_it_is_needed_or_has_the_name(method: Any, names: list[str]) -> None:
+def test_a_third_argument_is_given_where_it_has_the_name_of_one_that_there_is(method: Any, names: list[str]) -> None:
     assert third_argument(method) == names
 
 
@@ -158,7 +168,11 @@ def test_a_class_that_predicts_or_forecasts_can_be_rolled_out(tmp_path: Path, me
     [
         (
             "def validation_step(self, batch, batch_idx, name, number): ...",
-            r"Mine.validation_step is called with \(batch, batch_idx, name\), but takes \(batch, batch_idx, name, n",
+            r"Mine.validation_step is called with \(batch, batch_idx\), but takes \(batch, batch_idx, name, number\)",
+        ),
+        (
+            "def validation_step(self, batch, batch_idx, dataloader_idx): ...",
+            r"write `def validation_step\(self, batch, batch_idx\)`; a third argument may be set_name, .*Melissa",
         ),
         (
             "def process_batch(self, batch): ...",

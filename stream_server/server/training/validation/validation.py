@@ -96,9 +96,9 @@ class Validation(Callback):
         self._held_out = held_out
         self._left: dict[str, Any] | None = None
         self._is_next = False
-        self._is_tried = True
+        self._is_begun = True
         self._is_recorded = False
-        self._missing: list[str] = []
+        self._told: list[str] = []
 
     @property
     def best(self) -> dict[str, Any]:
@@ -114,7 +114,7 @@ class Validation(Callback):
     def on_train_start(self, server: Any) -> None:
         # What was due when the study was left comes before the first batch.
         self._is_next = bool(self._due())
-        self._is_tried = self._settings.at_start == 0 or self._progress.batches > 0
+        self._is_begun = False
         if self._record is not None:
             # Validations after the checkpoint from which this goes on come again.
             self._record.prune(batches_to_keep(self.history, self.best))
@@ -123,9 +123,9 @@ class Validation(Callback):
         self._is_next = self._step.at_boundary and bool(self._due())
 
     def on_round(self, server: Any) -> None:
-        if not self._is_tried:
-            self._is_tried = True
-            self._try(self._settings.at_start)
+        if not self._is_begun:
+            self._is_begun = True
+            self._begin()
         if self._is_next:
             self._is_next = False
             self._save_before()
@@ -140,13 +140,13 @@ class Validation(Callback):
         if not self.is_done:
             self._save_before()
             self.run()
-        if self._ranks.rank == 0 and not self.history and not self._schedules[""].is_empty:
-            self._missing = [
+        if not self.history and not self._schedules[""].is_empty:
+            self._warn(
                 "no validation took place: no held-out simulation came to its end, all that they sent was rejected, or "
                 "val_dataloader was empty"
-            ]
-        elif self._ranks.rank == 0 and self.history and not self.best:
-            self._missing = [f"the loss of all validations was not finite: {counted(len(self.history), 'validation')}"]
+            )
+        elif self.history and not self.best:
+            self._warn(f"the loss of all validations was not finite: {counted(len(self.history), 'validation')}")
 
     def run(self, *, must_leave: Callable[[], bool] = lambda: False, only_due: bool = False) -> dict[str, float]:
         """Validate now: the exact weighted means, "loss" among them, the same on every rank.
@@ -171,13 +171,15 @@ class Validation(Callback):
                 self._schedules[name].done(self._progress)
             if values:
                 self._conclude(values)
+            elif due:
+                self._warn(f"{' and '.join(it.name for it in due)} of validation.sets gave no batch to any rank")
             return values
 
     @property
     def warnings(self) -> list[str]:
-        """The reasons why nothing was validated, predictions of this rank not recorded, or forecasts not made."""
+        """The reasons why sets were not validated, predictions of this rank not recorded, or forecasts not made."""
         parts = (self._record, self._rollouts)
-        return [*self._missing, *(it for part in parts if part is not None for it in part.warnings)]
+        return [*self._told, *(it for part in parts if part is not None for it in part.warnings)]
 
     def state_dict(self) -> dict[str, Any]:
         return {
@@ -205,9 +207,28 @@ class Validation(Callback):
             self._schedules[name].done(self._progress)
         return []
 
+    def _warn(self, text: str) -> None:
+        """Warn once, on rank 0."""
+        if self._ranks.rank == 0 and text not in self._told:
+            self._told.append(text)
+            _log.warning("%s", text)
+
+    def _begin(self) -> None:
+        """See before the first batch that study.json and the sets go together, and that the user's code works."""
+        if self._settings.sets:
+            self._quiesce()
+            have_own = all(it.name in self._schedules for it in self._sets())
+            if have_own and not self._schedules[""].is_empty:
+                self._warn(
+                    "validation.every_batches, every_s and at have no effect: each set has every_batches of its own in "
+                    "validation.sets"
+                )
+        if self._settings.at_start and not self._progress.batches:
+            self._try(self._settings.at_start)
+
     def _try(self, num: int) -> None:
         """Call the user's code with the first batches of each set, to see whether it works."""
-        with self._phases.measure("validation"):
+        with self._phases.measure("validation"), self._metrics.trial():
             self._quiesce()
             sets = [it.first(num) for it in self._sets()]
             self._callbacks.tell("on_validation_start")

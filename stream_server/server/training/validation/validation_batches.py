@@ -19,7 +19,7 @@ from stream_server.config.training_sections import ValidationSettings
 from stream_server.errors import ConfigError, UserCodeError
 from stream_server.server.intake.validation_store import HeldOutRows, ValidationStore
 from stream_server.server.ranks.communicator import Ranks
-from stream_server.server.user.components import make_loader
+from stream_server.server.user.components import loader_name, make_loader
 from stream_server.server.user.simulation_data import SimulationBatch
 from stream_server.user_code import call_user
 
@@ -201,14 +201,14 @@ class ValidationSets:
     def _ask_user(self) -> list[ValidationSet] | None:
         made = make_loader(self._server, "validation.val_dataloader")
         loaders = self._call("val_dataloader") if made is None else made
-        if loaders is None:
-            return None
         named = loaders if isinstance(loaders, Mapping) else {"": loaders}
         known = [name for name in map(str, named) if name]
         for name in self._settings.sets.keys() - {*known}:
             instead = f"write {nearest(name, known) or one_of(known)}" if known else "it names none"
-            where = f"{type(self._server).__name__}.val_dataloader"
+            where = loader_name(self._server)
             raise ConfigError(f"validation.sets must name sets of {where}, but has {name!r}: {instead}")
+        if loaders is None:
+            return None
         return [self._set_of(str(name), loader) for name, loader in named.items()]
 
     def _set_of(self, name: str, loader: Any) -> ValidationSet:
@@ -264,7 +264,7 @@ class ValidationSets:
         everywhere = self._ranks.broadcast(self._ranks.gather(mine))
         if other := next((rank for rank, found in enumerate(everywhere) if found != everywhere[0]), None):
             raise UserCodeError(
-                f"{type(self._server).__name__}.val_dataloader must give the same on every rank, but rank {other} has "
+                f"{loader_name(self._server)} must give the same on every rank, but rank {other} has "
                 "other sets or batches than rank 0. The study shares the batches out to the ranks: do not split it "
                 "yourself (DistributedSampler, self.rank), draw at random only from a generator with a seed of your "
                 "own, and make it of nothing that belongs to a rank, such as self.buffer"
@@ -298,7 +298,7 @@ class ValidationSets:
 
     @property
     def _loader(self) -> str:
-        return f"what {type(self._server).__name__}.val_dataloader returned"
+        return f"what {loader_name(self._server)} returned"
 
     def _call(self, method: str, *arguments: Any) -> Any:
         return call_user(f"{type(self._server).__name__}.{method}", getattr(self._server, method), *arguments)

@@ -16,7 +16,7 @@ from stream_server.server.metrics.monitor import VALIDATED
 from stream_server.server.ranks.communicator import Ranks
 from stream_server.server.training.validation.validation_batches import HeldOut, Observe, ValidationSet
 from stream_server.server.training.validation.validation_record import ValidationRecord
-from stream_server.server.user.components import third_argument
+from stream_server.server.user.components import loader_name, third_argument
 from stream_server.server.user.framework import Step
 from stream_server.server.user.losses import Array, loss_of
 from stream_server.user_code import call_user
@@ -33,7 +33,8 @@ class ValidationPass:
     a value like those that it returns, and no part of the curves of the training. `left` then says where, in plain
     values that are the same on all ranks; with it another pass over the same sets and with the same model goes on from
     there. `observe` gets the loss of each held-out sample; the mean of its batch where that is all that is known.
-    Where these are not all sets, so that it is not `is_complete`, only the values of each are taken.
+    Where these are not all sets, so that it is not `is_complete`, only the values of each are taken, none if they are
+    empty.
     """
 
     def __init__(
@@ -83,8 +84,8 @@ class ValidationPass:
                     return None
                 self._take_metrics(validation_set.name)
         means = self._reduced().values()
-        if not means:
-            raise UserCodeError(f"{type(self._server).__name__}.val_dataloader gave no batch to any rank")
+        if not means and self._is_complete:
+            raise UserCodeError(f"{loader_name(self._server)} gave no batch to any rank")
         twice = next((name for name in self._values if name in means), None)
         if twice is not None:
             raise UserCodeError(

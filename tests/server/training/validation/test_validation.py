@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -241,9 +242,10 @@ def test_a_state_of_before_there_were_schedules_of_sets_is_taken_back() -> None:
 
 def test_a_set_that_study_json_names_must_be_there() -> None:
     with pytest.raises(ConfigError, match=r"sets of Server.val_dataloader, but has 'fra': write far"):
-        validation(Server(SETS), sets={"fra": {"max_batches": 1}}).run()
-    with pytest.raises(ConfigError, match="it names none"):
-        validation(Server([np.ones(1)]), sets={"far": {"max_batches": 1}}).run()
+        resume(validation(Server(SETS), sets={"fra": {"max_batches": 1}}))
+    for loader in ([np.ones(1)], None):
+        with pytest.raises(ConfigError, match="it names none"):
+            resume(validation(Server(loader), sets={"far": {"max_batches": 1}}))
 
 
 def test_a_few_batches_are_tried_before_the_training_and_not_counted() -> None:
@@ -262,6 +264,56 @@ def test_a_few_batches_are_tried_before_the_training_and_not_counted() -> None:
 
     found = {"loss": 10 / 3, "near/loss": 0.5, "far/loss": 9.0}
     assert on_ranks(2, run) == [(["start", pytest.approx(found)], [], [])] * 2
+
+
+def test_what_is_logged_in_a_trial_is_in_no_curve() -> None:
+    metrics = Metrics(SoloRanks())
+
+    class Logging(Server):
+        def validation_step(self, batch: Any, batch_idx: int) -> Any:
+            metrics.log("error", 1.0)
+            metrics.log("worst", 2.0, reduce="max")
+            metrics.log("ever", 3.0, reduce="max", keep=True)
+            metrics.log("now", 4.0, step=0)
+            metrics.log_histogram("spread", np.ones(2))
+            metrics.log_figure("picture", SimpleNamespace(savefig=lambda file, format: file.write(b"png")))
+            return 0.0
+
+        def on_validation_end(self, metrics_of_all: dict[str, float]) -> None:
+            self.heard.append(metrics_of_all)
+            metrics.log("after", 5.0)
+
+    server = Logging([np.ones(1)])
+    one = validation(server, metrics=metrics, at_start=1)
+    resume(one)
+    metrics.write(0, 0.0)
+    assert server.heard == ["start", {"loss": 0.0, "error": 1.0}]
+    assert (metrics.latest, metrics.state_dict(), vars(metrics)["_figures"]) == ({}, {}, {})
+    one.run()
+    metrics.write(1, 0.0)
+    assert {"val/worst", "val/ever", "after"} <= metrics.latest.keys()
+    assert metrics.state_dict().keys() == {"val/ever"}
+
+
+def test_an_empty_set_that_is_due_alone_is_passed_over_and_told() -> None:
+    server, written, progress = Server({**SETS, "far": []}), Written(), Progress()
+    one = own_schedules(server, written, progress)
+    resume(one)
+    for progress.batches in range(1, 9):
+        step(one)
+    assert written.records == [(4, {"val/near/loss": 1.0}), (8, {"val/near/loss": 1.0})]
+    assert one.warnings == ["far of validation.sets gave no batch to any rank"]
+
+
+def test_a_schedule_that_has_no_set_is_told_before_the_first_batch() -> None:
+    sets = {name: {"every_batches": 3} for name in SETS}
+    own: Any = {name: Schedule(every=3) for name in SETS}
+    one = validation(Server(SETS), schedule=Schedule(every=2), schedules=own, sets=sets)
+    resume(one)
+    assert [text.partition(" have")[0] for text in one.warnings] == ["validation.every_batches, every_s and at"]
+    other = own_schedules(Server(SETS), Written(), Progress())
+    resume(other)
+    assert other.warnings == []
 
 
 def test_a_study_that_goes_on_tries_nothing() -> None:
