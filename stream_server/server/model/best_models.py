@@ -68,6 +68,11 @@ class BestModels(Callback):
         self._kept: list[dict[str, Any]] = []
 
     @property
+    def warnings(self) -> list[str]:
+        """Why the value was not there."""
+        return self._monitor.warnings
+
+    @property
     def best(self) -> list[dict[str, Any]]:
         """The kept models, the best first: batch, value, and the name of the folder. Rank 0."""
         return [
@@ -82,7 +87,7 @@ class BestModels(Callback):
             self._prune()
 
     def on_validation_end(self, server: Any, metrics: dict[str, float]) -> None:
-        value = self._monitor.of_validation(metrics)
+        value = self._monitor.of_validation(metrics, server)
         if value is None:
             return
         # Collective, so all ranks take part, though only rank 0 writes.
@@ -90,6 +95,9 @@ class BestModels(Callback):
         if server.rank == 0 and math.isfinite(value):
             with self._phases.measure("checkpoint"):
                 self._consider(server.progress.batches, value, metrics)
+
+    def on_train_end(self, server: Any) -> None:
+        self._monitor.end(server)
 
     def state_dict(self) -> dict[str, Any]:
         return {
@@ -102,6 +110,7 @@ class BestModels(Callback):
         """Values of another monitor cannot be compared: those models go."""
         same = (state["monitor"], state["mode"]) == (self._monitor.name, self._monitor.mode)
         self._kept = [dict(entry) for entry in state["kept"]] if same else []
+        self._monitor.first_batch = min((entry["batch"] for entry in self._kept), default=None)
 
     def _consider(self, batch: int, value: float, metrics: Mapping[str, float]) -> None:
         others = [entry for entry in self._kept if entry["batch"] != batch]

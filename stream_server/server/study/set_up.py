@@ -93,6 +93,7 @@ class StudyRank(Composition):
     parts: dict[str, Part]
     export: ModelExport | None = None
     best_models: BestModels | None = None
+    stopping: EarlyStopping | None = None
     display: Display | None = None
     losses: FiniteLosses | None = None
     is_set_up = False
@@ -156,6 +157,8 @@ class StudyRank(Composition):
         if not self.is_set_up:
             return []
         parts: list[Any] = [
+            *optional(self.stopping),
+            *optional(self.best_models),
             *(self.checkpoints, self.validation, *optional(self.export), self.metrics, self.server.normalization),
             *(*optional(self.losses), *self.rates, self.step, self.untrained, self.unsaved, self.batch_rows),
         ]
@@ -170,7 +173,7 @@ class StudyRank(Composition):
             StreamServerError: the user's class raised, here or on another rank, or what was saved does not fit.
         """
         self._count_samples(stack)
-        stopping = self._make_stopping()
+        stopping = self.stopping = self._make_stopping()
         set_up = Phases()
         with set_up.measure("model"):
             self._open_model(stack, writers, stopping)

@@ -121,6 +121,16 @@ def test_a_value_of_the_rollouts_may_be_missing_while_there_are_none(tmp_path: P
     assert study.on_disk == ["batch-000010"]
 
 
+def test_a_value_that_is_known_at_the_end_alone_is_told(tmp_path: Path) -> None:
+    study = Study(tmp_path)
+    study.server.progress.batches = 10
+    study.models.on_validation_end(study.server, {"far/loss": 1.0})
+    study.validate({20: 1.0})
+    study.models.on_train_end(study.server)
+    [told] = study.models.warnings
+    assert told.startswith("checkpoint.monitor: no val/loss in 1 validation, each of some sets alone.")
+
+
 def test_every_rank_unites_the_model_and_only_the_first_writes(tmp_path: Path) -> None:
     study = Study(tmp_path, rank=1)
     study.validate({10: 2.0, 20: 3.0})

@@ -16,20 +16,29 @@ if TYPE_CHECKING:
 class EarlyStopping(Callback):
     """Asks for a stop once a logged value has not improved for `patience` checks, as `training.early_stop` says.
 
-    A value of the validation, "val/…", is checked after each validation. Any other one is checked where it is written:
-    then `on_record` observes the metrics of rank 0. A value that is not finite is no improvement.
+    A value of the validation, "val/…", is checked after each validation that has it, once at each batch. Any other one
+    is checked where it is written: then `on_record` observes the metrics of rank 0. A value that is not finite is no
+    improvement.
     How the stop reaches the simulations is told in `server/reception/simulation_stop.py`.
     """
 
     def __init__(self, settings: "EarlyStop", *, stop: Callable[[str], None]) -> None:
         self._patience = settings.patience
         self._min_delta = settings.min_delta
-        self._monitor = Monitor(name=settings.monitor, mode=settings.mode, key="training.early_stop.monitor")
+        self._monitor = Monitor(
+            name=settings.monitor, mode=settings.mode, key="training.early_stop.monitor", patience=settings.patience
+        )
         self._stop = stop
         self._best: float | None = None
         self._best_batch = 0
+        self._batch = 0
         self._num_checks = 0
         self._num_missing = 0
+
+    @property
+    def warnings(self) -> list[str]:
+        """Why the value was not there."""
+        return self._monitor.warnings
 
     @property
     def observes_records(self) -> bool:
@@ -41,8 +50,16 @@ class EarlyStopping(Callback):
         self._judge()
 
     def on_validation_end(self, server: Any, metrics: dict[str, float]) -> None:
-        if self._monitor.is_validated and (value := self._monitor.of_validation(metrics)) is not None:
-            self._check(value, server.progress.batches)
+        batch = server.progress.batches
+        # Where all sets are due right after some of them, the values of these come twice.
+        if self._monitor.is_validated and batch != self._batch:
+            value = self._monitor.of_validation(metrics, server)
+            if value is not None:
+                self._batch = batch
+                self._check(value, batch)
+
+    def on_train_end(self, server: Any) -> None:
+        self._monitor.end(server)
 
     def on_record(self, record: Record) -> None:
         """Check what is written at a log point.
@@ -64,6 +81,7 @@ class EarlyStopping(Callback):
             "mode": self._monitor.mode,
             "best": self._best,
             "best_batch": self._best_batch,
+            "batch": self._batch,
             "num_checks": self._num_checks,
         }
 
@@ -71,7 +89,8 @@ class EarlyStopping(Callback):
         """Take back what `state_dict` gave, unless it belongs to another monitor."""
         if (state["monitor"], state["mode"]) == (self._monitor.name, self._monitor.mode):
             self._best, self._best_batch = state["best"], state["best_batch"]
-            self._num_checks = state["num_checks"]
+            self._num_checks, self._batch = state["num_checks"], state.get("batch", 0)
+            self._monitor.first_batch = None if self._best is None else self._best_batch
 
     def _check(self, value: float, batch: int) -> None:
         is_first = self._best is None and math.isfinite(value)

@@ -28,9 +28,12 @@ class Study:
             if self.reasons:
                 break
             self.batch += 10
-            server = SimpleNamespace(progress=at(self.batch))
-            self.stopping.on_validation_end(server, {name: loss})
+            self.stopping.on_validation_end(self.server, {name: loss})
         return self
+
+    @property
+    def server(self) -> Any:
+        return SimpleNamespace(rank=0, progress=at(self.batch))
 
     def log(self, **values: float) -> None:
         self.batch += 10
@@ -97,6 +100,29 @@ def test_validations_of_some_sets_count_for_their_values_alone() -> None:
     study = Study(patience=2).validate(1.0, 0.5).validate(9.0, 9.0, 9.0, name="far/loss")
     assert (study.batch, study.reasons) == (50, [])
     assert Study(patience=2, monitor="val/far/loss").validate(1.0, 9.0, 9.0, name="far/loss").reasons
+
+
+def test_the_value_of_a_set_counts_once_where_all_are_due_right_after_it() -> None:
+    study = Study(patience=2, monitor="val/far/loss").validate(1.0, 2.0, name="far/loss")
+    study = study.restarted(patience=2, monitor="val/far/loss")
+    study.stopping.on_validation_end(study.server, {"loss": 3.0, "far/loss": 2.0})
+    assert study.reasons == []
+    assert study.validate(2.0, name="far/loss").reasons
+
+
+def test_a_value_that_the_first_validations_do_not_have_is_told_once() -> None:
+    study = Study(patience=2).validate(9.0, name="far/loss")
+    assert study.stopping.warnings == []
+    study.validate(9.0, 9.0, name="far/loss").stopping.on_train_end(study.server)
+    [told] = study.stopping.warnings
+    assert told.startswith("training.early_stop.monitor: no val/loss in 2 validations, each of some sets alone.")
+
+
+@pytest.mark.parametrize(("losses", "num"), [((), 1), ((1.0,), 1), ((1.0, 1.0), 0)])
+def test_a_value_that_is_known_at_the_end_alone_is_told(losses: tuple[float, ...], num: int) -> None:
+    study = Study(patience=5).validate(9.0, name="far/loss").validate(*losses)
+    study.stopping.on_train_end(study.server)
+    assert len(study.stopping.warnings) == num
 
 
 def test_a_value_that_no_validation_gives_is_refused_with_the_names_that_there_are() -> None:
