@@ -333,6 +333,9 @@ def _something_is_validated(config: StudyConfig) -> Iterator[Problem]:
         )
     if early := [it for it in validation.at if isinstance(it, int) and it < validation.after_batches]:
         yield Problem("validation.at", f"{early[0]} is before validation.after_batches", "Write a later batch")
+    if validation.after_batches and any(isinstance(it, float) for it in validation.at):
+        found = "whether a fraction of the run is before validation.after_batches is not known in advance"
+        yield Problem("validation.at", found, "Write numbers of batches, or leave validation.after_batches out")
     if validation.max_batches is not None and validation.simulations and config.samples_per_simulation is None:
         found = "which samples there will be is not known in advance"
         yield Problem("validation.max_batches", found, "Write study.time_steps, or leave it out")

@@ -198,7 +198,9 @@ class ValidationSettings(Section):
     )
     batch_size: Count = filled_in("Samples of a validation batch. Default: `training.batch_size`.")
     max_batches: Count | None = Field(
-        default=None, description="Most batches of each set, on all ranks together: always the same; `null`: all."
+        default=None,
+        description="Each set has the samples of so many batches at most, on all ranks together: always the same; "
+        "`null`: all.",
     )
     sets: dict[str, ValidationSetSettings] = Field(
         default_factory=dict, description="What is different for a set, by its name in `val_dataloader`."

@@ -84,6 +84,10 @@ def test_routing_by_simulations_needs_a_simulation_for_each_rank(folder: StudyFo
             "validation.at: 3 is before validation.after_batches. Write a later batch",
         ),
         (
+            {"training.draws_per_sample": 1, "validation.at": [9, 0.5], "validation.after_batches": 5},
+            "validation.at: whether a fraction of the run is before validation.after_batches is not known in advance.",
+        ),
+        (
             {"validation.simulations": 1, "validation.max_batches": 5, "study.time_steps": None},
             "validation.max_batches: which samples there will be is not known in advance. Write study.time_steps",
         ),

@@ -1,6 +1,6 @@
 """The record of one log point, and the protocol of the writers that take it."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -43,7 +43,7 @@ class LoggedRun:
         num_ranks: number of ranks of the server.
         after: last batch that stays. A study that is killed goes on from a checkpoint, and trains the batches behind it
             again: what earlier starts have written behind batch `after` must be dropped, if the writer can do so.
-        is_validated: whether the validation after that batch stays, too; otherwise it is done again.
+        validated: names of the validation after that batch that stay, too; the others are known again. None: all stay.
         settings: study.json with all its defaults, for a table of hyperparameters.
     """
 
@@ -52,7 +52,7 @@ class LoggedRun:
     folder: Path
     num_ranks: int = 1
     after: int = 0
-    is_validated: bool = True
+    validated: Collection[str] | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
 
 

@@ -4,7 +4,7 @@ import json
 import logging
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -55,7 +55,7 @@ def open_writers(run: LoggedRun, wanted: WantedWriters = DEFAULT_WRITERS, study_
         if of_rank and int(of_rank[1]) >= run.num_ranks:
             _cut(run.folder / name, run.after)
     return [
-        JsonLinesWriter(run.folder / "metrics.jsonl", run.after, is_validated=run.is_validated),
+        JsonLinesWriter(run.folder / "metrics.jsonl", run.after, validated=run.validated),
         HistogramsWriter(run.folder / "histograms.jsonl", run.after),
         *_open(makers, run),
     ]
@@ -104,8 +104,8 @@ def _open(makers: Sequence[WriterMaker], run: LoggedRun) -> list[Writer]:
 class JsonLinesWriter:
     """One JSON object per log point, `null` for a number that is not finite."""
 
-    def __init__(self, path: Path, after: int = 0, *, is_validated: bool = True) -> None:
-        _cut(path, after, is_validated=is_validated)
+    def __init__(self, path: Path, after: int = 0, *, validated: Collection[str] | None = None) -> None:
+        _cut(path, after, validated=validated)
         place = Path(place_of(path))
         self._file = place.open("a", encoding="utf-8")
 
@@ -139,26 +139,27 @@ def _short(value: float) -> float:
     return float(f"{value:.6g}")
 
 
-def _cut(path: Path, after: int, *, is_validated: bool = True) -> None:
+def _cut(path: Path, after: int, *, validated: Collection[str] | None = None) -> None:
     """Remove the lines after batch `after`, and damaged ones, from a file, if there is one."""
     remove_leftovers(path)
     if not exists(path):
         return
     *lines, _ = read_file(path, max_bytes=None).split(b"\n")
-    kept = [line + b"\n" for line in lines if _line_stays(line, after, is_validated=is_validated)]
+    kept = [line + b"\n" for line in lines if _line_stays(line, after, validated=validated)]
     replace_file(path, b"".join(kept))
 
 
-def _line_stays(line: bytes, after: int, *, is_validated: bool) -> bool:
+def _line_stays(line: bytes, after: int, *, validated: Collection[str] | None) -> bool:
     try:
         record = json.loads(line)
-        return _stays(record, record["batch"], after, is_validated=is_validated)
+        return _stays(record, record["batch"], after, validated=validated)
     except (ValueError, KeyError, TypeError, RecursionError, AttributeError):
         return False
 
 
-def _stays(record: dict[str, Any], batch: int, after: int, *, is_validated: bool) -> bool:
+def _stays(record: dict[str, Any], batch: int, after: int, *, validated: Collection[str] | None) -> bool:
     """Whether the record of a batch until `after` is not of a validation that is done again."""
-    if batch != after or is_validated:
+    if batch != after or validated is None:
         return batch <= after
-    return not all(name.startswith("val/") for name, value in record.items() if name not in AXES and value != "")
+    names = [name for name, value in record.items() if name not in AXES and value != ""]
+    return any(not name.startswith("val/") or name in validated for name in names)

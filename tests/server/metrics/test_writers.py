@@ -98,6 +98,22 @@ def test_a_validation_at_the_batch_of_the_checkpoint_stays(tmp_path: Path) -> No
     assert batches_of(tmp_path / "m.jsonl") == [20, 20, 30, 30]
 
 
+@pytest.mark.parametrize(
+    ("validated", "names"),
+    [(None, ["loss", "val/far/loss", "val/loss"]), ([], ["loss"]), (["val/far/loss"], ["loss", "val/far/loss"])],
+)
+def test_of_the_validation_at_the_batch_of_the_checkpoint_stays_what_it_has(
+    tmp_path: Path, validated: list[str] | None, names: list[str]
+) -> None:
+    writer = JsonLinesWriter(tmp_path / "m.jsonl")
+    for name in ("loss", "val/far/loss", "val/loss"):
+        writer.write(record(20, **{name: 0.5}))
+    writer.close()
+    JsonLinesWriter(tmp_path / "m.jsonl", 20, validated=validated).close()
+    lines = map(json.loads, (tmp_path / "m.jsonl").read_text().splitlines())
+    assert [name for line in lines for name in line if "loss" in name] == names
+
+
 def test_files_of_ranks_that_are_no_more_end_at_the_checkpoint_too(tmp_path: Path) -> None:
     for rank in (0, 1, 2):
         writer = open_own_writer(LoggedRun(folder=tmp_path), rank)
