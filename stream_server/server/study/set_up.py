@@ -21,7 +21,6 @@ from stream_server.server.checkpoint.user_state import load_learned, load_rank_s
 from stream_server.server.intake.source import Source
 from stream_server.server.metrics.log_record import LoggedRun
 from stream_server.server.metrics.metrics import Gauge, Metrics
-from stream_server.server.metrics.monitor import VALIDATED
 from stream_server.server.metrics.writers import open_own_writer, open_writers
 from stream_server.server.model.best_models import BEST, BestModels
 from stream_server.server.model.model_export import ModelExport
@@ -60,8 +59,8 @@ from stream_server.server.training.monitoring.gauges import (
     SpeedGauge,
 )
 from stream_server.server.training.rounds import Rounds
+from stream_server.server.training.validation.validation import names_validated
 from stream_server.server.training.validation.validation_batches import Observe
-from stream_server.server.training.validation.validation_pass import LOSS
 from stream_server.server.training.validation.validation_record import held_out_record
 from stream_server.server.user.components import load_server_class, make_callbacks
 from stream_server.server.user.framework import framework_of
@@ -302,14 +301,13 @@ class StudyRank(Composition):
         config, batches, rank = self.config, self.progress.batches, self.ranks.rank
         # A checkpoint that was committed before a validation has none of its values, and of some sets theirs alone.
         history = [] if self.saved is None else self.saved["callbacks"]["Validation"]["history"]
-        last = history[-1] if history and history[-1]["batch"] == batches else {}
         run = LoggedRun(
             name=config.study.name,
             id=self.continuation.identity.study,
             folder=self.folder.metrics,
             num_ranks=self.ranks.size,
             after=batches,
-            validated=None if LOSS in last else [f"{VALIDATED}{name}" for name in last],
+            validated=names_validated(history, batches),
             settings=config.resolved(),
         )
         writers = open_writers(run, config.metrics.wanted, config.study_dir) if rank == 0 else []

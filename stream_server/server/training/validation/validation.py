@@ -2,7 +2,7 @@
 
 import logging
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from stream_server.config.training_sections import ValidationSettings
@@ -309,3 +309,9 @@ class Validation(Callback):
             rollouts = None if self._rollouts is None else self._rollouts.mine
             keep = batches_to_keep(self.history, self.best)
             self._record.write(self._progress.batches, values, keep, rollouts)
+
+
+def names_validated(history: Sequence[Mapping[str, Any]], batch: int) -> list[str] | None:
+    """The names that a history has values of after a batch; None: all that there are."""
+    last = next((entry for entry in history[-1:] if entry["batch"] == batch), {})
+    return None if LOSS in last else [f"{PREFIX}{name}" for name in last]

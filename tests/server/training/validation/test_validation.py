@@ -18,7 +18,7 @@ from stream_server.server.metrics.union_mean import UnionMean
 from stream_server.server.progress.progress import Progress
 from stream_server.server.progress.schedules import Schedule
 from stream_server.server.ranks.communicator import Ranks, SoloRanks
-from stream_server.server.training.validation.validation import Validation
+from stream_server.server.training.validation.validation import Validation, names_validated
 from stream_server.server.training.validation.validation_batches import HeldOutSamples, num_samples
 from stream_server.server.user.callbacks import Callback
 from stream_server.storage.plain_state import from_bytes, to_bytes
@@ -228,6 +228,13 @@ def test_a_set_with_a_schedule_is_validated_by_that_one_and_the_loss_of_all_need
     assert one.history[1] == {"batch": 6, "far/loss": 7.0}
     assert one.best == {"batch": 12, "loss": 5.0}
     assert server.heard[:4] == ["start", {"near/loss": 1.0}, "start", {"far/loss": 7.0}]
+
+
+def test_what_a_history_has_after_a_batch_is_all_or_the_values_of_some_sets() -> None:
+    history = [{"batch": 4, "far/loss": 7.0}, {"batch": 6, "far/loss": 7.0}]
+    assert names_validated([], 6) == names_validated(history, 8) == []
+    assert "val/far/loss" in (names_validated(history, 6) or [])
+    assert names_validated([*history, {"batch": 6, "loss": 5.0}], 6) is None
 
 
 def test_a_state_of_before_there_were_schedules_of_sets_is_taken_back() -> None:

@@ -182,12 +182,12 @@ SETS = """
 from server import LinearServer
 import numpy as np
 
-class SetsServer(LinearServer):
-    def val_dataloader(self):
-        near, far = np.array([[1.0, 0.0, 0.0, 0.5]]), np.array([[1.0, 1.0, 0.0, 0.0]])
-        wrong = [(far, np.full((1, 8), value)) for value in range(4)]
-        return {"near": [(near, np.full((1, 8), 0.5))] * 3, "far": wrong}
+def sets():
+    near, far = np.array([[1.0, 0.0, 0.0, 0.5]]), np.array([[1.0, 1.0, 0.0, 0.0]])
+    wrong = [(far, np.full((1, 8), value)) for value in range(4)]
+    return {"near": [(near, np.full((1, 8), 0.5))] * 3, "far": wrong}
 
+class SetsServer(LinearServer):
     def validation_step(self, batch, batch_idx, set_name):
         with open(self.output_dir.parent / "seen", "a") as seen:
             print(self.progress.batches, set_name, file=seen)
@@ -203,8 +203,9 @@ def test_sets_have_schedules_and_limits_and_are_tried_before_the_training(tmp_pa
     settings = {
         "server.class": "sets.py:SetsServer",
         "study.simulations": 2,
-        "validation": {"every_batches": 6, "at_start": 1, "sets": sets},
+        "validation": {"every_batches": 6, "at_start": 1, "val_dataloader": {"class": "sets.py:sets"}, "sets": sets},
         "checkpoint.monitor": "val/far/loss",
+        "training.early_stop": {"patience": 3},
     }
     done = run_here(study / "study.json", tmp_path / "run", settings=settings)
     assert done.exit_code == 0, done.output
@@ -219,6 +220,7 @@ def test_sets_have_schedules_and_limits_and_are_tried_before_the_training(tmp_pa
         *((4, "val/far/loss"), (6, "val/near/loss"), (8, "val/far/loss")),
         *((10, f"val/{name}") for name in ("loss", "near/loss", "far/loss")),
     ]
+    assert [line for line in done.report["warnings"] if "early_stop.monitor: no val/loss in 3 validations" in line]
     [best] = done.report["best_models"]
     assert best["monitor"] == "val/far/loss"
     assert best["batch"] in (4, 8, 10)
