@@ -138,12 +138,6 @@ class Reception(Source):
                 self._note_design(self.roster)
                 for text in self._design_warnings.texts:
                     log.warning("%s", text)
-                if self.suggester is not None:
-                    self.suggester.start(
-                        lambda it: receiver.post(mailbox.ParametersSuggested(parameters=it)),
-                        self.end_early,
-                        lambda reason: receiver.post(launcher_link.FinishSimulations(reason=in_one_line(reason))),
-                    )
                 self._announce(self.roster, endpoints[0])
                 if self.start.link is None:
                     stack.callback(receiver.sockets.launcher_has_ended)
@@ -210,6 +204,15 @@ class Reception(Source):
             *told,
             f"not all samples are recorded: {error or 'the recording had ended in an earlier incarnation'}",
         ]
+
+    def begin_suggesting(self) -> None:
+        """From now on ask the class that suggests parameters for what is wanted."""
+        if self.suggester is not None:
+            self.suggester.start(
+                lambda it: self.receiver.post(mailbox.ParametersSuggested(parameters=it)),
+                self.end_early,
+                lambda reason: self.receiver.post(launcher_link.FinishSimulations(reason=in_one_line(reason))),
+            )
 
     def ingest(self, results: Mapping[int, Mapping[str, float]]) -> None:
         """Give the results of simulations to the class that suggests parameters. Rank 0."""

@@ -140,11 +140,7 @@ class Feedback(Callback):
     def on_round(self, server: Any) -> None:
         if self._schedule.is_due(self._progress):
             self._schedule.done(self._progress)
-            self._gather()
-
-    def on_round_end(self, server: Any, round_idx: int) -> None:
-        # Before the next parameters are asked for.
-        self._gather()
+            self.gather()
 
     def state_dict(self) -> dict[str, Any]:
         names = sorted({name for result in self._results.values() for name in result})
@@ -167,7 +163,8 @@ class Feedback(Callback):
         if self._ranks.rank == 0:
             self._ingest(self._results)
 
-    def _gather(self) -> None:
+    def gather(self) -> None:
+        """Tell it now, what has failed too."""
         gathered = self._ranks.gather({str(simulation): sums for simulation, sums in self.scores.take().items()})
         if gathered is None:
             return

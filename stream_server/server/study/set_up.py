@@ -208,9 +208,12 @@ class StudyRank(Composition):
             before_logging=optional(stopping),
             after_logging=[*board, *optional(self.export)],
             feedback=feedback,
-            rounds=self._make_rounds(),
+            rounds=self._make_rounds(feedback),
         )
         self._restore_training()
+        if isinstance(self.source, Reception):
+            # A class that learns knows the saved results now.
+            self.source.begin_suggesting()
         for part, duration_s in {**set_up.seconds, "total": time.monotonic() - self._began_s}.items():
             self.metrics.log(f"init/{part}_s", duration_s, reduce="max")
         self.is_set_up, self.stops.in_set_up = True, False
@@ -463,7 +466,7 @@ class StudyRank(Composition):
             parameters=self.parameter_names,
         )
 
-    def _make_rounds(self) -> Rounds | None:
+    def _make_rounds(self, feedback: Feedback | None) -> Rounds | None:
         source = self.source
         if self.config.study.rounds is None or not isinstance(source, Reception):
             return None
@@ -477,6 +480,8 @@ class StudyRank(Composition):
             source,
             self.callbacks,
             self.progress,
+            validate=self.validation.end_round,
+            tell_results=(lambda: None) if feedback is None else feedback.gather,
             save_every=self.config.checkpoint.every_rounds,
             save=self.checkpoints.take_last,
         )

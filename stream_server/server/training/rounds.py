@@ -3,7 +3,7 @@
 Why: docs/decisions/0096-rounds.md
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 from stream_server.server.progress.batches import UnionBatch
@@ -26,6 +26,7 @@ class Rounds:
 
     A round lasts from the first batch with a new sample until all its simulations are over and each of their samples
     was trained as often as the buffer promises. What a reservoir keeps may be trained again until new samples come.
+    `validate` returns whether no rank left the validation half-way, and `tell_results` tells what suggests parameters.
     `save` takes a checkpoint after each `save_every` rounds.
     """
 
@@ -36,6 +37,8 @@ class Rounds:
         callbacks: Callbacks,
         progress: Progress,
         *,
+        validate: Callable[[], bool],
+        tell_results: Callable[[], None],
         save_every: int | None,
         save: Callable[[], Any],
     ) -> None:
@@ -43,8 +46,11 @@ class Rounds:
         self._source = source
         self._callbacks = callbacks
         self._progress = progress
+        self._validate = validate
+        self._tell_results = tell_results
         self._save_every = save_every
         self._save = save
+        self._ends = self._end_and_begin()
 
     def note(self, union_batch: UnionBatch) -> None:
         """A batch is about to be trained, which may be the first of a round."""
@@ -52,16 +58,27 @@ class Rounds:
             self._callbacks.tell("on_round_start", self._progress.rounds)
 
     def end(self) -> bool:
-        """All ranks have trained what has come: whether more may come."""
+        """All ranks have trained what has come: whether more may come. Called until it does, with a vote in between."""
+        return next(self._ends)
+
+    def _end_and_begin(self) -> Iterator[bool]:
+        """What `end` returns. After each, the ranks hand on all events of simulations, and may agree to stop."""
         progress = self._progress
-        is_last, has_samples = bool(self._ranks.broadcast(self._source.is_drained)), progress.round_has_samples
-        if has_samples:
-            self._callbacks.tell("on_round_end", progress.rounds)
-        if has_samples or not is_last:
-            progress.end_round()
-        if is_last:
-            return False
-        if self._save_every is not None and progress.rounds % self._save_every == 0:
-            self._save()
-        self._source.begin_round(progress.rounds)
-        return True
+        while True:
+            yield True
+            is_last, has_samples = bool(self._ranks.broadcast(self._source.is_drained)), progress.round_has_samples
+            if has_samples:
+                while not self._validate():
+                    yield True
+                self._callbacks.tell("on_round_end", progress.rounds)
+            self._tell_results()
+            if has_samples or not is_last:
+                progress.end_round()
+            if is_last:
+                yield False
+                return
+            if self._save_every is not None and progress.rounds % self._save_every == 0:
+                self._save()
+            yield True
+            self._source.begin_round(progress.rounds)
+            yield True

@@ -4,11 +4,21 @@ from typing import Any
 
 import pytest
 
+from stream_server.errors import Closed
 from stream_server.server.progress.batches import StepCounts, StepOutcome, UnionBatch
+from stream_server.server.progress.phases import Phases
 from stream_server.server.progress.progress import Progress
+from stream_server.server.progress.stop import StopReason, StopRequests
+from stream_server.server.ranks.communicator import SoloRanks
+from stream_server.server.training.control_round import in_lockstep
 from stream_server.server.training.rounds import Rounds
 from stream_server.server.user.callbacks import Callback, Callbacks
 from tests.fakes.thread_ranks import ThreadRanks, on_ranks
+from tests.support.streams import ScriptedStream, batch_of
+
+
+LAST = ["round", "round"]
+ENDED = ["round", "validation", ("end", 0)]
 
 
 class Diary(Callback):
@@ -16,6 +26,7 @@ class Diary(Callback):
 
     def __init__(self) -> None:
         self.events: list[Any] = []
+        self.told: list[int] = []
 
     def on_round_start(self, server: Any, round_idx: int) -> None:
         self.events.append(("start", round_idx))
@@ -49,6 +60,8 @@ class Walk:
             Source(self.diary, len(samples)),
             Callbacks(None, [self.diary]),
             self.progress,
+            validate=lambda: True,
+            tell_results=lambda: self.diary.told.append(self.progress.rounds),
             save_every=save_every,
             save=lambda: self.diary.events.append("save"),
         )
@@ -57,7 +70,10 @@ class Walk:
                 self.train(num_first=size)
             # A sample that is drawn again is of no new round.
             self.train(num_first=0)
-            assert self.rounds.end() == (position + 1 < len(samples))
+            if position + 1 < len(samples):
+                assert [self.rounds.end() for _ in range(3)] == [True] * 3
+            else:
+                assert [self.rounds.end() for _ in range(2)] == [True, False]
 
     def train(self, num_first: int) -> None:
         union_batch = UnionBatch(own=None, sizes=(2,) * self.num_ranks, counts=StepCounts(num_first=num_first))
@@ -83,6 +99,54 @@ def test_a_round_that_brings_nothing_is_counted_and_not_told() -> None:
 def test_a_last_round_that_never_came_is_none() -> None:
     [it] = on_ranks(1, lambda ranks: Walk(ranks, [1, 0]))
     assert it.progress.rounds == 1
+
+
+def test_results_are_told_at_the_end_of_each_round_also_of_one_that_brings_nothing() -> None:
+    # All its simulations may have failed.
+    [it] = on_ranks(1, lambda ranks: Walk(ranks, [1, 0, 1]))
+    assert it.diary.told == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("reason", "is_left", "events"),
+    [
+        (None, False, [*LAST, *ENDED, "round", ("begin", 1), *LAST, "round", "validation", ("end", 1)]),
+        (StopReason.EARLY_STOP, False, [*LAST, *ENDED, "round"]),
+        (StopReason.SAVED, True, [*LAST, "round", "validation", "round"]),
+    ],
+)
+def test_all_ranks_may_stop_at_the_end_of_a_round_and_hear_of_its_simulations_before(
+    reason: StopReason | None, is_left: bool, events: list[Any]
+) -> None:
+    diary, stops, ranks, progress = Diary(), StopRequests(), SoloRanks(), Progress()
+
+    def validate() -> bool:
+        diary.events.append("validation")
+        if reason is not None:
+            stops.request(reason, "")
+        return not is_left
+
+    rounds = Rounds(
+        ranks,
+        Source(diary, num_rounds=2),
+        Callbacks(None, [diary]),
+        progress,
+        validate=validate,
+        tell_results=lambda: None,
+        save_every=None,
+        save=lambda: None,
+    )
+    for union_batch in in_lockstep(
+        ScriptedStream([batch_of(None, 1), *[Closed("")] * 4, batch_of(None, 1)]),
+        ranks,
+        stops,
+        phases=Phases(),
+        follows=rounds.end,
+        each_round=lambda: diary.events.append("round"),
+    ):
+        progress.count_batch(union_batch)
+    assert diary.events == events
+    assert progress.rounds == len([it for it in events if it in (("end", 0), ("end", 1))])
 
 
 @pytest.mark.parametrize(("every", "expected"), [(1, [1, 2]), (2, [2])])

@@ -113,6 +113,18 @@ def test_a_class_is_asked_for_a_round_once_it_knows_of_the_one_before_and_may_ha
     ]  # fmt: skip
 
 
+def test_a_class_knows_the_results_of_the_round_before_also_after_a_restart(tmp_path: Path) -> None:
+    told = tmp_path / "told"
+    sampler = {"class": "learning_sampler.py:InRounds", "args": {"file": str(told), "enough": 99}}
+    settings = ROUNDS | {"parameters.sampler": sampler, "checkpoint.every_rounds": 1}
+    # The parameters of the second round were asked for, and are not on disk.
+    killed_at("suggester.before_log=kill@1", NUMPY_STUDY, tmp_path / "run", num_ranks=1, mpi=None, settings=settings)
+    done = run_here(NUMPY_STUDY, tmp_path / "run", settings=settings)
+    assert_in_rounds(done, 1, draws_per_sample=1)
+    of_rounds = [[], [1, 2], [1, 2], [1, 2, 3, 4]]
+    assert [json.loads(line) for line in told.read_text().splitlines()] == [[2, known] for known in of_rounds]
+
+
 @pytest.mark.full
 def test_a_finished_study_goes_on_with_more_rounds(tmp_path: Path) -> None:
     two = ROUNDS | {"study.rounds": {"simulations": OF_ROUND, "number": 2}, "study.simulations": 2 * OF_ROUND}

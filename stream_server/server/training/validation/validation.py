@@ -95,6 +95,7 @@ class Validation(Callback):
         self._observe = observe
         self._held_out = held_out
         self._left: dict[str, Any] | None = None
+        self._is_left = False
         self._is_next = False
         self._is_begun = True
         self._is_recorded = False
@@ -131,11 +132,6 @@ class Validation(Callback):
             self._save_before()
             self.run(must_leave=self._must_leave, only_due=True)
 
-    def on_round_end(self, server: Any, round_idx: int) -> None:
-        if not self.is_done:
-            self._save_before()
-            self.run()
-
     def on_train_end(self, server: Any) -> None:
         if not self.is_done:
             self._save_before()
@@ -147,6 +143,14 @@ class Validation(Callback):
             )
         elif self.history and not self.best:
             self._warn(f"the loss of all validations was not finite: {counted(len(self.history), 'validation')}")
+
+    def end_round(self) -> bool:
+        """Validate, unless it is done; returns whether no rank left it half-way."""
+        self._is_left = False
+        if not self.is_done:
+            self._save_before()
+            self.run(must_leave=self._must_leave)
+        return not self._is_left
 
     def run(self, *, must_leave: Callable[[], bool] = lambda: False, only_due: bool = False) -> dict[str, float]:
         """Validate now: the exact weighted means, "loss" among them, the same on every rank.
@@ -164,6 +168,7 @@ class Validation(Callback):
             sets, names = self._sets(), self._due() if only_due else [*self._schedules]
             due = [it for it in sets if (it.name if it.name in self._schedules else "") in names]
             values = self._go_through(due, must_leave, is_complete=len(due) == len(sets)) if due else {}
+            self._is_left = values is None
             if values is None:
                 return {}
             failpoint("validation.known")

@@ -376,6 +376,22 @@ def test_a_validation_that_was_due_when_the_study_was_left_is_the_first_thing_af
     assert [entry["batch"] for entry in one.history] == [11]
 
 
+def test_a_validation_at_the_end_of_a_round_may_be_left_and_goes_on_from_there() -> None:
+    class Leaving(Server):
+        def validation_step(self, batch: Any, batch_idx: int) -> Any:
+            self.heard.append(batch_idx)
+            return super().validation_step(batch, batch_idx)
+
+    server = Leaving([np.ones(1), np.zeros(1)])
+    one = validation(server, progress=at(5), must_leave=lambda: server.heard[-1] == 0)
+    assert one.end_round() is False
+    assert one.history == []
+    server.heard.append("back")
+    assert one.end_round() is True
+    assert [each for each in server.heard if isinstance(each, int)] == [0, 1]
+    assert one.history == [{"batch": 5, "loss": 0.5}]
+
+
 def test_held_out_samples_on_some_ranks_alone_are_validated_on_all() -> None:
     def run(ranks: Ranks) -> dict[str, float]:
         return validation(Server(), ranks, [2.0] if ranks.rank == 1 else None).run()
