@@ -40,7 +40,6 @@ ELSEWHERE = {
     "server.metrics.union_mean": "server/training/validation/test_validation.py",
     "server.reception.build": "machine/test_program.py",
     "server.reception.heartbeat": "launcher/supervision/test_liveness.py",
-    "server.reception.reception": "study/commands/test_every_way.py",
     "server.reception.simulation_stop": "study/ends/test_early_end.py",
     "server.run.build": "extending/test_policies.py",
     "server.run.identity": "server/checkpoint/test_continuation.py",

@@ -119,6 +119,7 @@ def _rounds_go_with_the_rest(config: StudyConfig) -> Iterator[Problem]:
         ("simulation.per_job", (1,), one_by_one),
         ("simulation.per_worker", (1,), one_by_one),
         ("training.uneven", ("drain",), "the study would end with the first one"),
+        ("training.train_dataloader", (None,), "it may hold samples back, so that none would end"),
         ("offline.write_files", (False,), "nothing is trained, so that none could teach the next one"),
     ):
         if (value := value_of(config, key)) not in goes:

@@ -47,7 +47,7 @@ class PointGenerator:
     name), `seed`, and those of study.json.
 
     Raises:
-        ConfigError: there is no such class, or it takes other arguments, or has no `suggest`.
+        ConfigError: there is no such class, or it takes other arguments, has no `suggest`, or `enough` in vain.
         UserCodeError: the class raised.
     """
 
@@ -67,7 +67,7 @@ class PointGenerator:
             offered["vocs"] = vocs_of(bounds)
         given = arguments_for(generator, args, offered, kind=f"{KIND}.args")
         self._source = call_user(name, lambda: generator(**given))
-        _require_suggest(self._source, name)
+        _check_methods(self._source, name)
 
     @property
     def learns(self) -> bool:
@@ -86,7 +86,7 @@ class PointGenerator:
             UserCodeError: it raised.
         """
         enough = getattr(self._source, "enough", None)
-        return self.learns and callable(enough) and bool(call_user(f"{self._name}: enough", enough))
+        return callable(enough) and bool(call_user(f"{self._name}: enough", enough))
 
     def suggest(self, num: int) -> SuggestedPoints:
         """Ask for `num` points; what it raises, or what is wrong with its answer, is the `problem` of what is given."""
@@ -168,13 +168,18 @@ def check_class(name: str, args: Mapping[str, Any], folder: Path) -> bool | None
     arguments_for(loaded, args, dict.fromkeys(("bounds", "seed", "vocs")), kind=f"{KIND}.args")
     if not isinstance(loaded, type):
         return None
-    _require_suggest(loaded, name)
+    _check_methods(loaded, name)
     return callable(getattr(loaded, "ingest", None))
 
 
-def _require_suggest(loaded: object, name: str) -> None:
+def _check_methods(loaded: object, name: str) -> None:
     if not callable(getattr(loaded, "suggest", None)):
         raise ConfigError(f"{KIND}: {name} must have a method suggest(num), but has none")
+    if hasattr(loaded, "enough") and not callable(getattr(loaded, "ingest", None)):
+        raise ConfigError(
+            f"{KIND}: enough() of {name} would never be called, since it has no ingest, and all is suggested at the "
+            "start: leave it out, or define ingest(results)"
+        )
 
 
 def _number(value: Any, limits: Bounds) -> float:

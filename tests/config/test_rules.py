@@ -552,6 +552,10 @@ def test_rounds_say_how_many_simulations_there_are(folder: StudyFolder) -> None:
         ({"training.uneven": "stop"}, 'the study would end with the first one. Write "drain", or leave study.rounds'),
         ({"offline.write_files": True}, "offline.write_files: true does not go with study.rounds: nothing is trained"),
         (
+            {"training.train_dataloader": {"class": "loaders.py:loader"}},
+            "does not go with study.rounds: it may hold samples back, so that none would end. Write null, or leave",
+        ),
+        (
             {"parameters.sampler": {"class": "breed", "lookahead": 2}},
             "parameters.sampler.lookahead: 2 would be ignored, since the parameters of a round (study.rounds) are",
         ),

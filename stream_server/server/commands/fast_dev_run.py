@@ -35,6 +35,7 @@ from stream_server.server.simulations.design import ParameterDesign
 from stream_server.server.study.composition import Composition
 from stream_server.server.study.failure import classified
 from stream_server.server.training.monitoring.untrained_parameters import UntrainedParameters
+from stream_server.server.training.rounds import Rounds
 from stream_server.server.training.validation.validation_record import held_out_record
 from stream_server.server.user.callbacks import EVENTS
 from stream_server.server.user.components import make_callbacks
@@ -98,6 +99,13 @@ class SyntheticSource(SampleSource):
             *(mailbox.SimulationFinished(simulation=simulation) for simulation in trained),
             mailbox.ReceptionEnded(),
         ]
+
+    @property
+    def is_drained(self) -> bool:
+        return True
+
+    def begin_round(self, num_ended: int) -> None:
+        """There is only one."""
 
     def parameters_of(self, simulation: int) -> NDArray[np.float64]:
         return self._parameters[simulation]
@@ -278,7 +286,7 @@ class Trial:
                 quiesce=trial.stream.quiesce,
                 record=held_out_record(config.output_dir / "validations", trial.server, ranks, is_strict=True),
             )
-            trial.make_training(source, log_every=1).run()
+            trial.make_training(source, log_every=1, rounds=self._make_rounds(trial, source)).run()
             self.untrained = trial.untrained
             self._save(trial)
         with ExitStack() as stack:
@@ -286,6 +294,21 @@ class Trial:
             load_learned(self._checkpoint, again.server, again.step, again.callbacks, allow_pickle=self._allow_pickle)
             load_rank_states(self._checkpoint, ranks.size, again.server, allow_pickle=self._allow_pickle)
         return trial.metrics.latest
+
+    def _make_rounds(self, trial: Composition, source: SyntheticSource) -> Rounds | None:
+        """One round with all samples."""
+        if self._config.study.rounds is None:
+            return None
+        return Rounds(
+            trial.ranks,
+            source,
+            trial.callbacks,
+            self.progress,
+            validate=trial.validation.end_round,
+            tell_results=lambda: None,
+            save_every=None,
+            save=lambda: None,
+        )
 
     @property
     def _checkpoint(self) -> Path:

@@ -84,6 +84,13 @@ class ParametersSuggested:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class EnoughSuggested:
+    """Command (rank 0): no further parameters are suggested, and no others are to be awaited."""
+
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class CheckpointCommitted:
     """Command: what was received up to `received_marks` is in a committed checkpoint, and so is durable."""
 
@@ -105,8 +112,8 @@ Event = (
 Command = (
     BeginStudy
     | ParametersSuggested
+    | EnoughSuggested
     | EndEarly
-    | launcher_link.FinishSimulations
     | launcher_link.StopSimulations
     | CheckpointCommitted
     | launcher_link.Leaving

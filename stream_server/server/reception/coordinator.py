@@ -82,6 +82,11 @@ class Coordinator:
         self.perform(self.roster.suggested(parameters))
         self.want_parameters(self.roster.table.num_wanted)
 
+    def enough(self, reason: str) -> None:
+        """No further parameters are suggested."""
+        self.perform(self.roster.enough(reason))
+        self.tell_main(mailbox.FinishAsked(reason=reason))
+
     def perform(self, actions: Iterable[Action]) -> None:
         """Carry out what the roster decided."""
         for action in actions:

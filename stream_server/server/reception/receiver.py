@@ -287,9 +287,9 @@ class Receiver:
                         self.sockets.send_link(launcher_link.encode(said))
                 case launcher_link.Leaving():
                     self.sockets.send_link(launcher_link.encode(command))
-                case launcher_link.FinishSimulations():
+                case mailbox.EnoughSuggested():
                     assert self._coordinator is not None
-                    self._coordinator.desk.finish(command)
+                    self._coordinator.enough(command.reason)
                 case launcher_link.StopSimulations() if self._coordinator is None:
                     self.dispatcher.apply(notices.StopNotice(reason=command.reason))
                 case launcher_link.StopSimulations():

@@ -48,7 +48,7 @@ from stream_server.server.run.identity import Identity
 from stream_server.server.run.output import OutputFolder
 from stream_server.server.run.plan import RankPlan
 from stream_server.server.run.start import StartOptions
-from stream_server.server.simulations.design import DesignWarnings, ParameterDesign, write_csv
+from stream_server.server.simulations.design import DesignWarnings, ParameterDesign, append_csv, write_csv
 from stream_server.server.simulations.launcher_process import LauncherProcess
 from stream_server.server.simulations.roster import Roster
 from stream_server.server.steering.suggester import Suggester
@@ -135,7 +135,7 @@ class Reception(Source):
             stack.enter_context(self.receiver)
             if self.roster is not None:
                 write_csv(self.folder.parameters, self.roster.parameters, self.roster.origins)
-                self._note_design(self.roster)
+                self._note_design(self.roster.parameters)
                 for text in self._design_warnings.texts:
                     log.warning("%s", text)
                 self._announce(self.roster, endpoints[0])
@@ -188,8 +188,7 @@ class Reception(Source):
 
     @property
     def warnings(self) -> list[str]:
-        if self.suggester is not None and self.roster is not None:
-            self._note_design(self.roster)
+        self._note_design({})
         observers = () if self._receiver is None else self._receiver.intake.observers
         told = [
             *self._design_warnings.texts,
@@ -211,7 +210,7 @@ class Reception(Source):
             self.suggester.start(
                 lambda it: self.receiver.post(mailbox.ParametersSuggested(parameters=it)),
                 self.end_early,
-                lambda reason: self.receiver.post(launcher_link.FinishSimulations(reason=in_one_line(reason))),
+                lambda reason: self.receiver.post(mailbox.EnoughSuggested(reason=in_one_line(reason))),
             )
 
     def ingest(self, results: Mapping[int, Mapping[str, float]]) -> None:
@@ -243,9 +242,12 @@ class Reception(Source):
         if self.roster is not None and num_released is not None:
             with self.receiver.turn:
                 known = self.roster.begin_round(num_released)
-                parameters = self.roster.parameters | known
-            if known:
-                write_csv(self.folder.parameters, parameters, self.roster.origins)
+            self._note_design(known)
+            try:
+                append_csv(self.folder.parameters, known, self.roster.origins)
+            except OSError as error:
+                # Written again at the next start; nothing else depends on it.
+                log.error("%s lacks simulations: %s", self.folder.parameters.name, error)
             self.receiver.post(mailbox.ParametersSuggested(parameters=known))
 
     def failed_simulations(self) -> list[int]:
@@ -388,10 +390,11 @@ class Reception(Source):
         self.receiver.meet(endpoints, self.roster, **want)
         return endpoints
 
-    def _note_design(self, roster: Roster) -> None:
+    def _note_design(self, parameters: Mapping[int, Mapping[str, float]]) -> None:
+        """Note what was suggested since, or, where nothing is, these parameters of further simulations."""
         known = self._design_warnings
         if self.suggester is None:
-            known.note((simulation, values.values()) for simulation, values in roster.parameters.items())
+            known.note((simulation, values.values()) for simulation, values in parameters.items())
         else:
             known.note((it.simulation, it.values) for it in self.suggester.suggestions[known.num_noted :])
 

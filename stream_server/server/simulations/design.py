@@ -179,8 +179,10 @@ def write_csv(
         writer.writerows(_rows(parameters, origins))
 
 
-def append_csv(path: Path, parameters: Mapping[int, Mapping[str, float]], origins: Mapping[int, Origin]) -> None:
-    """Add simulations to a file that `write_csv` has written with origins."""
+def append_csv(
+    path: Path, parameters: Mapping[int, Mapping[str, float]], origins: Mapping[int, Origin] | None = None
+) -> None:
+    """Add simulations to a file that `write_csv` has written, with origins or without as they are given here."""
     with open(path, "a", encoding="utf-8", newline="", opener=open_regular) as file:
         csv.writer(file, lineterminator="\n").writerows(_rows(parameters, origins))
 

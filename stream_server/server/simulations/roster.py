@@ -202,7 +202,7 @@ class Roster:
             return self._awaited_at_the_end
         running = sorted(self.table.running)
         silent = [i for i in running if self.entries[i].attached and self.entries[i].goes_on]
-        num_waiting = self.table.num_in(SimulationPhase.WAITING)
+        num_waiting = self.table.num_in(SimulationPhase.WAITING) - self.table.num_unreleased
         if len(silent) < len(running) or (num_waiting and self.starts_jobs):
             return ""
         texts = []
@@ -407,6 +407,11 @@ class Roster:
         """Start nothing more: what was never suggested ends here, the rest when it is `dropped`."""
         self.finish_order = order
         return [order, *self._drop((), order.reason)]
+
+    def enough(self, reason: str) -> list[Action]:
+        """No further parameters are suggested: what has none ends here, and nothing is redrawn."""
+        self._spare = iter(())
+        return self._drop((), reason)
 
     def too_many(self, text: str) -> list[Action]:
         """The launcher reports that the simulations cannot be made to run: the study cannot end normally any more."""

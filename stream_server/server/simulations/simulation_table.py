@@ -222,6 +222,11 @@ class SimulationTable:
             return False
         return next(iter(self._unsuggested)) >= self.num_released
 
+    @property
+    def num_unreleased(self) -> int:
+        """Number of simulations that wait for their round."""
+        return int(max(0, min(len(self._unsuggested), len(self.entries) - self.num_released)))
+
     def num_in(self, phase: SimulationPhase) -> int:
         return self._num_in[phase]
 

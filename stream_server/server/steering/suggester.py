@@ -269,7 +269,7 @@ class Suggester:
                 continue
             suggested = self._suggest(simulations)
             if self._has_enough:
-                self._finish(f"{self._settings} has enough: no further simulation is started")
+                self._finish(f"{self._settings} has enough: no further simulation is suggested")
                 continue
             if self._is_leaving:
                 # They may be of the fallback, since the class was cut short; no simulation has been told of them.

@@ -46,7 +46,6 @@ from stream_server.server.study.display import Display
 from stream_server.server.study.prometheus import StudyCollector
 from stream_server.server.study.status import StatusBoard
 from stream_server.server.training.control_round import barrier
-from stream_server.server.training.loader_stream import LoaderStream
 from stream_server.server.training.loop import Training
 from stream_server.server.training.monitoring.early_stopping import EarlyStopping
 from stream_server.server.training.monitoring.finite_losses import FiniteLosses
@@ -470,11 +469,6 @@ class StudyRank(Composition):
         source = self.source
         if self.config.study.rounds is None or not isinstance(source, Reception):
             return None
-        if isinstance(self.stream, LoaderStream):
-            raise ConfigError(
-                "study.rounds: a loader of train_dataloader may hold samples back, so that a round would never be "
-                "trained to its end. Leave the method out, or study.rounds"
-            )
         return Rounds(
             self.ranks,
             source,

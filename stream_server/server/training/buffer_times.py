@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 from stream_server.buffers.buffer import Buffer
 from stream_server.buffers.pins import Draw
+from stream_server.errors import Closed
 
 # Without a wait a draw takes less, also where it has to wait for the interpreter.
 SHORTEST_WAIT_S = 0.01
@@ -27,7 +28,12 @@ class BufferTimes:
     def draw(self, buffer: Buffer, num: int, timeout_s: float) -> Draw | None:
         """Draw from the buffer, and count."""
         is_full, began_s = bool(buffer.num_waiting) and not buffer.room, self._clock()
-        draw = buffer.draw(num, timeout_s)
+        try:
+            draw = buffer.draw(num, timeout_s)
+        except Closed:
+            # Until the next round of `study.rounds` nothing can come.
+            self._since_s, self._was_full = None, False
+            raise
         now_s, since_s = self._clock(), self._since_s
         if since_s is not None and not buffer.is_closed:
             counts = self.counts

@@ -186,6 +186,24 @@ def test_every_event_of_a_study_reaches_the_server(tmp_path: Path) -> None:
     assert heard == ["train", "finished 1", "finished 2", "reception", "validation", "end", "checkpoint"]
 
 
+def test_the_events_of_rounds_are_tried_once(tmp_path: Path) -> None:
+    heard: list[tuple[str, int]] = []
+
+    class Listening(MeanServer):
+        def on_round_start(self, round_idx: int) -> None:
+            heard.append(("start", round_idx))
+
+        def on_validation_end(self, metrics: dict[str, float]) -> None:
+            heard.append(("validation", self.progress.rounds))
+
+        def on_round_end(self, round_idx: int) -> None:
+            heard.append(("end", round_idx))
+
+    rounds = {"time_steps": 5, "fields": {"x": [3, 2]}, "rounds": {"simulations": 2, "number": 3}}
+    assert fast_dev_run(Listening, study(tmp_path, study=rounds, validation={"simulations": 1})) == 0
+    assert heard == [("start", 0), ("validation", 0), ("end", 0)]
+
+
 def test_a_torch_server_is_tried_without_a_process_group(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -207,6 +207,28 @@ def test_a_restored_study_has_the_rounds_that_have_begun() -> None:
         assert [it.simulation for it in after.plan] == list(range(3, num_released))
 
 
+def test_where_enough_is_suggested_what_has_parameters_goes_on_and_nothing_is_redrawn() -> None:
+    parameters = [{"x": 0.0}, {"x": 1.0}, None, None]
+    roster = Roster(FACTS, parameters, names=["x"], lookahead=1, num_planned=3, num_held_out=0, num_ranks=2)
+    roster.launched(begun(0))
+    assert [it.simulation for it in told(roster.enough("it has enough"))] == [2]
+    assert roster.entries[2].reason == "it has enough"
+    assert roster.finish_order is None
+    assert [it.simulation for it in roster.plan] == [0, 1]
+    gave_up = launcher_link.GaveUp(simulation=0, attempts=1, reason="exit code 1", redraw=True)
+    assert not any(isinstance(it, launcher_link.AddSimulation) for it in roster.gave_up(gave_up))
+    assert isinstance(told(finish(roster, 1))[-1], notices.AllTerminal)
+
+
+def test_nobody_is_awaited_for_simulations_of_later_rounds() -> None:
+    roster = in_rounds()
+    roster.starts_jobs = False
+    finish(roster, 0)
+    assert roster.awaited == "somebody to attach for 2 simulations, since simulation.command starts none"
+    roster.begin_round(5)
+    assert roster.awaited.startswith("somebody to attach for 4 simulations")
+
+
 def test_a_study_that_is_told_to_finish_has_no_further_rounds() -> None:
     roster = in_rounds()
     for i in range(3):

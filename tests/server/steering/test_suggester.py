@@ -158,6 +158,11 @@ def test_a_class_that_hangs_is_killed_in_time_and_asked_anew_a_few_times(
     ("code", "error", "message"),
     [
         ("class Points: ...", ConfigError, r"must have a method suggest\(num\)"),
+        (
+            "class Points:\n def suggest(self, n): ...\n def enough(self): ...",
+            ConfigError,
+            r"enough\(\) of .*points.py:Points would never be called, since it has no ingest",
+        ),
         ("class Points:\n def __init__(self): 1 / 0\n def suggest(self, n): ...", UserCodeError, "ZeroDivisionError"),
         ("class Points:\n def suggest(self, n): return []", UserCodeError, "must return 2 dicts, but returned 0"),
         ("class Points:\n def suggest(self, n): 1 / 0", UserCodeError, "ZeroDivisionError"),
@@ -515,7 +520,7 @@ def test_a_class_that_has_enough_is_asked_no_more_and_no_fallback_takes_its_plac
     assert live.next(8)
     live.suggester.ingest({5: {"x": 0.125, "y": 3.0, "loss": 1.0}})
     live.suggester.want(10)
-    assert live.next_finish() == "points.py:Points has enough: no further simulation is started"
+    assert live.next_finish() == "points.py:Points has enough: no further simulation is suggested"
     live.suggester.want(12)
     assert len(live.suggester.suggestions) == 8
     assert live.suggester.warnings == []

@@ -62,6 +62,25 @@ def test_a_wait_in_several_pieces_is_one() -> None:
     assert times.counts == {"open_s": 7.0, "waited_s": 3.0, "full_s": 2.0, "num_first": 10, "num_turns": 1}
 
 
+def test_the_time_between_two_rounds_is_no_wait() -> None:
+    clock = Clock()
+    slots = Slots({"u": ()}, 30)
+    slots.allocate({"u": np.float64})
+    buffer, times = Buffer(Fifo(capacity=10), slots), BufferTimes(clock)
+    for _ in range(2):
+        buffer.enqueue(buffer.claim(10))
+        buffer.admit()
+        assert times.draw(buffer, 5, 1.0)
+        clock.now += 1.0
+        assert times.draw(buffer, 5, 1.0)
+        buffer.close(reopens=True)
+        with pytest.raises(Closed):
+            times.draw(buffer, 5, 1.0)
+        clock.now += 100.0
+        buffer.reopen()
+    assert times.counts["open_s"] == 2.0
+
+
 def stream() -> BatchStream:
     buffer, parameters_of = Buffer(Fifo(capacity=8), Slots({"u": ()}, 8)), lambda _: np.zeros(1)
     return BatchStream(buffer, StreamServer(), parameters_of=parameters_of, batch_size=BATCH, phases=Phases())

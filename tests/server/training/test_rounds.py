@@ -16,7 +16,6 @@ from stream_server.server.user.callbacks import Callback, Callbacks
 from tests.fakes.thread_ranks import ThreadRanks, on_ranks
 from tests.support.streams import ScriptedStream, batch_of
 
-
 LAST = ["round", "round"]
 ENDED = ["round", "validation", ("end", 0)]
 

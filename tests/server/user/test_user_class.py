@@ -37,7 +37,7 @@ def load(
     (folder / "mine.py").write_text(f"from stream_server import StreamServer\n\nclass Mine(StreamServer):{body}")
     config: Any = SimpleNamespace(
         study_dir=folder,
-        study=SimpleNamespace(seed=0, data_seed=0),
+        study=SimpleNamespace(seed=0, data_seed=0, rounds=asked.get("study.rounds")),
         server=SimpleNamespace(class_="mine.py:Mine"),
         validation=SimpleNamespace(
             simulations=num_held_out,
@@ -62,6 +62,13 @@ def load(
 @pytest.fixture(autouse=True)
 def _import_path(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.path", list(sys.path))
+
+
+def test_a_loader_that_may_hold_samples_back_is_refused_with_rounds(tmp_path: Path) -> None:
+    body = WHOLE + "\n    def make_loader(self, samples): ...\n    def train_dataloader(self): ...\n"
+    assert load(tmp_path, body)
+    with pytest.raises(ConfigError, match=r"study.rounds: the loader of Mine.train_dataloader may hold samples back"):
+        load(tmp_path, body, asked={"study.rounds": SimpleNamespace()})
 
 
 def test_a_whole_class_is_loaded(tmp_path: Path) -> None:
