@@ -142,7 +142,7 @@ def _load_parts(file: Path) -> SimpleNamespace:
         return SimpleNamespace(**read_parts(file))
     except StreamServerError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         advice = _advice(error)
         if isinstance(error, ModuleNotFoundError):
             advice += f", or put {error.name}.py into {file.parent}"

@@ -126,6 +126,9 @@ def _with_relative_paths(resolved: Any) -> Any:
 
 def _relative(node: Any, study_dir: str) -> Any:
     match node:
+        case str() if ".study-parts.pickle:" in node:
+            # Its name has that of the output folder, and it holds the classes of the newest start.
+            return f"NAME.study-parts.pickle:{node.rpartition(':')[2]}"
         case Mapping():
             return {key: _relative(value, study_dir) for key, value in node.items()}
         case list() | tuple():

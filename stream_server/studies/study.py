@@ -1,10 +1,12 @@
 """A study in Python: loaded or made of a dict, checked and started."""
 
+import hashlib
 import json
 import os
 import shlex
 import subprocess
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -16,7 +18,7 @@ from stream_server.config.problems import nearest, one_of
 from stream_server.errors import ConfigError
 from stream_server.launcher.backends.mpirun import require
 from stream_server.launcher.supervision.runs import rename_earlier_run
-from stream_server.live_parts import SUFFIX, LiveObject, pickled
+from stream_server.live_parts import SUFFIX, LiveObject, checked, write_parts
 from stream_server.machine import run_folder
 from stream_server.machine.interpreter import python_command, python_environment
 from stream_server.machine.study_lock import RUN_LOCK, holder_of
@@ -70,7 +72,7 @@ class Study:
         settings, self._parts = _named(parts, SUFFIX)
         # `load_plain` changes what it is given.
         self.config = load_plain(_as_json(plain), Path(os.path.abspath(folder)), settings)
-        if parts:
+        if settings:
             # Now its name is known, and so that of the file with the parts.
             override(self._plain, _named(parts, self._parts_file.name)[0])
             self.config = self._load([])
@@ -112,9 +114,8 @@ class Study:
 
         config = self.config if ranks is None else self._load([f"server.ranks={ranks}"])
         require(config)
-        if self._parts:
-            pickled(self._parts_file, self._parts)
-        with user_code_of(config):
+        parts = checked(self._parts_file, self._parts) if self._parts else nullcontext()
+        with parts, user_code_of(config):
             facts = facts_of(config)
         require_start(config, fresh=fresh)
         return Summary(config.study.name, facts)
@@ -193,7 +194,10 @@ class Study:
 
     @property
     def _parts_file(self) -> Path:
-        return self.config.study_dir / f"{self.config.study.name}{SUFFIX}"
+        # Each run of a sweep keeps its own.
+        place = os.path.relpath(self.output_dir, self.config.study_dir)
+        digest = hashlib.sha256(os.fsencode(place)).hexdigest()[:8]
+        return self.config.study_dir / f"{self.config.study.name}-{digest}{SUFFIX}"
 
     def _load(self, overrides: list[str]) -> StudyConfig:
         if self._plain is None:
@@ -207,9 +211,7 @@ class Study:
         if self.file.exists() and not read_text(self.file, errors="replace", opener=by_own_links).startswith(MARK):
             raise ConfigError(f"{self.file} was not written by Study.start(): move it, or write another study.name")
         if self._parts:
-            code = pickled(self._parts_file, self._parts)
-            with private_files(), _for_result(self._parts_file) as file:
-                file.write(code)
+            write_parts(self._parts_file, self._parts)
         plain = self._plain | {"study_dir": str(self.config.study_dir)}
         with _for_result(self.file) as file:
             file.write(f"{MARK}\n{json.dumps(plain, indent=2)}\n".encode())
@@ -252,13 +254,13 @@ def _named(parts: Mapping[str, Any], file: str) -> tuple[list[str], dict[str, An
     """The settings, as of `--set`, that name these arguments of `Study` in a file; and what it is to hold, by name.
 
     Raises:
-        ConfigError: there is no such argument.
+        ConfigError: there is no such argument, or it must be a list.
     """
     settings, live = [], dict[str, Any]()
 
     def reference(name: str, part: Any) -> Any:
-        if isinstance(part, Mapping):
-            return {**part, **reference(name, part["class"])} if "class" in part else part
+        if isinstance(part, Mapping) and "class" in part:
+            return {**part, **reference(name, part["class"])}
         if isinstance(part, str):
             return {"class": part}
         # A module can be called, too, and so can a callback of the user's.
@@ -269,12 +271,16 @@ def _named(parts: Mapping[str, Any], file: str) -> tuple[list[str], dict[str, An
     for name, part in parts.items():
         if name not in PARTS:
             raise ConfigError(f"Study takes no {name}: write {nearest(name, PARTS) or one_of(PARTS)}")
+        if part is None:
+            continue
         if name in LISTS:
-            items = [reference(f"{name}_{place}", item) for place, item in enumerate(part)]
-            settings.append(f"{PARTS[name]}={json.dumps(items, default=_plain)}")
+            if not isinstance(part, list | tuple):
+                raise ConfigError(f"{name} of Study must be a list, but is {part!r}: write {name}=[…]")
+            items = [_as_json(reference(f"{name}_{place}", item)) for place, item in enumerate(part)]
+            settings.append(f"{PARTS[name]}={json.dumps(items)}")
         else:
-            whole = reference(name, part)
-            settings += [f"{PARTS[name]}.{key}={json.dumps(it, default=_plain)}" for key, it in whole.items()]
+            whole = _as_json(reference(name, part))
+            settings += [f"{PARTS[name]}.{key}={json.dumps(it)}" for key, it in whole.items()]
     return settings, live
 
 

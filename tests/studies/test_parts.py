@@ -3,19 +3,26 @@
 import csv
 import json
 import os
+import re
 import subprocess
 import sys
 import uuid
 from pathlib import Path
 from threading import Lock
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import psutil
 import pytest
+from torch import nn
+from torch.optim import SGD
 
 from stream_server import Callback, Study, TorchServer
+from stream_server.config import StudyConfig
+from stream_server.config.changes import check_continuation
 from stream_server.errors import ConfigError
+from stream_server.server.user.components import make_callbacks, make_criterion, make_training_attributes
 from tests.study.numpy_study.ripple import NUM_STEPS, signal_at
 from tests.support.runs import MARK, NUMPY_STUDY, marked_processes
 
@@ -171,7 +178,8 @@ def test_what_a_script_has_is_trained_on_two_ranks_after_a_kill_too_and_goes_on_
     assert (report["restarts"], report["samples"]["trained"]) == (1, 3 * NUM_STEPS)
     assert (folder / "steps").read_text() == str(report["batches"])
     assert str(report["batches"]) in (output_dir / "metrics" / "lines").read_text().split()
-    assert (folder / "ripple.study-parts.pickle").stat().st_mode & 0o777 == 0o600
+    [parts] = folder.glob("ripple-*.study-parts.pickle")
+    assert parts.stat().st_mode & 0o777 == 0o600
 
     run(SECOND, folder)
     assert (folder / "began").read_text() == str(report["batches"])
@@ -207,11 +215,63 @@ class Pairs(TorchServer):
 def test_a_part_takes_the_place_of_a_name_and_its_arguments_stay_in_the_dict(folder: Path) -> None:
     training = {"batch_size": 4, "model": {"class": "net.py:Net", "args": {"width": 3}}, "optimizer": {"class": "o:O"}}
     study = Study(plain(training=training), folder, server=dict, model=list, callbacks=[Counting(), "call.py:Back"])
-    settings, name = study.config.training, "ripple.study-parts.pickle"
-    assert study.config.server.class_ == f"{name}:server"
+    settings, name = study.config.training, study.config.server.class_.removesuffix(":server")
+    assert re.fullmatch(r"ripple-[0-9a-f]{8}\.study-parts\.pickle", name)
     assert settings.model is not None
     assert (settings.model.class_, settings.model.args) == (f"{name}:model", {"width": 3})
     assert [each.class_ for each in settings.callbacks] == [f"{name}:callbacks_0", f"{folder}/call.py:Back"]
+
+
+def test_each_output_folder_has_parts_of_its_own_and_may_get_another_name(folder: Path) -> None:
+    def made(output_dir: str) -> StudyConfig:
+        changed = plain()
+        changed["study"]["output_dir"] = output_dir
+        return Study(changed, folder, server=dict).config
+
+    one, other = made("runs/one"), made("runs/other")
+    assert one.server.class_ != other.server.class_
+    assert made("runs/one").server.class_ == one.server.class_
+    check_continuation(one.resolved(), other)
+    with pytest.raises(ConfigError, match=r'server\.class: "mine\.py:Server", but the run began with'):
+        check_continuation(one.resolved(), Study(plain(server={"class": "mine.py:Server"}), folder).config)
+
+
+def test_objects_that_share_a_network_share_it_in_the_server_and_each_server_has_its_own(folder: Path) -> None:
+    net = nn.Linear(1, 1)
+    study = Study(
+        plain(), folder, server=Pairs, model=net, criterion=Physics(net), callbacks=[Watch(net)], optimizer=SGD
+    )
+    study._write()
+    servers = [Pairs(study.config) for _ in range(2)]
+    for server in servers:
+        criterion, (model, _), [watch] = (
+            make_criterion(server),
+            make_training_attributes(server),
+            make_callbacks(server),
+        )
+        assert model is criterion.net is watch.net
+        assert model is not net
+        server.hold_attributes(model=model)
+    assert servers[0].model is not servers[1].model
+
+
+class Physics(nn.Module):
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()
+        self.net = net
+
+    def forward(self, outputs: Any, targets: Any) -> Any:
+        return nn.functional.mse_loss(outputs, targets) + sum(each.square().sum() for each in self.net.parameters())
+
+
+class Watch(Callback):
+    def __init__(self, net: nn.Module) -> None:
+        self.net = net
+
+
+def test_a_part_that_is_none_is_not_given(folder: Path) -> None:
+    study = Study(plain(server={"class": "mine.py:Server"}), folder, server=None, model=None, callbacks=None)
+    assert (study.config.server.class_, study.config.training.model) == (f"{folder}/mine.py:Server", None)
 
 
 def test_a_mistake_in_a_part_is_told_by_the_check_and_writes_nothing(folder: Path) -> None:
@@ -223,6 +283,19 @@ def test_a_mistake_in_a_part_is_told_by_the_check_and_writes_nothing(folder: Pat
         Study(plain(), folder, server=Counting()).check()
     with pytest.raises(ConfigError, match=r"optimizer\.args do not fit .*; it is an object of the class Counting"):
         Study(plain(), folder, server=Pairs, model=Counting, optimizer=Counting()).check()
+    for name, wrong in {"callbacks": Counting(), "writers": "tensorboard"}.items():
+        with pytest.raises(ConfigError, match=f"^{name} of Study must be a list, but is .*: write {name}="):
+            Study(plain(), folder, **{name: wrong})
+    with pytest.raises(ConfigError, match=r"cannot be written as JSON: <class '.*Counting'> is no number"):
+        Study(plain(), folder, server=Pairs, model={"class": "net.py:Net", "args": {"activation": Counting}})
+    with pytest.raises(ConfigError, match=r"training\.model\.class must make a torch.nn.Module, but .* <class 'dict'>"):
+        Study(plain(), folder, server=Pairs, model={"klass": Counting}, optimizer=SGD).check()
+    with pytest.raises(
+        ConfigError, match=r"metrics\.writers: .*:writers_0 must be a class, but is an object of .*Counting"
+    ):
+        Study(plain(), folder, server=Pairs, model=Counting, optimizer=SGD, writers=[Counting()]).check()
+    with pytest.raises(ConfigError, match=r"criterion\.class must make a loss that can be called, but .*SimpleNamesp"):
+        Study(plain(), folder, server=Pairs, model=Counting, optimizer=SGD, criterion=SimpleNamespace()).check()
     lock = Lock()
     with pytest.raises(ConfigError, match="callbacks_0 cannot be sent to the server, which is another process"):
         Study(plain(), folder, server=dict, callbacks=[lambda: lock]).check()

@@ -11,6 +11,7 @@ from typing import Any
 
 from stream_server.built_in import WRITERS, load_named
 from stream_server.errors import ConfigError
+from stream_server.live_parts import LiveObject
 from stream_server.server.metrics.log_record import AXES, LoggedRun, Record, Writer
 from stream_server.storage.disk import (
     exists,
@@ -77,6 +78,8 @@ def writer_makers(wanted: WantedWriters, study_dir: Path) -> list[WriterMaker]:
     makers: list[WriterMaker] = []
     for name, args in wanted:
         factory = load_named(name, WRITERS, study_dir, kind="metrics.writers")
+        if isinstance(factory, LiveObject):
+            raise ConfigError(f"metrics.writers: {name} must be a class, but is {factory!r}")
         lacks = [] if name in WRITERS else [call for call in ("write", "flush", "close") if not hasattr(factory, call)]
         if lacks:
             raise ConfigError(f"metrics.writers: {name} must define {' and '.join(lacks)}")

@@ -336,8 +336,8 @@ def make_training_attributes(server: Any) -> tuple[Any, ...]:
         UserCodeError: a class raised, or makes something else.
     """
     training = server.config.training
-    model = _make_part(server.config, training.model, "model")
-    optimizer = _make_part(server.config, training.optimizer, "optimizer", model.parameters())
+    model = _make_part(server, training.model, "model")
+    optimizer = _make_part(server, training.optimizer, "optimizer", model.parameters())
     if training.lr_scheduler is None:
         return model, optimizer
     settings = training.lr_scheduler
@@ -345,7 +345,7 @@ def make_training_attributes(server: Any) -> tuple[Any, ...]:
         name: server.expected_lr_steps if value == EXPECTED_LR_STEPS else value for name, value in settings.args.items()
     }
     settings = settings.model_copy(update={"args": args})
-    return model, optimizer, _make_part(server.config, settings, "lr_scheduler", optimizer)
+    return model, optimizer, _make_part(server, settings, "lr_scheduler", optimizer)
 
 
 def require_part(key: str, part: Any, *, must: str, but: str) -> None:
@@ -364,7 +364,9 @@ def require_part(key: str, part: Any, *, must: str, but: str) -> None:
 def _is_part(key: str, part: Any) -> bool:
     """Whether it has the methods of such a part; an optimizer, which has those of a scheduler too, is none."""
     is_optimizer = key == "lr_scheduler" and hasattr(part, "zero_grad")
-    return not is_optimizer and all(hasattr(part, method) for method in PARTS[key][1])
+    # The class of a class has `__call__`, too.
+    has = dir(part).__contains__ if isinstance(part, type) else partial(hasattr, part)
+    return not is_optimizer and all(map(has, PARTS[key][1]))
 
 
 def make_criterion(server: Any) -> Any:
@@ -378,14 +380,14 @@ def make_criterion(server: Any) -> Any:
         return None
     loaded = _load(server.config, component, key, NAMED[key][1])
     if _class_of(loaded) is not None:
-        return _make_part(server.config, component, "criterion")
+        return _make_part(server, component, "criterion")
     return partial(loaded, **component.args) if component.args else loaded
 
 
 def make_loader(server: Any, key: str, *given: Any) -> Any:
     """The loader that `training.train_dataloader` or `validation.val_dataloader` names, None if it names none."""
     component = None if server.config is None else value_of(server.config, key)
-    return None if component is None else _make(server.config, component, key, *given)
+    return None if component is None else _make(server, component, key, *given)
 
 
 def loader_name(server: Any) -> str:
@@ -404,7 +406,7 @@ def make_callbacks(server: Any) -> list[Callback]:
     own = f"{type(server).__name__}.configure_callbacks"
     callbacks: list[Callback] = call_user(own, lambda: list(server.configure_callbacks()))
     for position, component in enumerate(server.config.training.callbacks):
-        callback = _make(server.config, component, f"training.callbacks[{position}]")
+        callback = _make(server, component, f"training.callbacks[{position}]")
         if not isinstance(callback, Callback):
             text = (
                 f"training.callbacks[{position}].class must make a Callback, but {component.class_} made {callback!r}"
@@ -417,14 +419,16 @@ def make_callbacks(server: Any) -> list[Callback]:
     return callbacks
 
 
-def _make_part(config: "StudyConfig", component: "Component", key: str, *given: Any) -> Any:
-    part = _make(config, component, f"training.{key}", *given)
+def _make_part(server: Any, component: "Component", key: str, *given: Any) -> Any:
+    part = _make(server, component, f"training.{key}", *given)
     require_part(key, part, must=f"training.{key}.class must make", but=f"{component.class_} made")
     return part
 
 
-def _make(config: "StudyConfig", component: "Component", key: str, *given: Any) -> Any:
-    loaded = _load(config, component, key, len(given))
+def _make(server: Any, component: "Component", key: str, *given: Any) -> Any:
+    loaded = _load(server.config, component, key, len(given))
+    if isinstance(loaded, LiveObject):
+        loaded = server.copy_live(loaded)
     return call_user(f"{key}: {component.class_}", partial(loaded, *given, **component.args))
 
 

@@ -1,6 +1,7 @@
 """The base class of the user's server."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from copy import deepcopy
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -63,6 +64,8 @@ class StreamServer:
         self._parameters_of: Callable[[NDArray[np.int64]], NDArray[np.float64]] | None = None
         self._take_scores: Callable[[Any, Any, Mapping[str, Any]], None] | None = None
         self._end_early: Callable[[int, str], None] | None = None
+        # What two objects of a script share, its copies for this server share, too.
+        self.copy_live = partial(deepcopy, memo={})
         training = None if config is None else config.training
         precision, device = ("32-true", "cpu") if training is None else (training.precision, training.device)
         framework = framework_of(self)

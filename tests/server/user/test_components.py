@@ -312,6 +312,11 @@ def test_check_shows_what_would_be_made_and_makes_nothing(tmp_path: Path) -> Non
             "training.optimizer.class must make a torch.optim.Optimizer, but",
         ),
         (
+            {**WHOLE, "criterion": {"class": "networks.py:Unstepped"}},
+            "Server",
+            "training.criterion.class must make a loss that can be called, but",
+        ),
+        (
             {**WHOLE, "lr_scheduler": {"class": "networks.py:Unstepped"}},
             "Server",
             "training.lr_scheduler.class must make a learning-rate scheduler with step and state_dict, but",
@@ -360,7 +365,6 @@ def test_every_mistake_is_told_at_once(tmp_path: Path) -> None:
         ("optimizer", "number", "training.optimizer.class must make a torch.optim.Optimizer, but FILE:number made 3"),
         ("lr_scheduler", "number", "scheduler with step and state_dict, but FILE:number made 3"),
         ("lr_scheduler", "nothing", "scheduler with step and state_dict, but FILE:nothing made None"),
-        ("criterion", "Unstepped", "training.criterion.class must make a loss that can be called, but FILE:Unstepped"),
     ],
 )
 def test_a_class_that_raises_or_makes_something_else_is_the_users_error(
