@@ -19,7 +19,9 @@ def study(
     """The settings that give the length of a study of simulations of one time step."""
     return SimpleNamespace(
         study_dir=Path(),
-        study=SimpleNamespace(simulations=num_samples, time_steps=SimpleNamespace(num=1), seed=0, data_seed=0, rounds=None),
+        study=SimpleNamespace(
+            simulations=num_samples, time_steps=SimpleNamespace(num=1), seed=0, data_seed=0, rounds=None
+        ),
         samples_per_simulation=1,
         buffer=SimpleNamespace(policy="firo", pseudo_epochs=pseudo_epochs, capacity=1, watermark=1, args={}),
         training=SimpleNamespace(
