@@ -139,6 +139,6 @@ def read_parts(file: Path) -> Mapping[str, Any]:
         raise ConfigError(f"{file} must begin with `{text}`: start the study from Python again, in this version")
     import cloudpickle
 
-    parts = cloudpickle.loads(content[len(MARK) :])
+    parts: Mapping[str, Any] = cloudpickle.loads(content[len(MARK) :])
     _known[file] = (_stamp(status), parts)
     return parts

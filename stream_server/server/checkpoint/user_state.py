@@ -143,8 +143,10 @@ def freeze_user_state(
     """What `method` gave, as it is now. Only if it is not plain, and with `allow_pickle`, it is pickled as a whole.
 
     Raises:
-        UserCodeError: it is not plain and may not be pickled, or cannot be.
+        UserCodeError: it is nothing, or not plain and may not be pickled, or cannot be.
     """
+    if state is None:
+        raise UserCodeError(f"{owner}.{method} returned None: return the state that a restart needs, or {{}}")
     try:
         plain = framework.plain(state, f"{owner}.{_STATE}")
         return freeze({"kind": "plain", "framework": type(framework).__name__, _STATE: plain}, owner)

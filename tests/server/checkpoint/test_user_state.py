@@ -137,6 +137,14 @@ def test_what_the_user_changes_later_is_not_saved() -> None:
     ]
 
 
+@pytest.mark.parametrize("allow_pickle", [False, True])
+def test_a_state_without_return_is_refused(allow_pickle: bool) -> None:
+    with pytest.raises(
+        UserCodeError, match=r"^Heat\.state_dict\(\) returned None: return the state that a restart needs"
+    ):
+        freeze_user_state(None, NUMPY, owner="Heat", allow_pickle=allow_pickle)
+
+
 def test_each_rank_is_given_its_own_state_and_other_numbers_of_ranks_those_of_all(tmp_path: Path) -> None:
     saved_ranks(tmp_path, 5, 7)
     assert restored_on(tmp_path, 2, 2) == [{0: 5}, {1: 7}]
