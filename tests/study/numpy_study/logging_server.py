@@ -37,6 +37,7 @@ class LoggingServer(TinyServer):
             self.log("signal/mean", signal.mean(), keep=True)
         outputs = self.model(inputs)
         self.error.update(outputs.detach(), signals)
+        self.log("error", self.error)
         return functional.mse_loss(outputs, signals)
 
     def validation_step(self, batch, batch_idx):

@@ -32,7 +32,7 @@ def signals_of(run: Run) -> Any:
 def test_what_is_kept_is_of_each_trained_sample_once_through_a_kill_and_on_another_number_of_ranks(
     tmp_path: Path,
 ) -> None:
-    killed_at("checkpoint.renamed=kill@3", NUMPY_STUDY, tmp_path / "run", num_ranks=2, settings=SETTINGS)
+    killed_at("checkpoint.renamed=kill@2", NUMPY_STUDY, tmp_path / "run", num_ranks=2, settings=SETTINGS)
     done = run_study(NUMPY_STUDY, tmp_path / "run", settings=SETTINGS)
     assert_complete(done, num_simulations=3)
     assert done.report["restarts"] == 1
