@@ -119,7 +119,7 @@ class Example:
 
     @property
     def server_files(self) -> dict[str, str]:
-        """What is executed in the server."""
+        """The code that runs in the server."""
         others = ("simulation.py", "melissa_api.py")
         return {name: code for name, code in self.files.items() if name.endswith(".py") and name not in others}
 
@@ -139,7 +139,7 @@ class Example:
 
     @cached_property
     def identifiers(self) -> set[str]:
-        """What the files name."""
+        """The names in the files."""
         trees = [ast.parse(code) for name, code in self.files.items() if name.endswith(".py")]
         nodes = [node for tree in trees for node in ast.walk(tree)]
         found = {getattr(node, kind) for node in nodes for kind in ("attr", "id", "name") if hasattr(node, kind)}

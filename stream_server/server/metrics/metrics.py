@@ -279,7 +279,7 @@ class Metrics:
 
     @staticmethod
     def redealt(states: Sequence[Mapping[str, Partial]], rank: int, dealing: Any) -> dict[str, Partial]:
-        """What a rank of `dealing` keeps: the state of each rank that saved goes to one."""
+        """The kept values of a rank of `dealing`: the state of each rank that saved goes to one."""
         mine = states[rank :: dealing.num_ranks]
         names = dict.fromkeys(name for state in mine for name in state)
         return {name: joined([state[name] for state in mine if name in state]) for name in names}

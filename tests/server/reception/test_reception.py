@@ -1,4 +1,4 @@
-"""What a source of simulations does at the beginning of a round, without sockets."""
+"""The beginning of a round at a source of simulations, without sockets."""
 
 import logging
 from pathlib import Path

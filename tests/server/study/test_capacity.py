@@ -1,4 +1,4 @@
-"""What is said of the capacity of the buffer, beside runs with other capacities."""
+"""The hint about the capacity of the buffer, held against runs with other capacities."""
 
 import pytest
 

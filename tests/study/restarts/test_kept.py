@@ -1,4 +1,4 @@
-"""What a class keeps beside its model: states of each rank, weights of another run, files of its own in checkpoints."""
+"""State beside the model: states of each rank, weights of another run, files of one's own in checkpoints."""
 
 import json
 from pathlib import Path
