@@ -10,10 +10,10 @@ from typing import ClassVar
 
 from tests.campaigns import Campaign, Round, option
 from tests.faults.network import draws
-from tests.faults.network.node import allowed
 from tests.faults.network.ordeal import endure
 from tests.faults.network.partitions import endure_partition
 from tests.faults.network.studies import Journey, travel
+from tests.needs import lacking
 
 # A round is a study in this process; every so many of them, another kind takes its place.
 STUDY_EVERY, PARTITION_EVERY = 20, 50
@@ -34,7 +34,7 @@ class BrokenNetworks(Campaign):
         return self.rounds
 
     def run(self) -> Generator[Round, None, None]:
-        why_not = allowed()
+        why_not = ", ".join(lacking("another node"))
         if why_not:
             yield Round(text=f"no partitions: there can be no other node here ({why_not})", size=0)
         for number in range(self.first, self.first + self.rounds):
