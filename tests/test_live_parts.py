@@ -16,6 +16,7 @@ from stream_server.errors import ConfigError, UserCodeError
 from stream_server.live_parts import MARK, SUFFIX, LiveObject, checked, read_parts, write_parts
 from stream_server.storage.disk import read_open, replace_file
 from stream_server.user_code import load_class
+from tests.needs import need
 
 
 @pytest.fixture
@@ -94,8 +95,8 @@ def test_a_file_that_others_could_have_written_or_of_another_python_is_refused(
         load_class(f"{file.name}:model", file.parent, kind="training.model.class")
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, who may give a file away")
 def test_a_file_of_somebody_else_is_refused(file: Path) -> None:
+    need("root")
     os.chown(file, 65534, 65534)
     with pytest.raises(ConfigError, match="belongs to user 65534"):
         read_parts(file)
