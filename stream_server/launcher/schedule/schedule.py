@@ -168,6 +168,8 @@ class SimulationSchedule:
             attempt = entry.in_job
             if attempt is not None and not attempt.is_cancelled and entry.id < self._policy.num_planned:
                 actions.append(Continue(simulation=entry.id, attempt=attempt.number, attached=False))
+        for entry in self._moved_on(planned):
+            self._wait_again(entry)
         for simulation, known in planned.items():
             actions += self._want(simulation, known, new_incarnation=new_incarnation)
         self._clock.note(self.jobs)
@@ -206,11 +208,13 @@ class SimulationSchedule:
         # What was said of the last attempt may come after the next one has begun.
         if running is None or attempt != running.number:
             return []
+        is_first = received > 0 and running.received == 0
         running.progress(received, blocked, now)
         self._clock.note([running])
-        if received == 0 or self.anything_came:
+        if not is_first:
             return []
         self.anything_came = True
+        self._leave_behind(running)
         return self._fill(now)
 
     def finished(self, simulation: int, now: float) -> list[Action]:
@@ -329,7 +333,7 @@ class SimulationSchedule:
             num_given_up = self.counts[ScheduledState.GIVEN_UP]
             return self._abort_once(self._policy.give_up(entry, entry.attempt, num_given_up))
         running = entry.in_job or entry.attached
-        if running is not None and not self.jobs.has_moved_on(running):
+        if running is not None:
             return self._go_on(entry, running, known, new_incarnation=new_incarnation)
         if (attempt := entry.unconfirmed) is not None and not new_incarnation:
             if attempt.phase is ScheduledPhase.ENDED:
@@ -341,6 +345,22 @@ class SimulationSchedule:
                 return self._fail(attempt)
         self._wait_again(entry)
         return []
+
+    def _moved_on(self, planned: Iterable[int]) -> list[ScheduledSimulation]:
+        """Those planned simulations that a worker was done with, and is at others now."""
+        known = [self._simulations[simulation] for simulation in planned if simulation in self._simulations]
+        return [
+            entry
+            for entry in known
+            if entry.in_job and entry.state is not ScheduledState.GIVEN_UP and self.jobs.has_moved_on(entry.in_job)
+        ]
+
+    def _leave_behind(self, attempt: ScheduledAttempt) -> None:
+        """Have what is before this one on the list of its worker computed again, if the last server had it alone."""
+        for before in self.jobs.before(attempt):
+            entry = self._simulations[before.simulation]
+            if before.phase is ScheduledPhase.SPENT and entry.state is ScheduledState.RUNNING:
+                self._wait_again(entry)
 
     def _go_on(
         self, entry: ScheduledSimulation, attempt: ScheduledAttempt, known: int, *, new_incarnation: bool
@@ -395,6 +415,7 @@ class SimulationSchedule:
             return []
         self._waiting.remove(simulation)
         if entry.attempt is not None:
+            self._leave_behind(entry.attempt)
             self._clock.restart(entry.attempt, now)
         self._close(entry, state)
         if entry.attempt is not None:

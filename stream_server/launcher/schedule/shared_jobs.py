@@ -85,9 +85,7 @@ class SharedJobs:
 
     def is_behind(self, attempt: ScheduledAttempt) -> bool:
         """Whether its worker has yet to come to this attempt, as far as is known."""
-        if not (self.are_workers and attempt.job is not None and attempt.has_job):
-            return False
-        return any(not mate.is_spent for mate in takewhile(lambda mate: mate is not attempt, attempt.job.running))
+        return any(not mate.is_spent for mate in self.before(attempt))
 
     def what_comes_before(self, simulation: int) -> str | None:
         """Why the job of this simulation has not come to it yet though it runs; None if it has."""
@@ -103,9 +101,20 @@ class SharedJobs:
         return (attempt.simulation, attempt.number), (after[0].simulation, after[0].number) if after else None
 
     def has_moved_on(self, attempt: ScheduledAttempt) -> bool:
-        """Whether the worker of this attempt is done with it, and computes others now."""
-        is_done = self.are_workers and attempt.is_spent and not attempt.is_cancelled
-        return is_done and not all(mate.is_spent for mate in _mates(attempt))
+        """Whether the worker of this attempt is done with it, and something has come of one after it.
+
+        That the last server had all is not enough: the client may not have heard of it, and holds its time steps.
+        """
+        if not self.are_workers or not attempt.is_spent or attempt.is_cancelled or attempt.job is None:
+            return False
+        _, *after = dropwhile(lambda mate: mate is not attempt, attempt.job.running)
+        return any(mate.received or mate.is_spent for mate in after)
+
+    def before(self, attempt: ScheduledAttempt) -> list[ScheduledAttempt]:
+        """The attempts on the list of the worker that runs this one, if one does, which come before it."""
+        if not self.are_workers or attempt.job is None or not attempt.has_job or attempt.is_cancelled:
+            return []
+        return [*takewhile(lambda mate: mate is not attempt, attempt.job.running)]
 
     def was_not_begun(self, attempt: ScheduledAttempt) -> bool:
         """Whether the worker of this attempt has ended before it came to it, as far as is known."""

@@ -45,6 +45,7 @@ class ScheduleRules(RuleBasedStateMachine):
         self.attached: set[int] = set()
         self.terminal: set[int] = set()
         self.over: set[int] = set()
+        self.came: set[int] = set()
         self.stopped = self.told_to_stop = False
         self.redraws = 0
         self.away = False
@@ -62,6 +63,7 @@ class ScheduleRules(RuleBasedStateMachine):
                         assert simulation not in self.attached
                         self.jobs[simulation] = attempt
                         self.over.discard(simulation)
+                        self.came.discard(simulation)
                         self.job_members[simulation] = (simulation,)
                     if simulation not in self.attached:
                         assert attempt == self.attempts[simulation] + 1
@@ -129,15 +131,25 @@ class ScheduleRules(RuleBasedStateMachine):
         self.carry_out(self.schedule.replan(dict.fromkeys(planned, -1), self.now, new_incarnation=new_incarnation))
 
     def workers_have_moved_on(self, planned: list[int]) -> None:
-        """Take simulations that the server has lost out of the job of a worker that goes on with others."""
+        """Take simulations that the server has lost out of the job of a worker that was seen to go on with others."""
         spent = self.terminal | self.over | (set(self.attempts) - set(planned))
         lost = {it for it in self.jobs if it in spent and it in planned and it not in self.cancelled}
-        busy = {it for it in self.jobs if it not in spent}
-        for simulation in lost:
-            if self.are_workers and busy & set(self.job_members[simulation]):
-                self.leave_job(simulation)
-            else:
-                self.over.add(simulation)
+        behind = {it for it in lost if set(self.after(it)) & (spent | self.came)}
+        self.over |= lost - behind
+        self.came -= set(planned)
+        for simulation in behind:
+            self.leave_job(simulation)
+
+    def after(self, simulation: int) -> tuple[int, ...]:
+        """What a worker that runs it has to do after it."""
+        group = self.job_members[simulation] if self.are_workers else (simulation,)
+        return tuple(it for it in group[group.index(simulation) + 1 :] if it in self.jobs)
+
+    def comes(self, simulation: int) -> None:
+        """Something has come of a simulation: its worker is at it, or after it."""
+        if simulation in self.jobs and simulation not in self.cancelled:
+            for lost in [it for it in self.over & self.jobs.keys() if simulation in self.after(it)]:
+                self.leave_job(lost)
 
     def leave_job(self, simulation: int) -> None:
         group = tuple(it for it in self.job_members[simulation] if it != simulation)
@@ -161,6 +173,9 @@ class ScheduleRules(RuleBasedStateMachine):
     @rule(data=st.data(), received=st.integers(0, 5), blocked=st.booleans())
     def steps_come(self, data: st.DataObject, received: int, blocked: bool) -> None:
         simulation = data.draw(st.sampled_from(sorted(self.attempts)))
+        if received and simulation not in self.terminal:
+            self.comes(simulation)
+            self.came.add(simulation)
         self.carry_out(self.schedule.progress(simulation, self.attempts[simulation], received, blocked, self.now))
 
     @precondition(lambda self: not self.away)
@@ -168,6 +183,8 @@ class ScheduleRules(RuleBasedStateMachine):
     def a_simulation_is_settled(self, data: st.DataObject) -> None:
         simulation = data.draw(st.sampled_from(sorted(self.attempts)))
         settle = data.draw(st.sampled_from([self.schedule.finished, self.schedule.invalid]))
+        if simulation not in self.terminal:
+            self.comes(simulation)
         self.attached.discard(simulation)
         self.terminal.add(simulation)
         self.carry_out(settle(simulation, self.now))
@@ -226,6 +243,8 @@ class ScheduleRules(RuleBasedStateMachine):
     def all_that_runs_is_settled_well(self) -> None:
         running = sorted(set(self.attached) | set(self.jobs))
         for simulation in running:
+            if simulation not in self.terminal:
+                self.comes(simulation)
             self.attached.discard(simulation)
             self.terminal.add(simulation)
             self.carry_out(self.schedule.finished(simulation, self.now))

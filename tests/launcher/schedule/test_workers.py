@@ -2,11 +2,21 @@
 
 from pathlib import Path
 
+import pytest
+
 from stream_server.launcher.backends.backend import JobState, JobStatus
 from stream_server.launcher.schedule.retry_policy import ScheduleLimits
 from stream_server.launcher.schedule.schedule import SimulationSchedule
 from stream_server.launcher.schedule.shared_jobs import BEHIND, CONFIRM_FAILURE_S, CONFIRM_S, num_for_worker
-from stream_server.launcher.schedule.simulation import NOT_BEGUN, Action, Cancel, ScheduledState, Submit
+from stream_server.launcher.schedule.simulation import (
+    NOT_BEGUN,
+    RESTARTED,
+    Action,
+    Cancel,
+    Continue,
+    ScheduledState,
+    Submit,
+)
 from stream_server.launcher.simulations.attempt_jobs import OUT_OF_TIME, ends_of_worker
 from stream_server.messages.launcher_link import Failed, FailedLater
 
@@ -162,11 +172,51 @@ def test_what_a_new_server_has_lost_does_not_wait_for_the_whole_list_of_its_work
         schedule.finished(simulation, 1.0)
     schedule.pause()
     schedule.replan(dict.fromkeys((0, 1, 2, 3, *range(7, 16)), 0), 2.0)
-    ended = [it for each in (4, 5, 6) for it in schedule.job_ended(each, 0, 0, "ended", 3.0)]
     # The first worker is at 2 and 3 still.
+    schedule.progress(2, 0, 1, False, 2.5)
+    ended = [it for each in (4, 5, 6) for it in schedule.job_ended(each, 0, 0, "ended", 3.0)]
     assert lists(ended) == [(0, 1)]
     schedule.finished(2, 4.0)
     schedule.finished(3, 4.0)
     ended = [it for each in (2, 3) for it in schedule.job_ended(each, 0, 0, "ended", 5.0)]
     assert lists(ended) == [(7, 8, 9)]
     assert not failures(ended)
+
+
+@pytest.mark.parametrize("sign", ["a time step", "the end"])
+def test_a_worker_goes_on_with_what_a_lost_server_had_until_something_comes_of_the_next(sign: str) -> None:
+    schedule, _ = workers(4, max_running=1)
+    schedule.finished(0, 1.0)
+    schedule.pause()
+    actions = schedule.replan({0: -1, 1: -1, 2: -1, 3: -1}, 2.0)
+    # Its client may not have heard that the last server had all.
+    assert [it.simulation for it in actions if isinstance(it, Continue)] == [0, 1]
+    assert schedule.state(0) is ScheduledState.RUNNING
+    if sign == "a time step":
+        schedule.progress(1, 0, 1, False, 3.0)
+    else:
+        schedule.finished(1, 3.0)
+    assert schedule.state(0) is ScheduledState.WAITING
+
+
+def test_what_a_lost_server_had_of_a_worker_that_dies_is_computed_again() -> None:
+    schedule, _ = workers(4, max_running=1)
+    schedule.finished(0, 1.0)
+    schedule.pause()
+    schedule.replan({0: -1, 1: -1, 2: -1, 3: -1}, 2.0)
+    died = die(schedule, 0, 1)
+    assert failures(died) == dict.fromkeys((0, 1), RESTARTED)
+    assert lists(died) == [(0,)]
+
+
+def test_a_worker_that_sends_a_lost_server_s_simulation_once_more_finishes_it() -> None:
+    schedule, _ = workers(4, max_running=1)
+    schedule.finished(0, 1.0)
+    schedule.pause()
+    schedule.replan({0: -1, 1: -1, 2: -1, 3: -1}, 2.0)
+    schedule.progress(0, 0, 4, False, 3.0)
+    schedule.finished(0, 3.0)
+    assert schedule.state(0) is ScheduledState.FINISHED
+    assert schedule.wake_at == 3.0 + schedule.limits.timeout_s
+    schedule.progress(1, 0, 1, False, 4.0)
+    assert schedule.state(0) is ScheduledState.FINISHED
