@@ -53,7 +53,6 @@ ELSEWHERE = {
     "storage.tensor_file": "server/model/test_model_export.py",
     "storage.typed": "server/checkpoint/test_incarnations.py",
     "studies.run": "studies/test_study.py",
-    "studies.trained": "studies/test_notebook.py",
 }
 
 

@@ -10,6 +10,11 @@ from pathlib import Path
 import nbformat
 import pytest
 
+from stream_server.analysis.reading import RunFolder
+from stream_server.errors import ConfigError
+from stream_server.studies.notebook import pictures_of
+from tests.analysis.conftest import fonts  # noqa: F401
+from tests.analysis.logged_run import log_run
 from tests.support.runs import NUMPY_STUDY
 
 GUIDE = Path(__file__).parents[2] / "docs" / "guide"
@@ -71,6 +76,15 @@ def test_the_notebook_is_kept_with_its_outputs() -> None:
     nbformat.validate(notebook)
     assert any("image/png" in output.get("data", {}) for cell in notebook.cells for output in cell.get("outputs", []))
     assert NOTEBOOK.stat().st_size < 150_000
+
+
+def test_a_plot_has_the_pictures_that_are_asked_for_or_all(tmp_path: Path) -> None:
+    run = RunFolder(log_run(tmp_path))
+    every = pictures_of(run, ())
+    assert {"loss", "throughput"} < set(every)
+    assert list(pictures_of(run, ("loss",))) == ["loss"]
+    with pytest.raises(ConfigError, match=f"there is no picture lost of .*; there are {', '.join(every)}$"):
+        pictures_of(run, ("lost",))
 
 
 @pytest.mark.full

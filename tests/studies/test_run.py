@@ -3,6 +3,7 @@
 import json
 import os
 import subprocess
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,8 +11,6 @@ from typing import Any
 import pytest
 
 from stream_server import Run, Study
-from stream_server.analysis.reading import RunFolder
-from stream_server.config import load
 from stream_server.errors import ConfigError, NotRunning
 from stream_server.machine.study_lock import RUN_LOCK, StudyLock
 from stream_server.studies.run import console_of
@@ -64,6 +63,19 @@ def test_a_run_that_was_killed_has_a_status_and_is_not_waited_for(killed: Path) 
 def test_a_run_that_goes_on_is_waited_for_as_long_as_asked(killed: Path) -> None:
     with StudyLock(killed / RUN_LOCK, "stream-launcher"):
         assert Run(killed).wait(0.01).is_live
+
+
+def test_a_wait_shows_the_status_once_a_second_however_often_it_looks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown: list[object] = []
+    monkeypatch.setattr("stream_server.studies.run.changeable_output", lambda: nullcontext(shown.append))
+    monkeypatch.setattr("stream_server.studies.run.SHOW_EVERY_S", 3600.0)
+    monkeypatch.setattr(Run, "_status", lambda *_: "running")
+    launcher, codes = process(1, *[None] * 5), iter([*[None] * 5, 0])
+    launcher.poll = lambda: next(codes)
+    Run(tmp_path, launcher).wait()
+    assert shown == ["running"]
 
 
 def test_the_log_of_a_run_is_what_was_written_last_by_launcher_or_rank_0(killed: Path) -> None:
@@ -119,13 +131,6 @@ def test_a_start_that_the_launcher_refuses_is_told_in_its_words(tmp_path: Path) 
     console_of(folder).write_text("there is no mpirun\n")
     with pytest.raises(ConfigError, match=r"^there is no mpirun$"):
         Study._await_beginning(SimpleNamespace(output_dir=folder), process(1, None, ConfigError.exit_code))
-
-
-def test_without_best_models_it_is_said_how_to_keep_them(killed: Path) -> None:
-    from stream_server.studies.trained import BEST, _load_saved
-
-    with pytest.raises(ConfigError, match="has none of the best models"):
-        _load_saved(RunFolder(killed), BEST, load(NUMPY_STUDY))
 
 
 def test_what_is_no_json_is_refused_in_words(tmp_path: Path) -> None:

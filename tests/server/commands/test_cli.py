@@ -49,3 +49,22 @@ def test_rank_0_says_that_it_starts_before_anything_heavy_is_imported(
     output_dir = tmp_path / "run"
     assert main(["--config", str(NUMPY_STUDY), "--set", f"study.output_dir={json.dumps(str(output_dir))}"]) == 70
     assert capsys.readouterr().err.partition("Traceback")[0] == told.format(output_dir)
+
+
+@pytest.mark.parametrize(("rank", "num_lines"), [("0", 1), ("1", 0)])
+def test_a_check_under_mpirun_is_told_once(
+    rank: str, num_lines: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PMI_RANK", rank)
+    monkeypatch.setenv("PMI_SIZE", "2")
+    monkeypatch.setattr("stream_server.server.commands.check.describe", lambda *_: "facts")
+    monkeypatch.setattr("stream_server.server.commands.check.require_start", lambda *_, fresh: None)
+    assert main(["--config", str(NUMPY_STUDY), "--check"]) == 0
+    assert capsys.readouterr().out == "facts\n" * num_lines
+
+
+def test_an_evaluation_ends_with_its_exit_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Path] = []
+    monkeypatch.setattr("stream_server.server.commands.evaluate.evaluate", lambda _, path: asked.append(path) or 7)
+    assert main(["--config", str(NUMPY_STUDY), "--evaluate", "runs/ripple"]) == 7
+    assert asked == [Path("runs/ripple")]

@@ -301,6 +301,9 @@ def test_made_up_samples_have_the_fields_of_the_study(tmp_path: Path) -> None:
         "z": ("complex128", (1,)),
     }
     assert samples.present["z"].tolist() == [True, False, True, True, False]
+    made = next(SyntheticSamples(config).of([0])).fields
+    assert made["n"] in (0, 1)
+    assert np.all(made["x"] % 1 != 0)
 
 
 @pytest.mark.parametrize("window", [None, {"length": 3}])
