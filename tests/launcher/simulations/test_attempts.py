@@ -1,3 +1,4 @@
+import errno
 import json
 import os
 import stat
@@ -9,6 +10,7 @@ from msgspec.structs import replace
 from stream_server.launcher.simulations.attempts import AttemptFolders
 from stream_server.messages.connection import ConnectionFile, Security
 from stream_server.messages.curve import KeyPair
+from stream_server.storage.disk import hold_folder
 from stream_server.storage.ownership import private_files
 
 CONNECTION = ConnectionFile(study="heat-1", incarnation=0, host="node", control=("ipc:///tmp/x",))
@@ -89,6 +91,16 @@ def test_the_folder_of_an_attempt_is_never_used_again(attempts: AttemptFolders) 
     assert attempts.free_number(17, 2) == 3
     assert attempts.free_number(17, 1) == 1
     assert first.folder.exists()
+
+
+def test_in_a_folder_that_has_taken_the_name_of_the_runs_nothing_is_prepared(attempts: AttemptFolders) -> None:
+    with hold_folder(attempts.output_dir):
+        attempts.output_dir.rename(attempts.output_dir.with_name("moved"))
+        attempts.output_dir.mkdir()
+        with pytest.raises(OSError, match="is another folder now: give that of this run its name back") as refused:
+            attempts.prepare(17, 2, {"initial": 300.0}, CONNECTION, None)
+    assert refused.value.errno == errno.ESTALE
+    assert list(attempts.output_dir.iterdir()) == []
 
 
 def test_a_connection_file_that_is_touched_stays_what_it_is(attempts: AttemptFolders) -> None:
