@@ -8,7 +8,7 @@ import pytest
 
 from stream_server.config import StudyConfig
 from stream_server.errors import ConfigError
-from stream_server.server.run.output import OutputFolder
+from stream_server.server.run.output import OutputFolder, require_given_up
 from tests.support.studies import Changes, StudyFolder
 
 
@@ -219,3 +219,12 @@ def test_each_result_that_is_there_has_the_command_that_shows_it(
         ("curves", "tensorboard --logdir runs/heat/metrics/tensorboard"),
     ]
     assert folder.places(has_held_out=False)[0] == ("model", "less runs/heat/model/README.txt")
+
+
+def test_only_simulations_that_were_given_up_are_tried_again() -> None:
+    require_given_up([5, 3], {3, 5, 7})
+    require_given_up([], set())
+    with pytest.raises(ConfigError, match=r"^--retry 4 6: expected simulations .*, which are: 3, 5$"):
+        require_given_up([4, 5, 6], {5, 3})
+    with pytest.raises(ConfigError, match=r"which are: none$"):
+        require_given_up([0], set())

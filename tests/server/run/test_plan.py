@@ -35,6 +35,11 @@ def plan_of(tmp_path: Path, changes: Changes) -> dict[str, int]:
             {"credit": 3, "spare": 80, "num_slots": 100 + 3 * 5 + 80 + 1 + 80},
             id="batches made ahead",
         ),
+        pytest.param(
+            {"buffer.capacity": 2500, "client.window": "400kB", "samples.window": {"length": 3, "spacing": 2}},
+            {"credit": 5, "spare": 750, "num_slots": 3 * 2500 + 5 * 5 + 3 * 20 + 1 + 750 + 2 * 4 * 5 + 2 * 3},
+            id="windows, with the steps of two of each simulation that wait for others",
+        ),
     ],
 )
 def test_there_are_slots_for_a_full_buffer_all_windows_held_batches_and_what_is_written(
