@@ -5,7 +5,15 @@ import sys
 import numpy as np
 import pytest
 
-from stream_server.server.ranks.communicator import SoloRanks, _short, environment_rank, ranks_from_environment
+from stream_server.machine import exit_watch
+from stream_server.server.ranks.communicator import (
+    SoloRanks,
+    _cores_of_the_job,
+    _short,
+    _wait,
+    environment_rank,
+    ranks_from_environment,
+)
 from tests.fakes.thread_ranks import Aborted, ThreadRanks, on_ranks
 
 RANK_VARIABLES = ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK", "SLURM_STEP_NUM_TASKS", "SLURM_PROCID")
@@ -74,6 +82,29 @@ def test_an_offer_that_nobody_takes_ends_in_an_abort_of_all() -> None:
         return "went on"
 
     assert on_ranks(2, fail_or_wait) == ["3", "3"]
+
+
+def test_a_rank_that_waits_looks_around_after_each_nap(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stream_server.server.ranks.communicator.SPIN_S", 0.0)
+    looks: list[None] = []
+
+    class Request:
+        def Test(self) -> bool:  # noqa: N802
+            return len(looks) == 3
+
+    assert _wait(Request(), 60.0, look=lambda: looks.append(None))
+    looks.clear()
+    assert not _wait(Request(), 0.0)
+
+
+@pytest.mark.usefixtures("_no_mpi")
+def test_the_cores_of_open_mpis_mpirun_are_those_of_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    own, of_mpirun = {1}, {1, 2, 3}
+    monkeypatch.setattr(exit_watch, "starter", lambda: 7)
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: set({0: own, 7: of_mpirun}[pid]))
+    assert _cores_of_the_job() == own
+    monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "0")
+    assert _cores_of_the_job() == of_mpirun
 
 
 @pytest.mark.parametrize(
