@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from typing import Any
 
-from stream_server.messages import launcher_link, operator
-from stream_server.messages.client import Away, Routing, TimeSteps
+from stream_server.messages import launcher_link, operator, wire
+from stream_server.messages.client import Away, Hello, Reason, Routing, TimeSteps, Welcome
 from stream_server.messages.curve import KeyPair
 from stream_server.server.intake import mailbox
 from stream_server.server.reception.access import CurveAccess
@@ -20,7 +20,7 @@ def ignore(*_: Any) -> None:
 
 
 def coordinator(
-    told: list[launcher_link.ToLauncher], tell_main: Callable[[mailbox.Event], None] = ignore
+    told: list[launcher_link.ToLauncher], tell_main: Callable[[mailbox.Event], None] = ignore, **calls: Any
 ) -> Coordinator:
     facts = StudyFacts(
         study="study-1",
@@ -34,16 +34,14 @@ def coordinator(
         wait_s=600.0,
     )
     roster = Roster(facts, [{"x": 1.0}], num_planned=1, num_held_out=0, num_ranks=1)
+    others = dict.fromkeys(("refuse", "reply", "answer", "apply"), ignore)
     return Coordinator(
         roster,
         {},
         access=CurveAccess(KeyPair.make()),
-        refuse=ignore,  # type: ignore[arg-type]
-        reply=ignore,
-        answer=ignore,
         tell_launcher=told.append,
         tell_main=tell_main,
-        apply=ignore,
+        **(others | calls),
     )
 
 
@@ -84,3 +82,41 @@ def test_the_main_thread_hears_once_that_the_launcher_is_silent_and_once_that_it
     rank_0.launcher(launcher_link.AskPlan())
     rank_0.launcher(launcher_link.AskPlan())
     assert happened[1:] == [mailbox.LauncherSilence(is_over=True)]
+
+
+def begun(*, tell_main: Callable[[mailbox.Event], None] = ignore, **calls: Any) -> Coordinator:
+    rank_0 = coordinator([], tell_main, **calls)
+    rank_0.begin(launcher_link.Plan(study="study-1", incarnation=1, output_dir="", connection=NOWHERE, simulations=()))
+    return rank_0
+
+
+def test_parameters_are_asked_for_at_the_beginning_and_whenever_the_launcher_has_spoken() -> None:
+    wanted: list[int] = []
+    rank_0 = begun(want_parameters=wanted.append)
+    assert wanted == [0]
+    rank_0.launcher(launcher_link.AskPlan())
+    assert wanted == [0, 0]
+
+
+def test_a_client_whose_key_speaks_for_another_attempt_is_refused() -> None:
+    replies: list[tuple[bytes, Any]] = []
+    rank_0 = begun(refuse=lambda reason, text: (reason, text), reply=lambda *it: replies.append(it))
+    hello = Hello(study="study-1", simulation=0, attempt=0, rank=0, num_ranks=1)
+    rank_0.hear(b"peer", wire.encode(hello)[0], "a key")
+    assert replies == [(b"peer", (Reason.WRONG_KEY, "this key does not speak for simulation 0, attempt 0"))]
+
+
+def test_a_client_of_an_attempt_that_every_rank_knows_is_welcome() -> None:
+    applied, replies = [], []
+    rank_0 = begun(apply=applied.append, reply=lambda peer, message: replies.append(message))
+    rank_0.launcher(launcher_link.Attempt(simulation=0, attempt=0, public_key=None))
+    assert len(applied) == 1
+    rank_0.hear(b"peer", wire.encode(Hello(study="study-1", simulation=0, attempt=0, rank=0, num_ranks=1))[0], None)
+    assert [type(it) for it in replies] == [Welcome]
+
+
+def test_a_failure_after_all_time_steps_is_told_to_the_main_thread() -> None:
+    happened: list[mailbox.Event] = []
+    later = launcher_link.FailedLater(simulation=0, attempt=0, reason="ended with exit code 1", log="output.log")
+    begun(tell_main=happened.append).launcher(later)
+    assert happened == [mailbox.FromLauncher(message=later)]

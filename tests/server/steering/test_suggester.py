@@ -13,6 +13,7 @@ import pytest
 
 from stream_server.errors import ConfigError, UserCodeError
 from stream_server.machine import processes
+from stream_server.server.steering.suggester import _ready_ahead
 from stream_server.server.steering.suggestion_log import SUGGESTIONS_FILE, Suggestion, SuggestionLog
 from stream_server.storage import disk
 from tests.server.steering.conftest import Suggesting
@@ -83,6 +84,15 @@ def test_a_generator_of_ten_lines_by_the_protocol_of_gest_api_suggests_as_much_a
     assert len({tuple(row.values()) for row in rows}) == 10
     assert live.suggester.counts() == {live.suggester.suggestions[0].by: 10}
     assert live.suggester.warnings == []
+
+
+def test_as_many_are_ready_as_may_run_at_once_unless_the_study_says_otherwise(folder: StudyFolder) -> None:
+    def ready(**changes: Any) -> int:
+        return _ready_ahead(folder.load({key.replace("__", "."): value for key, value in changes.items()}))
+
+    assert ready(launcher__max_running=1) == 1
+    assert ready(launcher__max_running=7) == 7
+    assert ready(launcher__max_running=7, parameters__sampler={"class": "points.py:Points", "lookahead": 3}) == 3
 
 
 def test_a_class_that_does_not_learn_is_asked_for_all_at_once_as_it_was_before(
