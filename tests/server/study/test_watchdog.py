@@ -77,7 +77,9 @@ def test_a_rank_that_leaves_has_said_why_before_exit_json_tells_the_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     said: list[str] = []
-    monkeypatch.setattr(faulthandler, "dump_traceback_later", lambda *_, **__: None)
+    # A live display, or whoever takes the place of sys.stderr, need not be a file that faulthandler can write.
+    stacks_go_to: list[object] = []
+    monkeypatch.setattr(faulthandler, "dump_traceback_later", lambda *_, file, **__: stacks_go_to.append(file))
     monkeypatch.setattr(Failure, "record", lambda failure, folder: said.append(capsys.readouterr().err))
     watchdog = Watchdog(CollectiveCalls(), rank=0, stall_s=0.2, output_dir=tmp_path, is_under_mpirun=False)
     watchdog.num_ranks, watchdog.abort = 2, lambda exit_code: said.append(f"aborted with {exit_code}")
@@ -85,6 +87,7 @@ def test_a_rank_that_leaves_has_said_why_before_exit_json_tells_the_others(
     watchdog._look(0.2)
     assert "rank 0: the ranks have not met for 0.2 s (server.stall_s): rank 0 is in " in said[0]
     assert said[1:] == ["aborted with 7"]
+    assert stacks_go_to == [sys.__stderr__]
 
 
 def test_a_thread_of_ours_that_ends_with_an_exception_ends_its_rank_and_one_of_others_is_told(

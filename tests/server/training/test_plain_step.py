@@ -140,3 +140,21 @@ def test_a_model_that_a_restart_loses_or_that_each_rank_has_for_itself_is_told(
     expected = [text.format(kind.__name__) for text in said]
     assert [text[: len(start)] for text, start in zip(first, expected, strict=True)] == expected
     assert others == [[]] * (num_ranks - 1)
+
+
+def test_a_rank_on_which_nothing_was_trained_is_told_nothing_of_it() -> None:
+    def ended(ranks: Ranks) -> list[str]:
+        server = Remembering(settings())
+        server.union_mean = UnionMean(ranks)
+        with PlainStep(server, ranks) as step:
+            step.finish()
+        return list(step.warnings)
+
+    assert on_ranks(2, ended) == [[], []]
+
+
+def test_arrays_of_a_class_that_saves_a_state_are_looked_at_and_those_of_others_are_not() -> None:
+    for kind, looked_at in ((Remembering, {"table"}), (Forgetful, set())):
+        server = kind(settings())
+        server.table = np.zeros(3)  # type: ignore[attr-defined]
+        assert set(PlainStep(server, SoloRanks()).unsaved()) == looked_at
