@@ -116,6 +116,14 @@ def test_there_is_nothing_to_adopt_when_nothing_runs(mark: str) -> None:
     assert LocalServer.adopt(mark, Leader(pid=os.getpid(), started=0)) is None
 
 
+def test_a_server_of_which_only_the_first_process_can_be_seen_is_adopted(mark: str) -> None:
+    # As of a program that has cleared its environment.
+    leader = Leader.of(os.getpid())
+    job = LocalServer.adopt(mark, leader)
+    assert job is not None
+    assert job.leader == leader
+
+
 def test_a_process_that_is_stopped_is_found_after_a_while_unless_it_goes_on(
     mark: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
