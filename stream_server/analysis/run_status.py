@@ -17,7 +17,7 @@ from stream_server.analysis.reading import RunFolder, named
 from stream_server.errors import EXIT_SAVED
 from stream_server.machine.run_folder import was_set_aside
 from stream_server.machine.study_lock import RUN_LOCK, SERVER_LOCK, holder_of
-from stream_server.messages.operator import StudyStatus
+from stream_server.messages.operator import Change, StudyStatus
 from stream_server.messages.simulation_phase import SimulationPhase
 from stream_server.storage.checksums import parse_checksummed_json
 from stream_server.storage.disk import MAX_TEXT_BYTES, by_own_links, read_file, read_text
@@ -41,6 +41,7 @@ LAUNCHER = "stream-launcher"
 BUSY_S = 20.0
 MAX_CHARACTERS = 2000
 MAX_MANIFESTS = 100
+MAX_CHANGES = 5
 Count = Annotated[int, Meta(ge=0, le=1 << 62)]
 
 _CHECKPOINT = re.compile(r"\d{6,}")
@@ -95,6 +96,7 @@ class _Report:
     unbalanced: tuple[str, ...] = ()
     ranks: Count = 0
     restarts: Count = 0
+    changes: tuple[Change, ...] = ()
     batches: Count = 0
     wall_s: Annotated[float, Meta(ge=0, le=1e12)] | None = None
     simulations: Annotated[dict[str, Count], Meta(max_length=100)] = field(default_factory=dict)
@@ -273,6 +275,14 @@ def account_rows(report: Mapping[str, Any]) -> list[tuple[str, str]]:
     return [*rows, *(("", str(text)) for text in report.get("unbalanced", ()))]
 
 
+def change_rows(changes: Sequence[Change]) -> list[tuple[str, str]]:
+    """The newest of what restarts have changed, each with the batch from which it holds."""
+    texts = [change.with_batch for change in changes[-MAX_CHANGES:]]
+    if (num_more := len(changes) - len(texts)) > 0:
+        texts.insert(0, f"{counted(num_more, 'earlier change')}, and")
+    return [("changed", "\n".join(texts))] if texts else []
+
+
 def damages_of(run: RunFolder) -> list[str]:
     """The JSON files of a run that are there and cannot be read."""
     study, *reports = (run.path / name for name in ("study.json", "report.json", "exit.json"))
@@ -329,6 +339,7 @@ def _server_rows(server: StudyStatus) -> list[tuple[str, str]]:
         ]
         if training.rounds is not None:
             rows.append(("rounds", "{} of {} ended".format(*training.rounds)))
+        rows += change_rows(training.changes)
         if training.fraction is not None:
             seconds = round(training.left_s or 0.0)
             left = f", about {duration(seconds)} left" if seconds else ""
@@ -350,6 +361,7 @@ def _report_rows(report: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("server", f"{counted(report.get('ranks', 0), 'rank')}, {counted(report.get('restarts', 0), 'restart')}"),
         ("simulations", _counts_of_states(report.get("simulations", {}))),
         use,
+        *change_rows(convert(report.get("changes", ()), tuple[Change, ...])),
         *balance_rows(report),
     ]
 

@@ -6,14 +6,16 @@ speaks this one. A number that is not finite becomes None.
 Why: docs/decisions/0081-operators-ask-rank-0.md
 """
 
+import json
 from collections.abc import Callable, Mapping
-from typing import Annotated
+from typing import Annotated, Any
 
 from msgspec import Meta, field
 
 from stream_server.messages import codec
 from stream_server.messages.client import Count, Parameters, Text
 from stream_server.messages.codec import JsonMessage, JsonObject
+from stream_server.storage.typed import shortened
 
 MAX_ROWS = 1000
 
@@ -35,12 +37,34 @@ class AskStop(JsonMessage, frozen=True, kw_only=True):
     finish: bool
 
 
+class Change(JsonObject, frozen=True, kw_only=True):
+    """What a restart changed in a run, from a `batch` on: a `name` and its value `before` and `now`, as JSON.
+
+    `source` is the file that says so, `note` what follows from it or stays as it was. `str()` is for people.
+    """
+
+    name: Text
+    before: Any
+    now: Any
+    source: Text
+    batch: int
+    note: Text = ""
+
+    def __str__(self) -> str:
+        before, now = (shortened(json.dumps(value, ensure_ascii=False)) for value in (self.before, self.now))
+        return f"{self.name} {before} → {now}, from {self.source}" + (f"; {self.note}" if self.note else "")
+
+    @property
+    def with_batch(self) -> str:
+        return f"from batch {self.batch:,}: {self}"
+
+
 class TrainingStatus(JsonObject, frozen=True, kw_only=True):
     """The training of rank 0 as its main thread last saw it, at `at_s` of the monotonic clock.
 
     `fraction` of the run is done after `elapsed_s` seconds of training, and `left_s` are to come; None when its length
     is not known. `population` and `capacity` are those of rank 0's buffer. `is_degraded`: the last checkpoint failed.
-    `rounds`: how many have ended, of how many; None in a study without.
+    `rounds`: how many have ended, of how many; None in a study without. `changes`: what restarts have changed.
     """
 
     at_s: float
@@ -57,6 +81,7 @@ class TrainingStatus(JsonObject, frozen=True, kw_only=True):
     left_s: float | None
     is_degraded: bool
     rounds: tuple[int, int] | None = None
+    changes: tuple[Change, ...] = ()
 
 
 class StudyStatus(JsonMessage, frozen=True, kw_only=True):

@@ -16,7 +16,7 @@ from stream_server.launcher.journal import records
 from stream_server.machine.run_folder import set_aside
 from stream_server.machine.study_lock import RUN_LOCK, SERVER_LOCK, StudyLock, holder_of
 from stream_server.messages.launcher_link import Failed, GaveUp
-from stream_server.messages.operator import StudyStatus, TrainingStatus
+from stream_server.messages.operator import Change, StudyStatus, TrainingStatus
 from stream_server.storage.checksums import checksummed_json
 
 Facts = dict[str, Any]
@@ -115,6 +115,10 @@ def test_of_a_run_that_goes_on_it_tells_what_its_server_says(run: RunFolder) -> 
         elapsed_s=30.0,
         left_s=90.0,
         is_degraded=False,
+        changes=tuple(
+            Change(name="training.batch_size", before=size, now=size + 1, source="study.json", batch=100 * size)
+            for size in range(1, 8)
+        ),
     )
     server = StudyStatus(
         stage="training",
@@ -134,9 +138,21 @@ def test_of_a_run_that_goes_on_it_tells_what_its_server_says(run: RunFolder) -> 
         "queued": "3 (Resources)",
         "training": "1,200 batches, 8.2 batches/s, 64.0 draws/s, loss 0.5",
         "buffer": "9 of 1,000 on rank 0",
+        "changed": "2 earlier changes, and\n"
+        + "\n".join(
+            f"from batch {size}00: training.batch_size {size} → {size + 1}, from study.json" for size in range(3, 8)
+        ),
         "done": "25%, about 0:01:30 left",
         "waits for": "data of simulation 7",
     }
+
+
+def test_of_a_run_that_has_ended_it_tells_what_restarts_have_changed(run: RunFolder) -> None:
+    change = {"name": "training.clip_norm", "before": None, "now": 1.0, "source": "study.json", "batch": 7}
+    report(run, changes=[change])
+    assert dict(status_of(run).rows())["changed"] == "from batch 7: training.clip_norm null → 1.0, from study.json"
+    report(run, changes=[{**change, "batch": "seven"}])
+    assert "changed" not in dict(status_of(run).rows())
 
 
 def test_one_of_a_kind_is_in_the_singular(run: RunFolder) -> None:

@@ -2,7 +2,7 @@
 
 import platform
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
@@ -24,6 +24,7 @@ from stream_server.server.checkpoint.folder import (
 from stream_server.server.checkpoint.restore import Part
 from stream_server.server.checkpoint.user_state import learned_files, rank_files
 from stream_server.server.intake.source import ReceptionSnapshot, Source
+from stream_server.server.progress.changes import Changes
 from stream_server.server.progress.progress import Progress
 from stream_server.server.ranks.communicator import Ranks
 from stream_server.server.training.fingerprint import require_equal
@@ -84,6 +85,7 @@ class StudyCapture:
     wall_s: Callable[[], float]
     threads: Sequence[int]
     parts: Mapping[str, Part]
+    changes: Changes = field(default_factory=Changes)
     _taken: ReceptionSnapshot | None = None
     _batches: int = 0
 
@@ -173,6 +175,7 @@ class StudyCapture:
             "callbacks": self.callbacks.state_dict(),
             "wall_s": self.wall_s(),
             "threads": list(self.threads),
+            "changes": self.changes.state_dict(),
         }
         return [
             PendingFile(path=STUDY, write=lambda file: write_state(file, study)),

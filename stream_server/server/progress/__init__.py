@@ -1,5 +1,5 @@
-"""The progress of a training: its counts and length, schedules that follow it, and requests to stop.
+"""The progress of a training: its counts and length, schedules that follow it, what restarts changed, requests to stop.
 
-Offers: batches, length, phases, progress, schedules, stop.
-May import: config, machine.
+Offers: batches, changes, length, phases, progress, schedules, stop.
+May import: config, machine, messages.
 """

@@ -83,6 +83,7 @@ def build_report(outcome: Outcome, study: StudyRank, ranks: Sequence[RankReport]
         "started": identity.started,
         "wall_s": round(study.wall_s(), 3),
         "restarts": identity.incarnation - 1,
+        "changes": study.changes.state_dict(),
         "ranks": study.ranks.size,
         "versions": dict(versions(study.ranks.mpi_version)),
         "cores": study.cores.to_report(),

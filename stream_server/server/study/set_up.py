@@ -26,6 +26,7 @@ from stream_server.server.model.best_models import BEST, BestModels
 from stream_server.server.model.model_export import ModelExport
 from stream_server.server.model.saved_model import model_files
 from stream_server.server.model.warm_start import NewestWeights, warm_start
+from stream_server.server.progress.changes import Changes
 from stream_server.server.progress.length import TrainingLength
 from stream_server.server.progress.phases import Phases
 from stream_server.server.progress.progress import Progress
@@ -66,6 +67,7 @@ from stream_server.server.user.framework import framework_of
 from stream_server.server.user.global_generators import seed_generators
 from stream_server.server.user.normalization import Normalization
 from stream_server.storage.folders import PendingFile
+from stream_server.storage.plain_state import damage_in
 
 UNPROTECTED = (
     "network.security is none: anybody who reaches the ports of this study can read and change what is sent over TCP, "
@@ -83,6 +85,7 @@ class StudyRank(Composition):
     Attributes:
         saved: the state of the study in that checkpoint, None in a study that begins.
         restored: the part of this rank in it.
+        changes: what this and earlier restarts have changed.
         parts: what a checkpoint has of the training of this rank, beside what it has received.
         is_set_up: everything was built, and nothing has failed before the training.
         is_online: it trains while its simulations run.
@@ -114,9 +117,13 @@ class StudyRank(Composition):
         self.is_replay = start.replay is not None
         self.is_online = not self.is_replay and not config.offline.write_files
         self.continuation = continuation
-        self.saved, self.restored = None, None
+        self.saved, self.restored, self.changes = None, None, Changes()
         if continuation.base is not None:
             self.saved = continuation.study()
+            self.changes = Changes(continuation.base.batches)
+            # A checkpoint of an earlier version has none.
+            with damage_in("changes"):
+                self.changes.load_state_dict(self.saved.get("changes", []))
             self.restored = continuation.rank(config, ranks, is_replay=self.is_replay)
         self.cores = share_cores(ranks, simulation_cores(config, start))
         wait_passively(self.cores.nodes[ranks.node])
@@ -335,7 +342,7 @@ class StudyRank(Composition):
             clock = self.config.training.lr_clock
             log.info("the number of batches is not known in advance; learning-rate schedules count %s", clock)
         if self.continuation.description:
-            texts.insert(0, f"{self.config.study.name}: {self.continuation.description}")
+            texts = [f"{self.config.study.name}: {self.continuation.description}", *map(str, self.changes.new), *texts]
         for text in texts:
             log.info("%s", text)
             print(text, file=sys.stderr, flush=True)
@@ -368,6 +375,7 @@ class StudyRank(Composition):
                 saves=self.checkpoints.counts,
                 restarts=self.continuation.identity.incarnation - 1,
                 warnings=lambda: [*self.unprotected, *self.source.warnings, *self.warnings],
+                changes=tuple(self.changes),
             )
         ]
 
@@ -401,6 +409,7 @@ class StudyRank(Composition):
             wall_s=self.wall_s,
             threads=self.cores.threads,
             parts=self.parts,
+            changes=self.changes,
         )
         milestones = None
         if settings.keep_every is not None or settings.keep_at:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from stream_server.messages.operator import TrainingStatus
+from stream_server.messages.operator import Change, TrainingStatus
 from stream_server.messages.simulation_phase import SimulationPhase
 from stream_server.server.checkpoint.agreement import SaveCounts
 from stream_server.server.intake.source import Source
@@ -99,6 +99,7 @@ class StatusBoard(Callback):
         saves: SaveCounts,
         restarts: int,
         warnings: Callable[[], Sequence[str]],
+        changes: tuple[Change, ...] = (),
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
@@ -108,6 +109,7 @@ class StatusBoard(Callback):
         self._saves = saves
         self._restarts = restarts
         self._warnings = warnings
+        self._changes = changes
         self._clock = clock
         self._wall_clock = wall_clock
         self._next_s = -math.inf
@@ -173,6 +175,7 @@ class StatusBoard(Callback):
                 left_s=(1.0 - mark.fraction) / per_s.fraction if is_steady and per_s.fraction > 0 else None,
                 is_degraded=saves.degraded,
                 rounds=None if config.study.rounds is None else (progress.rounds, config.study.rounds.number),
+                changes=self._changes,
             ),
             simulations=simulations,
             received=received,

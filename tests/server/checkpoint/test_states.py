@@ -10,6 +10,7 @@ from stream_server.config.training_sections import ValidationSettings
 from stream_server.server.intake.ledger import Ledger
 from stream_server.server.metrics.metrics import Metrics
 from stream_server.server.progress.batches import StepCounts, StepOutcome, UnionBatch
+from stream_server.server.progress.changes import Changes
 from stream_server.server.progress.phases import Phases
 from stream_server.server.progress.progress import Progress
 from stream_server.server.ranks.communicator import SoloRanks
@@ -77,6 +78,11 @@ def log(metrics: Metrics) -> None:
     metrics.log("most", float("inf"), reduce="max", keep=True)
 
 
+def change(changes: Changes) -> None:
+    num = len([*changes])
+    changes.note("training.batch_size", before=num or None, now=num + 1, source="study.json", note="said" * (num % 2))
+
+
 def validation() -> Validation:
     return Validation(
         None,
@@ -93,6 +99,7 @@ def validation() -> Validation:
 PARTS = {
     "ledger": Stateful(Ledger, settle),
     "intake": Stateful(make, receive),
+    "changes": Stateful(Changes, change),
     "progress": Stateful(lambda: Progress(2, clock=Clock()), train),
     "phases": Stateful(Phases, measure, save=lambda phases: phases.seconds),
     "validation": Stateful(validation, validate),

@@ -17,6 +17,7 @@ from stream_server.analysis.run_status import RunStatus
 from stream_server.messages.client import Reason
 from stream_server.server.checkpoint.capture import versions
 from stream_server.server.intake.account import RankAccount, Received, SimulationEnd
+from stream_server.server.progress.changes import Changes
 from stream_server.server.progress.progress import Progress
 from stream_server.server.progress.stop import StopRequests
 from stream_server.server.run.cores import Cores
@@ -37,6 +38,7 @@ KEYS = [
     "started",
     "wall_s",
     "restarts",
+    "changes",
     "ranks",
     "versions",
     "cores",
@@ -84,6 +86,7 @@ def study_of(
     writes_files: bool = False,
     has_changed_nothing: bool = False,
     results: Mapping[str, Any] = MappingProxyType({}),
+    changes: Changes | None = None,
     **of_simulations: Any,
 ) -> StudyRank:
     """The parts of a finished study of two ranks that a report reads."""
@@ -103,6 +106,7 @@ def study_of(
             identity=SimpleNamespace(started="2025-01-01T00:00:00+00:00", incarnation=restarts + 1)
         ),
         progress=progress,
+        changes=changes or Changes(),
         ranks=SimpleNamespace(size=2, mpi_version=""),
         cores=Cores(),
         stops=StopRequests(),
@@ -121,6 +125,24 @@ def report(outcome: Outcome = FINISHED, **values: Any) -> dict[str, Any]:
 
 def test_a_report_has_the_agreed_keys_in_their_order() -> None:
     assert list(report()) == KEYS
+
+
+def test_what_restarts_have_changed_is_in_report_and_summary_with_its_batch() -> None:
+    changes = Changes(batch=1200)
+    changes.note("learning rate", before=1e-3, now=3e-4, source="server.py", note="optimizer state kept")
+    found = report(changes=changes)
+    assert found["changes"] == [
+        {
+            "name": "learning rate",
+            "before": 0.001,
+            "now": 0.0003,
+            "source": "server.py",
+            "batch": 1200,
+            "note": "optimizer state kept",
+        }
+    ]
+    told = "from batch 1,200: learning rate 0.001 → 0.0003, from server.py; optimizer state kept"
+    assert told in summary(found).plain
 
 
 def test_a_finished_study_that_balances_ends_with_exit_code_0() -> None:

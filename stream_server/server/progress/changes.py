@@ -1,0 +1,34 @@
+"""The list of what restarts have changed in a run, which its checkpoints keep and its report tells."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+
+from stream_server.messages.operator import Change
+
+
+class Changes:
+    """What restarts have changed, the oldest first; the same on all ranks, which note it alike. Main thread.
+
+    `batch` is the number of batches that were trained before this start: from there on holds what it notes.
+    """
+
+    def __init__(self, batch: int = 0) -> None:
+        self.batch = batch
+        self.earlier: list[Change] = []
+        self.new: list[Change] = []
+
+    def __iter__(self) -> Iterator[Change]:
+        return iter([*self.earlier, *self.new])
+
+    def note(self, name: str, *, before: Any, now: Any, source: str, note: str = "") -> None:
+        """Keep a change that this start makes, with values that JSON has; said once all user code was called."""
+        change = Change(name=name, before=before, now=now, source=source, batch=self.batch, note=note)
+        self.new.append(change)
+
+    def state_dict(self) -> list[dict[str, Any]]:
+        return [msgspec.to_builtins(change) for change in self]
+
+    def load_state_dict(self, state: list[dict[str, Any]]) -> None:
+        self.earlier = msgspec.convert(state, list[Change])
