@@ -190,6 +190,16 @@ class Reservoir(Policy):
         self._closed = state["closed"]
         self._random.bit_generator.state = state["random"]
 
+    @staticmethod
+    def with_other_bound(state: State, before: float | None, now: float) -> State:
+        """A saved state that goes on with another `draws_per_sample`: it is that of the samples to come.
+
+        As many draws of those that have come are left as there were by the bound `before`, without one none.
+        """
+        if before is None:
+            return {**state, "num_draws": round(now * state["num_inserts"])}
+        return {**state, "num_draws": state["num_draws"] + round((now - before) * state["num_inserts"])}
+
     @classmethod
     def deal(cls, states: Sequence[State], seeds: Sequence[Seed]) -> list[State]:
         """Deal the samples so that every rank has as many, and as many that were drawn before, which stand in front."""

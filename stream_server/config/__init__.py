@@ -31,10 +31,19 @@ def _without_plugins() -> Iterator[None]:
 
 
 with _without_plugins():
-    from stream_server.config.changes import check_continuation
+    from stream_server.config.changes import Difference, check_continuation, differences
     from stream_server.config.loading import load, load_plain
     from stream_server.config.rules import check_ranks
     from stream_server.config.study import StudyConfig, json_schema
     from stream_server.config.values import walltime_s
 
-__all__ = ["StudyConfig", "check_continuation", "check_ranks", "json_schema", "load", "load_plain", "walltime_s"]
+__all__ = [
+    "StudyConfig",
+    "check_continuation",
+    "check_ranks",
+    "differences",
+    "json_schema",
+    "load",
+    "load_plain",
+    "walltime_s",
+]

@@ -1,9 +1,13 @@
-"""The changes that a run may have in its study.json when it continues an earlier run."""
+"""The changes that a run may have in its study.json when it continues an earlier run.
+
+Why: docs/decisions/0099-changes-at-a-restart.md
+"""
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from enum import StrEnum
 from fnmatch import fnmatch
-from typing import Any
+from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 
@@ -11,68 +15,169 @@ from stream_server.config.problems import Problem, config_error, shown
 from stream_server.config.study import StudyConfig
 from stream_server.errors import ConfigError
 
-# They change how long or on what a study runs, or what is told of it, and neither what it learns from nor what it
-# learns, but for the last bits.
-MAY_CHANGE = (
-    "study_dir",
-    "study.output_dir",
-    "study.share_with",
-    "study.simulations",
-    "study.rounds.number",
-    "study.units*",
-    "parameters.sampler.timeout_s",
-    "simulation.timeout_s",
-    "simulation.retries",
-    "simulation.max_failed",
-    "simulation.keep_folders",
-    "simulation.job.*",
-    "server.backend",
-    "server.ranks*",
-    "server.stall_s",
-    "server.job.*",
-    "launcher.*",
-    "client.*",
-    "training.max_batches",
-    "training.max_s",
-    "training.early_stop*",
-    "training.max_nonfinite",
-    "training.device",
-    "training.compile",
-    "training.deterministic",
-    "training.log_every_batches",
-    "training.prefetch",
-    "validation.every_batches",
-    "validation.every_s",
-    "validation.at",
-    "validation.at_start",
-    "validation.after_batches",
-    "validation.batch_size",
-    "validation.max_batches",
-    "validation.pictures",
-    "validation.save_before",
-    "validation.rollout*",
-    "validation.sets*",
-    "metrics.*",
-    "checkpoint.*",
-    "network.*",
+
+class Permission(StrEnum):
+    """Whether a restart may change a key: freely, so that it is told and kept with the run, or not at all."""
+
+    FREE = "free"
+    TOLD = "told"
+    REFUSED = "refused"
+
+
+class Rule(NamedTuple):
+    """What a restart may do with the keys that match one of `patterns`, and the reason, or what follows from it.
+
+    Of those that are told, a change may be one that the rule does not `allow`, by the values before and now.
+    """
+
+    permission: Permission
+    reason: str
+    patterns: tuple[str, ...]
+    allow: Callable[[Any, Any], bool] = lambda before, now: True
+
+    def refuses(self, before: Any, now: Any) -> bool:
+        return self.permission is Permission.REFUSED or not self.allow(before, now)
+
+
+def _rule(permission: Permission, reason: str, *patterns: str) -> Rule:
+    return Rule(permission, reason, patterns)
+
+
+def _keeps_weights(before: Any, now: Any) -> bool:
+    return {before, now} <= {"32-true", "bf16-mixed", "16-mixed"}
+
+
+def _is_bounded(before: Any, now: Any) -> bool:
+    return now is not None
+
+
+FREE, TOLD, REFUSED = Permission
+RULES = (
+    _rule(FREE, "where the run lies, and who sees it", "study_dir", "study.output_dir", "study.share_with"),
+    _rule(FREE, "what is logged and shown", "study.units*", "metrics.*", "training.log_every_batches"),
+    _rule(TOLD, "those that have begun stay", "study.simulations", "study.rounds.number"),
+    _rule(REFUSED, "the rounds that have ended are of that size", "study.rounds*"),
+    _rule(REFUSED, "checkpoints, record and simulations that run have that name", "study.name"),
+    _rule(REFUSED, "weights and simulations that there are were drawn by it", "study.seed", "study.data_seed"),
+    _rule(REFUSED, "the samples that have come are numbered by them", "study.time_steps*"),
+    _rule(REFUSED, "the samples that are in the buffer have that form", "study.fields*", "samples*"),
+    _rule(FREE, "how long something is waited for", "parameters.sampler.timeout_s", "server.stall_s"),
+    _rule(
+        REFUSED,
+        "simulations that have begun got their parameters by it",
+        *("parameters.bounds*", "parameters.file", "parameters.sampler*"),
+    ),
+    _rule(REFUSED, "the samples that have come are of that program", "simulation.command", "simulation.templates"),
+    _rule(
+        REFUSED,
+        "simulations that run, or wait to be tried again, were begun so",
+        *("simulation.ranks", "simulation.on_failure", "simulation.per_job", "simulation.per_worker"),
+    ),
+    _rule(
+        FREE,
+        "how simulations are watched and tried again",
+        *("simulation.timeout_s", "simulation.retries", "simulation.max_failed", "simulation.keep_folders"),
+    ),
+    _rule(REFUSED, "what is saved is the state of that class, whose file may change", "server.class"),
+    _rule(
+        FREE,
+        "where and how the processes run",
+        *("simulation.job.*", "server.backend", "server.ranks*", "server.job.*", "launcher.*", "client.*", "network.*"),
+    ),
+    _rule(TOLD, "a buffer that holds more takes nothing in until there is room", "buffer.capacity"),
+    _rule(TOLD, "", "buffer.watermark"),
+    _rule(REFUSED, "what the buffer holds is the state of that policy", "buffer.policy", "buffer.args*"),
+    _rule(REFUSED, "the samples that are in the buffer count down from it", "buffer.pseudo_epochs"),
+    _rule(REFUSED, "the steps of simulations that run go to the ranks by it", "buffer.routing"),
+    _rule(TOLD, "batches that were drawn before stay as they are", "training.batch_size"),
+    Rule(TOLD, "it bounds the draws of samples to come", ("training.draws_per_sample",), _is_bounded),
+    _rule(TOLD, "from this update on", "training.accumulate", "training.clip_norm", "training.clip_value"),
+    _rule(TOLD, "", "training.matmul_precision", "training.uneven", "training.max_nonfinite"),
+    _rule(TOLD, "counted from the beginning", "training.max_batches", "training.max_s", "training.early_stop*"),
+    Rule(TOLD, "weights and optimizer stay in the format that they have", ("training.precision",), _keeps_weights),
+    _rule(
+        FREE,
+        "what they make is compared with what was saved",
+        *("training.optimizer.args*", "training.lr_scheduler*"),
+    ),
+    _rule(REFUSED, "the weights that were saved are those of that model", "training.model*"),
+    _rule(REFUSED, "what was saved is the state of that class", "training.optimizer*", "training.callbacks"),
+    _rule(REFUSED, "earlier losses, the best of which counts, are measured by it", "training.criterion*"),
+    _rule(REFUSED, "the samples that it holds are saved as it took them", "training.train_dataloader*"),
+    _rule(REFUSED, "learning-rate schedules have counted by it", "training.lr_clock"),
+    _rule(REFUSED, "the samples that have come were judged by it", "training.nonfinite"),
+    _rule(
+        FREE,
+        "the last bits at most",
+        *("training.device", "training.compile", "training.deterministic", "training.prefetch"),
+    ),
+    _rule(REFUSED, "all other simulations are trained on", "validation.simulations"),
+    _rule(
+        FREE,
+        "what is shown and kept of a validation, and how it is computed",
+        *("validation.batch_size", "validation.at_start", "validation.pictures", "validation.save_before"),
+        "validation.rollout*",
+    ),
+    _rule(
+        TOLD,
+        "losses from now on are not of the same samples",
+        *("validation.val_dataloader*", "validation.sets*", "validation.max_batches"),
+    ),
+    _rule(
+        TOLD,
+        "",
+        *("validation.every_batches", "validation.every_s", "validation.at", "validation.after_batches"),
+    ),
+    _rule(FREE, "when, where and what is saved", "checkpoint.*"),
+    _rule(REFUSED, "the run goes on with what it has learned since it began with that", "load*"),
+    _rule(TOLD, "", "normalization.every_batches"),
+    _rule(REFUSED, "the statistics that there are were kept so", "normalization.*"),
+    _rule(REFUSED, "samples that have come were trained or written by it", "offline.*"),
+    _rule(TOLD, "", "user*"),
 )
+"""The first rule with a pattern that a key matches holds for it."""
+
+
+class Difference(NamedTuple):
+    """A key that has another value than before, and the rule for it."""
+
+    path: str
+    before: Any
+    now: Any
+    rule: Rule
+
+    @property
+    def is_told(self) -> bool:
+        return self.rule.permission is Permission.TOLD
 
 
 def check_continuation(before: Mapping[str, Any], config: StudyConfig) -> None:
     """Check that `config` can continue a run whose resolved study.json is `before`.
 
     Raises:
-        ConfigError: something that matters has changed; both values are named.
+        ConfigError: something that may not change has; both values are named, and the reason.
     """
-    before, resolved = _completed(before), config.resolved()
-    problems = [*_changes(_with_relative_paths(before), _with_relative_paths(resolved), "")]
-    problems += _other_order(before, resolved)
+    found = differences(before, config)
+    problems = [_problem(it) for it in found if it.rule.refuses(it.before, it.now)]
+    problems += _other_order(_completed(before), config.resolved())
     if problems:
         text = config_error("study.json, beside the run that it would continue,", problems)
         raise ConfigError(
             f"{text}\n--fresh starts it over, and keeps the old folder under another name; another study.output_dir "
             "leaves it as it is; load.checkpoint, with that folder, begins with the model in it"
         )
+
+
+def differences(before: Mapping[str, Any], config: StudyConfig) -> list[Difference]:
+    """The keys of `config` that differ from `before`, a resolved study.json."""
+    earlier, now = _with_relative_paths(_completed(before)), _with_relative_paths(config.resolved())
+    return [Difference(path, *values, rule_of(path)) for path, *values in _differing(earlier, now, "")]
+
+
+def rule_of(path: str) -> Rule:
+    """The rule for a key, such as "buffer.capacity"."""
+    is_match = (rule for rule in RULES if any(fnmatch(path, pattern) for pattern in rule.patterns))
+    return next(is_match, _rule(REFUSED, "no rule says what would follow"))
 
 
 def _completed(before: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -98,18 +203,24 @@ def _parameters_of(resolved: Any) -> list[str]:
     return []
 
 
-def _changes(before: Any, now: Any, path: str) -> Iterator[Problem]:
-    if before == now or any(fnmatch(path, pattern) for pattern in MAY_CHANGE):
+def _differing(before: Any, now: Any, path: str) -> Iterator[tuple[str, Any, Any]]:
+    if before == now:
         return
     if isinstance(before, Mapping) and isinstance(now, Mapping):
         for key in {**before, **now}:
-            yield from _changes(before.get(key), now.get(key), f"{path}.{key}".lstrip("."))
+            yield from _differing(before.get(key), now.get(key), f"{path}.{key}".lstrip("."))
         return
+    yield path, before, now
+
+
+def _problem(difference: Difference) -> Problem:
+    path, before, now, rule = difference
     if before is None:
-        yield Problem(path, f"{shown(now)}, but the run began without this key", "Remove it, or start afresh")
-        return
-    found = "missing" if now is None else shown(now)
-    yield Problem(path, f"{found}, but the run began with {shown(before)}", f"Write {shown(before)}, or start afresh")
+        found, instead = f"{shown(now)}, but the run began without this key", "Remove it"
+    else:
+        value = "missing" if now is None else shown(now)
+        found, instead = f"{value}, but the run began with {shown(before)}", f"Write {shown(before)}"
+    return Problem(path, found, f"{instead}, or start afresh: {rule.reason}")
 
 
 def _with_relative_paths(resolved: Any) -> Any:

@@ -2,21 +2,49 @@
 
 import json
 import shutil
-from fnmatch import fnmatch
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import BaseModel
 
 from stream_server.config import StudyConfig, check_continuation, load
-from stream_server.config.changes import MAY_CHANGE
+from stream_server.config.changes import RULES, Permission, differences, rule_of
+from stream_server.config.study import model_in
 from stream_server.errors import ConfigError
+from tests.docs.change_table import PAGE, page_with_table
 from tests.support.studies import Changes, StudyFolder
 
 NETWORK = {"class": "server.py:OtherServer", "args": {"lr": 0.1}}
-ALLOWED: list[Changes] = [
-    {"study.output_dir": "elsewhere"},
+TOLD: list[Changes] = [
     {"study.simulations": 200},
+    {"buffer.capacity": 2501},
+    {"buffer.watermark": 501},
+    {"training.batch_size": 11},
+    {"training.precision": "bf16-mixed"},
+    {"training.accumulate": 2},
+    {"training.clip_norm": 1.0},
+    {"training.clip_value": 1.0},
+    {"training.matmul_precision": "high"},
+    {"training.uneven": "stop"},
+    {"training.max_batches": 10},
+    {"training.max_s": 10.0},
+    {"training.early_stop": {"monitor": "train/loss"}},
+    {"training.max_nonfinite": 3},
+    {"validation.every_batches": 10},
+    {"validation.every_s": 10.0},
+    {"validation.at": [10]},
+    {"validation.after_batches": 5, "validation.every_batches": 10},
+    {"validation.max_batches": 2},
+    {"validation.sets": {"far": {"every_batches": 10}}},
+    {"validation.val_dataloader": NETWORK},
+    {"normalization.every_batches": 3},
+    {"user": {"lr": 0.1}},
+]
+ALLOWED: list[Changes] = [
+    *TOLD,
+    {"study.output_dir": "elsewhere"},
     {"simulation.timeout_s": 7.0},
     {"simulation.retries": 9},
     {"simulation.max_failed": 0.9},
@@ -29,23 +57,13 @@ ALLOWED: list[Changes] = [
     {"client.window": "1MiB"},
     {"client.max_attached": 9},
     {"client.wait_s": 9.0},
-    {"training.max_batches": 10},
-    {"training.max_s": 10.0},
-    {"training.early_stop": {"monitor": "train/loss"}},
     {"training.log_every_batches": 3},
     {"training.prefetch": 2},
-    {"training.max_nonfinite": 3},
     {"training.compile": True},
     {"training.deterministic": True},
     {"training.device": "cpu"},
-    {"validation.every_batches": 10},
-    {"validation.every_s": 10.0},
-    {"validation.at": [10]},
     {"validation.batch_size": 3},
-    {"validation.after_batches": 5, "validation.every_batches": 10},
     {"validation.at_start": 2},
-    {"validation.max_batches": 2},
-    {"validation.sets": {"far": {"every_batches": 10}}},
     {"validation.save_before": True},
     {"checkpoint.every_batches": 3},
     {"checkpoint.every_s": 3.0},
@@ -82,35 +100,23 @@ REFUSED: list[Changes] = [
     {"buffer.policy": "fifo"},
     {"buffer.policy": "policies:Newest", "buffer.args": {"num": 3}},
     {"buffer.policy": "firo", "buffer.pseudo_epochs": 2},
-    {"buffer.capacity": 2501},
-    {"buffer.watermark": 501},
     {"buffer.routing": "simulations", "client.max_attached": 8},
-    {"training.batch_size": 11},
     {"training.model": NETWORK, "training.optimizer": NETWORK},
     {"training.callbacks": [NETWORK]},
     {"training.criterion": NETWORK},
     {"training.train_dataloader": NETWORK},
-    {"training.draws_per_sample": 2.0},
     {"training.precision": "64-true"},
-    {"training.accumulate": 2},
-    {"training.clip_norm": 1.0},
-    {"training.clip_value": 1.0},
     {"training.lr_clock": "updates"},
-    {"training.matmul_precision": "high"},
-    {"training.uneven": "stop"},
     {"training.nonfinite": "keep"},
     {"validation.simulations": 3},
-    {"validation.val_dataloader": NETWORK},
     {"load": {"checkpoint": "other"}},
     {"normalization.fields": ["temperature"]},
     {"normalization.parameters": True},
     {"normalization.per": "value"},
-    {"normalization.every_batches": 3},
     {"normalization.freeze_after": 1000},
     {"offline.write_files": True},
     {"offline.epochs": 2},
     {"offline.shuffle": False},
-    {"user": {"lr": 0.1}},
 ]
 
 
@@ -208,10 +214,9 @@ def test_every_key_is_tried(folder: StudyFolder) -> None:
         for path in leaves(resolved(folder.load()))
         if not any(key == path or key.startswith(f"{path}.") or path.startswith(f"{key}.") for key in tried)
     ]
-    assert [path for path in untried if not any(fnmatch(path, pattern) for pattern in MAY_CHANGE)] == [
+    assert [path for path in untried if rule_of(path).permission is Permission.REFUSED] == [
         "parameters.file",
         "simulation.templates",
-        "training.lr_scheduler",
     ]
 
 
@@ -243,23 +248,85 @@ def test_the_folder_of_a_study_may_be_moved(folder: StudyFolder, tmp_path: Path)
     check_continuation(before, load(tmp_path / "moved" / "study.json"))
 
 
-def test_both_values_are_told(folder: StudyFolder) -> None:
-    before = folder.load({"user": {"lr": 0.5, "layers": [1, 2]}})
-    after = folder.load({"user": {"lr": 0.1, "momentum": 0.9}, "buffer.watermark": 7})
+def test_both_values_are_told_and_the_reason(folder: StudyFolder) -> None:
+    before = folder.load({"buffer.policy": "policies:Newest", "buffer.args": {"rate": 0.5, "layers": [1, 2]}})
+    after = folder.load(
+        {"buffer.policy": "policies:Newest", "buffer.args": {"rate": 0.1, "momentum": 0.9}, "study.seed": 7}
+    )
     with pytest.raises(ConfigError) as caught:
         check_continuation(resolved(before), after)
     first, *problems, last = str(caught.value).splitlines()
     assert first == "study.json, beside the run that it would continue, has 4 problems:"
+    of_policy = "what the buffer holds is the state of that policy"
     assert sorted(line.strip() for line in problems) == [
-        "buffer.watermark: 7, but the run began with 500. Write 500, or start afresh.",
-        "user.layers: missing, but the run began with [1, 2]. Write [1, 2], or start afresh.",
-        "user.lr: 0.1, but the run began with 0.5. Write 0.5, or start afresh.",
-        "user.momentum: 0.9, but the run began without this key. Remove it, or start afresh.",
+        f"buffer.args.layers: missing, but the run began with [1, 2]. Write [1, 2], or start afresh: {of_policy}.",
+        f"buffer.args.momentum: 0.9, but the run began without this key. Remove it, or start afresh: {of_policy}.",
+        f"buffer.args.rate: 0.1, but the run began with 0.5. Write 0.5, or start afresh: {of_policy}.",
+        "study.seed: 7, but the run began with 0. Write 0, or start afresh: weights and simulations that there are "
+        "were drawn by it.",
     ]
     assert last == (
         "--fresh starts it over, and keeps the old folder under another name; another study.output_dir leaves it as it "
         "is; load.checkpoint, with that folder, begins with the model in it"
     )
+
+
+@pytest.mark.parametrize("changes", TOLD, ids=str)
+def test_what_changes_the_training_is_told_and_nothing_else(folder: StudyFolder, changes: Changes) -> None:
+    before, after = folder.load(), folder.load(changes)
+    told = {it.path for it in differences(resolved(before), after) if it.is_told}
+    assert told == {path if path != "user" else "user.lr" for path in changes} or "validation.sets" in str(changes)
+    assert not differences(resolved(after), after)
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "is_refused"),
+    [
+        ({"training.precision": "32-true"}, {"training.precision": "16-mixed"}, False),
+        ({"training.precision": "32-true"}, {"training.precision": "64-true"}, True),
+        ({"training.precision": "bf16-mixed"}, {"training.precision": "bf16-true"}, True),
+        ({"training.draws_per_sample": 2.0}, {"training.draws_per_sample": 3.5}, False),
+        ({}, {"training.draws_per_sample": 3.5, "training.lr_clock": "samples"}, False),
+        ({"training.draws_per_sample": 2.0, "training.lr_clock": "samples"}, {}, True),
+        ({}, {"training.draws_per_sample": 3.5}, True),
+    ],
+)
+def test_some_keys_may_change_to_some_values(
+    folder: StudyFolder, before: Changes, now: Changes, is_refused: bool
+) -> None:
+    was, config = resolved(folder.load(before)), folder.load(now)
+    if is_refused:
+        with pytest.raises(ConfigError, match=r"training\.(precision|draws_per_sample|lr_clock)"):
+            check_continuation(was, config)
+    else:
+        check_continuation(was, config)
+
+
+def keys_of(model: type[BaseModel], path: str = "") -> Iterator[str]:
+    for name, field in model.model_fields.items():
+        key = f"{path}.{field.alias or name}".lstrip(".")
+        inner = None if "tuple[" in str(field.annotation) else model_in(field.annotation)
+        yield from [key] if inner is None or "dict[" in str(field.annotation) else keys_of(inner, key)
+
+
+KEYS = [*keys_of(StudyConfig)]
+
+
+def test_every_key_of_study_json_has_a_rule() -> None:
+    assert len(KEYS) > 120
+    patterns = {pattern for rule in RULES for pattern in rule.patterns}
+    assert [key for key in KEYS if rule_of(key) not in RULES] == []
+    # A section whose keys all follow one rule; another one names each of its keys.
+    assert sorted(pattern for pattern in patterns if pattern.endswith(".*")) == [
+        *("checkpoint.*", "client.*", "launcher.*", "metrics.*", "network.*", "normalization.*", "offline.*"),
+        *("server.job.*", "simulation.job.*"),
+    ]
+
+
+def test_every_rule_has_a_key_and_a_reason_where_it_refuses() -> None:
+    used = {rule_of(key) for key in KEYS}
+    assert [rule.patterns for rule in RULES if rule not in used] == []
+    assert [rule.patterns for rule in RULES if rule.permission is not Permission.TOLD and not rule.reason] == []
 
 
 def test_a_program_may_be_built_after_a_run_began(folder: StudyFolder) -> None:
@@ -290,3 +357,8 @@ def test_a_run_in_rounds_goes_on_with_more_of_them_and_no_others(folder: StudyFo
         check_continuation(before, in_rounds(50, 2))
     with pytest.raises(ConfigError, match=r"study\.rounds"):
         check_continuation(resolved(folder.load()), in_rounds(25, 4))
+
+
+def test_the_page_on_restarts_has_the_rules() -> None:
+    page = PAGE.read_text()
+    assert page == page_with_table(page), "python -m tests.docs.change_table writes the table anew"

@@ -171,12 +171,12 @@ def test_a_check_of_a_changed_study_on_other_ranks_has_the_changes(folder: Path)
 
 
 def test_a_run_of_another_study_is_refused_where_it_is_to_be_started(folder: Path) -> None:
-    study = Study(plain(training__batch_size=7), folder)
+    study = Study(plain(study__seed=7), folder)
     study.output_dir.joinpath("record").mkdir(parents=True)
-    before = Study(plain(training__batch_size=4), folder).config.resolved()
+    before = Study(plain(), folder).config.resolved()
     (study.output_dir / "study.json").write_text(json.dumps(before))
     (study.output_dir / "report.json").write_text('{"exit_code": 0, "exit_reason": "finished"}')
-    with pytest.raises(ConfigError, match=r"training\.batch_size: 7, but the run began with 4"):
+    with pytest.raises(ConfigError, match=r"study\.seed: 7, but the run began with 0"):
         study.start(ranks=1)
     assert not study.file.exists()
 

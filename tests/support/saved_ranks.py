@@ -181,7 +181,7 @@ def files_of_rank(
     # The other ranks would say the same of a model that nobody has.
     ranks = SimpleNamespace(rank=rank, size=num_ranks, gather=lambda value: [value], broadcast=lambda value: value)
     capture = StudyCapture(
-        config=SimpleNamespace(checkpoint=SimpleNamespace(allow_pickle=False)),  # type: ignore[arg-type]
+        config=SimpleNamespace(checkpoint=SimpleNamespace(allow_pickle=False), resolved=dict),  # type: ignore[arg-type]
         ranks=ranks,  # type: ignore[arg-type]
         incarnation=1,
         base=0,

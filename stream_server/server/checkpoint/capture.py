@@ -1,5 +1,6 @@
 """Capture: the state that each rank saves in a checkpoint, as it is between two steps."""
 
+import json
 import platform
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -176,6 +177,7 @@ class StudyCapture:
             "wall_s": self.wall_s(),
             "threads": list(self.threads),
             "changes": self.changes.state_dict(),
+            "settings": json.dumps(self.config.resolved()),
         }
         return [
             PendingFile(path=STUDY, write=lambda file: write_state(file, study)),

@@ -1,6 +1,7 @@
 """The continuation of a study: the incarnation of this start, and the checkpoint that it goes on from."""
 
-from collections.abc import Callable, Sequence
+import json
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -8,7 +9,8 @@ from typing import Any
 
 from stream_server import errors
 from stream_server.buffers import policy_class
-from stream_server.config import StudyConfig
+from stream_server.config import StudyConfig, differences
+from stream_server.config.changes import Difference
 from stream_server.errors import ConfigError, DamagedCheckpoint, StreamServerError
 from stream_server.machine.refusals import refusal
 from stream_server.messages.routing import Dealing
@@ -21,7 +23,7 @@ from stream_server.server.run import build
 from stream_server.server.run.identity import Identity
 from stream_server.server.run.output import OutputFolder
 from stream_server.storage.disk import remove_file
-from stream_server.storage.plain_state import read_state
+from stream_server.storage.plain_state import damage_in, read_state
 from stream_server.user_code import digest_of
 from stream_server.wording import counted
 
@@ -31,7 +33,8 @@ class Continuation:
     """The same on all ranks. `base` is the checkpoint that is continued; None: the study begins.
 
     `retried` are the simulations that are tried again, although they are given up in that checkpoint.
-    `has_other_class`: the file with the server class is not what it was then.
+    `has_other_class`: the file with the server class is not what it was then. `earlier` is the resolved study.json of
+    the start before, if there was one.
     """
 
     identity: Identity
@@ -39,6 +42,7 @@ class Continuation:
     base: Manifest | None
     has_other_class: bool = False
     retried: frozenset[int] = frozenset()
+    earlier: Mapping[str, Any] | None = None
 
     @property
     def base_number(self) -> int:
@@ -78,6 +82,16 @@ class Continuation:
         state: dict[str, Any] = read_state(self.folder / STUDY)
         return state
 
+    def changed_settings(self, state: Mapping[str, Any], config: StudyConfig) -> list[Difference]:
+        """The keys of study.json, of those that count, that are not what they were when that state was saved.
+
+        A checkpoint of an earlier version does not have them: then the start before counts.
+        """
+        with damage_in(STUDY):
+            before = json.loads(state["settings"]) if "settings" in state else self.earlier
+        found = [] if before is None else differences(before, config)
+        return [difference for difference in found if difference.is_told]
+
     def rank(self, config: StudyConfig, ranks: Ranks, *, is_replay: bool) -> RankRestore:
         """Read what this rank takes back.
 
@@ -112,6 +126,7 @@ def find_continuation(
     ranks: Ranks,
     folder: OutputFolder,
     choose_retried: Callable[[Path | None], Sequence[int]] = lambda study_state: (),
+    earlier: Mapping[str, Any] | None = None,
 ) -> Continuation:
     """Begin an incarnation that continues the newest whole checkpoint; from here on, older servers may save nothing.
 
@@ -149,6 +164,7 @@ def find_continuation(
         base=base,
         has_other_class=base is not None and base.class_digest != digest_of(config.server.class_, config.study_dir),
         retried=frozenset(retried),
+        earlier=earlier,
     )
 
 

@@ -57,6 +57,7 @@ class Progress:
         self.lr_steps = 0
         self.num_missing = 0
         self._fraction = 0.0
+        self._draws_beyond = 0
         self._unsettled = 0
         self._drawn_before_round = 0
         self._schedules_of: tuple[int | None, int] | None = None
@@ -128,6 +129,10 @@ class Progress:
         self._unsettled = 0
         self.lr_steps = max(self.lr_steps, self._due_lr_steps())
 
+    def change_draws(self, draws_per_sample: float) -> None:
+        """The samples that are yet to be drawn for the first time are drawn so often, unlike those before."""
+        self._draws_beyond = self.draws - round(draws_per_sample * self._num_drawn)
+
     @property
     def round_has_samples(self) -> bool:
         """Whether a sample was drawn for the first time since the last round has ended."""
@@ -160,6 +165,7 @@ class Progress:
         done, total = (self.draws, length.draws) if by_draws else (self._num_drawn, length.samples)
         if total is None:
             return []
+        total += self._draws_beyond if by_draws else 0
         return [(done, total), *([(self.batches, length.max_batches)] if length.max_batches else [])]
 
     def _due_lr_steps(self) -> int:

@@ -2,7 +2,7 @@
 
 import logging
 import socket
-from collections.abc import Container, Mapping
+from collections.abc import Container, Iterable, Mapping
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from queue import Empty
@@ -20,7 +20,7 @@ from stream_server.machine.descriptors import most_connections
 from stream_server.machine.screen import in_one_line
 from stream_server.messages import launcher_link
 from stream_server.messages.notices import EndEarly
-from stream_server.messages.operator import TrainingStatus
+from stream_server.messages.operator import Change, TrainingStatus
 from stream_server.messages.tcp import ANYWHERE
 from stream_server.server.checkpoint.restore import RankRestore
 from stream_server.server.intake import mailbox
@@ -61,7 +61,7 @@ class Reception(Source):
     """Receives samples into `buffer` and `validation_store` while the `with` block lasts. Collective; main thread.
 
     `roster`, `launcher` and `suggester` are rank 0's. `learns`: parameters are suggested by a class that wants results.
-    `num_rounds` rounds have ended before.
+    `num_rounds` rounds have ended before. `changes` are what restarts have changed, for the record.
     """
 
     def __init__(
@@ -79,6 +79,7 @@ class Reception(Source):
         roster_state: Mapping[str, Any] | None = None,
         retried: Container[int] = (),
         num_rounds: int = 0,
+        changes: Iterable[Change] = (),
     ) -> None:
         self.config = config
         self.ranks = ranks
@@ -92,6 +93,7 @@ class Reception(Source):
         self.roster_state = roster_state
         self.retried = retried
         self.num_rounds = num_rounds
+        self.changes = changes
         store = NoValidationStore if config.offline.write_files else ValidationStore
         self.validation_store = store(config.validation.simulations, ragged=ragged_fields(config))
         self._receiver: Receiver | None = None
@@ -369,7 +371,7 @@ class Reception(Source):
         )
         return Recorder(
             self.folder.record,
-            RecordedStudy.of(self.config, self.design.names, self.ranks.size),
+            RecordedStudy.of(self.config, self.design.names, self.ranks.size, self.changes),
             rank=self.ranks.rank,
             incarnation=self.identity.incarnation,
             position=position,

@@ -322,7 +322,7 @@ class Recording:
                 stack.callback(self.ranks[-1].close)
                 self._check_study(self.ranks[-1])
             self._stack = stack.pop_all()
-        self.warnings = [warning for rank in self.ranks for warning in rank.warnings]
+        self.warnings = [*self._not_repeated(), *(warning for rank in self.ranks for warning in rank.warnings)]
 
     def __enter__(self) -> Self:
         return self
@@ -366,6 +366,14 @@ class Recording:
             for field in chain.from_iterable(record.fields):
                 recorded.setdefault(field.name, set()).add(field.dtype)
         return {name: np.result_type(*sorted(dtypes)).newbyteorder("<") for name, dtypes in recorded.items()}
+
+    def _not_repeated(self) -> Iterator[str]:
+        """A line on what restarts have changed in the training, which a replay does not."""
+        if changes := [it.with_batch for it in self.study.changes if not it.name.startswith("study.")]:
+            yield (
+                "restarts have changed the recorded run, and not its replay, for which study.json and the server class "
+                f"hold from the first batch on as they are now: {'; '.join(changes)}"
+            )
 
     def _check_study(self, record: RankRecord) -> None:
         for name, study in record.studies.items():

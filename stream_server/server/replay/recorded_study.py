@@ -1,7 +1,7 @@
 """record.json: the study that a record is of, which tells whether another study can be trained from it."""
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
@@ -12,6 +12,7 @@ from xxhash import xxh3_64_hexdigest
 from stream_server.config import StudyConfig
 from stream_server.errors import ConfigError, DamagedRecord
 from stream_server.messages.client import FieldSpec
+from stream_server.messages.operator import Change
 from stream_server.server.replay.record_format import FORMAT
 from stream_server.server.run import build
 from stream_server.storage import disk
@@ -26,7 +27,8 @@ class RecordedStudy:
     """The study that was recorded.
 
     `ranks` is how many ranks have files, `latest_ranks` how many the last start of the study had, 0 for as many; the
-    dtype of a field is "" where it was kept as sent. `first` and `every` number the time steps.
+    dtype of a field is "" where it was kept as sent. `first` and `every` number the time steps. `changes` are what
+    restarts have changed.
     """
 
     study: str
@@ -38,6 +40,7 @@ class RecordedStudy:
     nonfinite: str
     seed: int
     latest_ranks: int = 0
+    changes: tuple[Change, ...] = ()
 
     @property
     def identity(self) -> str:
@@ -46,7 +49,7 @@ class RecordedStudy:
         return xxh3_64_hexdigest(json.dumps([self.study, self.seed, names, self.parameters]).encode())
 
     @classmethod
-    def of(cls, config: StudyConfig, parameters: Sequence[str], num_ranks: int) -> Self:
+    def of(cls, config: StudyConfig, parameters: Sequence[str], num_ranks: int, changes: Iterable[Change] = ()) -> Self:
         """A study whose parameters have these names, on so many ranks."""
         steps = build.time_steps(config)
         return cls(
@@ -59,6 +62,7 @@ class RecordedStudy:
             nonfinite=config.training.nonfinite,
             seed=config.study.data_seed,
             latest_ranks=num_ranks,
+            changes=tuple(changes),
         )
 
     @classmethod
@@ -100,7 +104,11 @@ class RecordedStudy:
         earlier = RecordedStudy.read(folder).ranks if path.exists() else 0
         study = replace(self, ranks=max(self.ranks, earlier))
         disk.remove_leftovers(path)
-        disk.replace_file(path, checksummed_json({"format": FORMAT, **msgspec.to_builtins(study)}))
+        plain = msgspec.to_builtins(study)
+        if not study.changes:
+            # So that the release before, which does not know them, reads the record.
+            del plain["changes"]
+        disk.replace_file(path, checksummed_json({"format": FORMAT, **plain}))
 
     def check(self, config: StudyConfig, parameters: Sequence[str], *, where: str) -> None:
         """Refuse a study whose samples would differ from those of the record `where`.

@@ -176,8 +176,10 @@ class OutputFolder:
         require_given_up(wanted, given_up)
         return bool(given_up)
 
-    def check_start(self, config: StudyConfig, *, resume: bool) -> bool:
-        """Ensure that a run may begin here, or go on as `config` says; nothing is changed. Gives whether one goes on.
+    def check_start(self, config: StudyConfig, *, resume: bool) -> Any:
+        """Ensure that a run may begin here, or go on as `config` says; nothing is changed.
+
+        Gives the resolved study.json of the run that goes on, None if none does.
 
         Raises:
             ConfigError: what is in the folder is no run, not our own, or one of another study; or `resume` insists on a
@@ -185,27 +187,28 @@ class OutputFolder:
         """
         run_folder.check(self.path, resume=resume)
         if not self.study.exists():
-            return False
+            return None
         before = self._earlier_study()
-        goes_on = self._has_begun(before)
-        if goes_on:
-            check_continuation(before, config)
-        return goes_on
+        if not self._has_begun(before):
+            return None
+        check_continuation(before, config)
+        return before
 
     def set_aside(self) -> str:
         """Give the folder of an earlier run, if there is one, the name NAME.1 or the next that is free; says so."""
         return run_folder.set_aside(self.path) if run_folder.holds_anything(self.path) else ""
 
-    def prepare(self, config: StudyConfig, *, resume: bool) -> None:
+    def prepare(self, config: StudyConfig, *, resume: bool) -> Any:
         """Make the folder, or see that `config` can continue the run in it, and put the resolved study into it.
 
-        The report of the last run is removed, since it is not known yet how this one ends.
+        Gives the one that was there, as `check_start` does. The report of the last run is removed, since it is not
+        known yet how this one ends.
 
         Raises:
             ConfigError: what is in the folder is no run, or one of another study; or `resume` insists on a run, and
                 there is none.
         """
-        self.check_start(config, resume=resume)
+        before = self.check_start(config, resume=resume)
         make_folder(self.path)
         failpoint("server.before_study_file")
         for file in (
@@ -221,6 +224,7 @@ class OutputFolder:
         remove_file(self.report)
         remove_file(self.exit)
         replace_file(self.study, (json.dumps(config.resolved(), indent=2) + "\n").encode())
+        return before
 
     def _has_begun(self, before: Any) -> bool:
         """Whether a run got so far that something of it is here: until its sockets are open, nothing can be."""

@@ -11,6 +11,7 @@ from stream_server.config import StudyConfig
 from stream_server.errors import ConfigError
 from stream_server.failpoints import failpoint
 from stream_server.machine.garbage import keep_modules
+from stream_server.machine.run_folder import STUDY_FILE
 from stream_server.server.checkpoint.agreement import CheckpointAgreement, Milestones
 from stream_server.server.checkpoint.capture import StudyCapture
 from stream_server.server.checkpoint.continuation import Continuation
@@ -73,6 +74,7 @@ UNPROTECTED = (
     "network.security is none: anybody who reaches the ports of this study can read and change what is sent over TCP, "
     "and can send data of their own"
 )
+DRAWS = "training.draws_per_sample"
 
 log = logging.getLogger(__name__)
 
@@ -125,6 +127,10 @@ class StudyRank(Composition):
             with damage_in("changes"):
                 self.changes.load_state_dict(self.saved.get("changes", []))
             self.restored = continuation.rank(config, ranks, is_replay=self.is_replay)
+            for path, before, now, rule in continuation.changed_settings(self.saved, config):
+                self.changes.note(path, before=before, now=now, source=STUDY_FILE, note=rule.reason)
+                if path == DRAWS:
+                    self.restored.bound_draws(before, now)
         self.cores = share_cores(ranks, simulation_cores(config, start))
         wait_passively(self.cores.nodes[ranks.node])
         self.started_s = self._began_s - (0.0 if self.saved is None else self.saved["wall_s"])
@@ -146,6 +152,8 @@ class StudyRank(Composition):
         self.source = self._make_source(start, plan, design)
         if self.saved is not None and self.restored is not None:
             self.progress.load_state_dict(self.saved["progress"])
+            if any(change.name == DRAWS for change in self.changes.new):
+                self.progress.change_draws(config.training.draws_per_sample or 1.0)
             # Now, so that a study that fails in its set-up reports those of earlier incarnations, too.
             self.restored.load({"phases": self.phases})
 
@@ -266,6 +274,7 @@ class StudyRank(Composition):
             roster_state=None if self.saved is None else self.saved["roster"],
             retried=self.continuation.retried,
             num_rounds=0 if self.saved is None else self.saved["progress"].get("rounds", 0),
+            changes=self.changes,
             start=start,
         )
 

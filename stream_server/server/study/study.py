@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from stream_server.buffers.batch_memory import no_memory
-from stream_server.config import StudyConfig, check_ranks
+from stream_server.config import StudyConfig, check_ranks, differences
 from stream_server.errors import (
     EXIT_FORCED,
     EXIT_SAVED,
@@ -50,6 +50,7 @@ from stream_server.server.study.watchdog import Watchdog
 from stream_server.storage.disk import hold_folder, remove_tree
 from stream_server.storage.plain_state import damage_in, read_state
 from stream_server.user_code import digest_of
+from stream_server.wording import listed
 
 PROGRAM = "stream-server"
 
@@ -137,8 +138,8 @@ def _run(config: StudyConfig, ranks: Ranks, start: StartOptions, stops: StopRequ
         for used in (folder.path, config.checkpoint.dir):
             if ranks.rank != 0 and used is not None:
                 locks.enter_context(hold_folder(used))
-        by_rank_0(ranks, lambda: folder.prepare(config, resume=start.resume))
-        continuation = find_continuation(config, ranks, folder, partial(_chosen_to_retry, start.retry))
+        earlier = by_rank_0(ranks, lambda: folder.prepare(config, resume=start.resume))
+        continuation = find_continuation(config, ranks, folder, partial(_chosen_to_retry, start.retry), earlier)
         watchdog.is_outdated = continuation.is_outdated
         exit_watch.note_incarnation(continuation.identity.incarnation)
         with Logs(folder.path, ranks.rank), ExitStack() as writers:
@@ -173,6 +174,9 @@ def _told_that_it_is_over(config: StudyConfig, folder: OutputFolder) -> str:
         its_class = digest_of(config.server.class_, config.study_dir)
         if any(checkpoints.manifest(number).class_digest != its_class for number in checkpoints.numbers()[-1:]):
             changed = " The file with the server class has changed since then, and its model has not."
+    earlier = folder.check_start(config, resume=False)
+    if earlier is not None and (others := [it.path for it in differences(earlier, config) if it.is_told]):
+        changed += f" What study.json has changed since then ({listed(others)}) has no effect on it."
     return (
         f"{config.study.name} is finished: {folder.report} says how.{changed} More study.simulations go on with it, "
         "--retry tries simulations again that were given up, another study.output_dir trains another model beside it, "

@@ -59,6 +59,7 @@ class BatchForming:
         self._server = server
         self._parameters = parameters
         self._memory = BatchMemory(buffer.slots, batch_size, buffer.sample_shape, max_sets=MAX_SETS + num_ahead)
+        self._batch_size = batch_size
         self._copies = RowCopies(server.num_threads)
         self._phases = phases
         self._num_ahead = num_ahead
@@ -139,7 +140,8 @@ class BatchForming:
         self, rows: SlotArray, keys: NDArray[np.int64], parameters: NDArray[np.float64], present: Present
     ) -> SimulationBatch:
         with self._phases.measure("gather"):
-            memory, slots = self._memory.take(), self._buffer.slots
+            # A batch that was drawn before a restart may be larger than those that are drawn now.
+            memory, slots = self._memory.take() if len(rows) <= self._batch_size else None, self._buffer.slots
             fields = slots.gather(rows, memory, self._copies.take) | slots.statics.gather(keys[0], memory)
         return self._batch(rows, keys, parameters, present, fields)
 

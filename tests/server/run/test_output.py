@@ -74,8 +74,8 @@ def test_a_study_that_has_changed_is_not_continued_and_both_values_are_told(
     (folder.path / left).write_text("something came of it")
     folder.exit.write_text("why it failed")
     before = folder.study.read_bytes()
-    with pytest.raises(ConfigError, match=r"buffer\.capacity: 2501, but the run began with 2500"):
-        prepare(folder, config(study, {"buffer.capacity": 2501}))
+    with pytest.raises(ConfigError, match=r"study\.seed: 7, but the run began with 0"):
+        prepare(folder, config(study, {"study.seed": 7}))
     assert folder.study.read_bytes() == before
     assert folder.exit.read_text() == "why it failed"
 

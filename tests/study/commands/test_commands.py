@@ -141,10 +141,11 @@ def test_check_refuses_a_change_that_the_run_in_the_folder_would_refuse(
     OutputFolder(tmp_path).prepare(config, resume=False)
     (tmp_path / "record").mkdir()
     assert stream_server_here(NUMPY_STUDY, "--check", settings=settings)[0] == 0
-    settings |= {"training.batch_size": 5}
+    assert stream_server_here(NUMPY_STUDY, "--check", settings=settings | {"training.batch_size": 5})[0] == 0
+    settings |= {"study.seed": 5}
     exit_code, output = stream_server_here(NUMPY_STUDY, "--check", settings=settings)
     assert exit_code == 2
-    assert "training.batch_size: 5, but the run began with 4" in output
+    assert "study.seed: 5, but the run began with 0" in output
     assert stream_server_here(NUMPY_STUDY, "--check", "--fresh", settings=settings)[0] == 0
 
 

@@ -154,8 +154,11 @@ def test_a_finished_study_says_so_and_goes_on_when_more_batches_or_simulations_a
     assert "has changed" not in again.output
     before = contents(output_dir)
     other = run_here(study, output_dir, settings=settings | {"training.batch_size": 7})
+    assert other.exit_code == 0
+    assert "What study.json has changed since then (training.batch_size) has no effect on it." in other.output
+    other = run_here(study, output_dir, settings=settings | {"study.seed": 7})
     assert other.exit_code == 2
-    for told in ("training.batch_size: 7, but the run began with 4", "another study.output_dir", "--fresh"):
+    for told in ("study.seed: 7, but the run began with 0", "another study.output_dir", "--fresh"):
         assert told in other.output
     with (study.parent / "server.py").open("a") as file:
         file.write("# other\n")
