@@ -38,6 +38,7 @@ with _without_plugins():
     from stream_server.config.values import walltime_s
 
 __all__ = [
+    "Difference",
     "StudyConfig",
     "check_continuation",
     "check_ranks",

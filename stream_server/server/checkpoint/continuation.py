@@ -9,8 +9,7 @@ from typing import Any
 
 from stream_server import errors
 from stream_server.buffers import policy_class
-from stream_server.config import StudyConfig, differences
-from stream_server.config.changes import Difference
+from stream_server.config import Difference, StudyConfig, differences
 from stream_server.errors import ConfigError, DamagedCheckpoint, StreamServerError
 from stream_server.machine.refusals import refusal
 from stream_server.messages.routing import Dealing
