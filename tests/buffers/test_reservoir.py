@@ -238,3 +238,38 @@ def test_at_the_end_of_a_round_what_was_never_drawn_is_and_all_stay(draws_per_sa
     assert policy.population == 0
     if draws_per_sample is not None:
         assert seen.total() == round(draws_per_sample * 20)
+
+
+@pytest.mark.parametrize(("before", "now"), [(2.0, 3.5), (3.0, 1.0), (2.5, 2.0), (None, 2.0)])
+def test_another_bound_on_draws_holds_for_the_samples_to_come(before: float | None, now: float) -> None:
+    """20 samples come by the old bound, and 30 by the new one."""
+    policy = Reservoir(capacity=10, watermark=1, draws_per_sample=before, seed=1)
+    first = pour(policy, range(20), most=60)
+    other = Reservoir(capacity=10, watermark=1, draws_per_sample=now, seed=2)
+    other.load_state_dict(Reservoir.with_other_bound(policy.state_dict(), before, now))
+    second = pour(other, range(20, 50), most=1000)
+    other.close()
+    while num := other.ready(1):
+        second.update(other.draw(num).slots.tolist())
+    drawn = first + second
+    assert set(drawn) == set(range(50))
+    if before is not None:
+        least = 20 * before + 30 * now
+        # None of the unseen stays so, whatever the bound.
+        assert least - 1 <= drawn.total() <= least + 10
+    else:
+        assert second.total() <= 30 * now + 10
+
+
+def pour(policy: Reservoir, slots: range, *, most: int) -> Counter[int]:
+    """Put samples as there is room, and draw whatever may be drawn, so many samples at most."""
+    drawn: Counter[int] = Counter()
+    waiting = [*slots]
+    while waiting:
+        while waiting and policy.room:
+            policy.put([waiting.pop(0)])
+        while drawn.total() < most and (num := policy.ready(1)):
+            drawn.update(policy.draw(num).slots.tolist())
+            if policy.draws_per_sample is None and policy.room:
+                break
+    return drawn

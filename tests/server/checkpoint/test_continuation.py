@@ -1,5 +1,6 @@
 """The checkpoint from which a start of the server continues."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -63,6 +64,25 @@ def test_a_start_says_what_it_continues(config: StudyConfig) -> None:
     told = "goes on from checkpoint 2, after 20 batches"
     assert find(config).description == f"{told}; the file with the server class has changed since then"
     assert replace(find(config), has_other_class=False).description == told
+
+
+def test_a_start_finds_what_study_json_has_changed_since_its_checkpoint(folder: StudyFolder) -> None:
+    def resolved(size: int) -> dict[str, Any]:
+        return json.loads(json.dumps(folder.load({"training.batch_size": size}).resolved()))  # type: ignore[no-any-return]
+
+    now = folder.load({"training.batch_size": 30, "launcher.max_running": 3})
+    # The start before has died without a checkpoint.
+    found = replace(find(now), earlier=resolved(30))
+    changed = found.changed_settings({"settings": json.dumps(resolved(20))}, now)
+    assert [(it.path, it.before, it.now) for it in changed] == [("training.batch_size", 20, 30)]
+    assert found.changed_settings({"settings": json.dumps(now.resolved())}, now) == []
+
+
+def test_of_a_checkpoint_of_an_earlier_version_the_start_before_says_what_study_json_was(folder: StudyFolder) -> None:
+    earlier = json.loads(json.dumps(folder.load({"training.batch_size": 20}).resolved()))
+    now = folder.load({"training.batch_size": 30})
+    assert [it.path for it in replace(find(now), earlier=earlier).changed_settings({}, now)] == ["training.batch_size"]
+    assert find(now).changed_settings({}, now) == []
 
 
 def test_each_incarnation_has_keys_of_its_own(config: StudyConfig) -> None:

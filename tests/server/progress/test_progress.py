@@ -48,6 +48,26 @@ def test_the_fraction_of_a_run_of_known_length_goes_by_draws() -> None:
     assert progress.fraction == 1.0
 
 
+@pytest.mark.parametrize(("draws_before", "draws_now"), [(2, 4), (4, 2), (None, 3)])
+def test_a_run_whose_draws_per_sample_change_is_done_after_the_draws_of_both(
+    draws_before: int | None, draws_now: int
+) -> None:
+    """Half of 8 samples are drawn so often as before, and the others so often as now."""
+    before = Progress(1, length=TrainingLength(samples=8, draws=draws_before and 8 * draws_before))
+    for number in range(4 * (draws_before or 1)):
+        before.count_batch(union_batch(1, num_first=number < 4))
+        before.count_update(StepOutcome())
+    progress = Progress(1, length=TrainingLength(samples=8, draws=8 * draws_now))
+    progress.load_state_dict(before.state_dict())
+    progress.change_draws(draws_now)
+    again = Progress(1, length=TrainingLength(samples=8, draws=8 * draws_now))
+    again.load_state_dict(progress.state_dict())
+    for number in range(4 * draws_now):
+        assert again.fraction != 1.0
+        again.count_batch(union_batch(1, num_first=number < 4))
+    assert again.fraction == 1.0
+
+
 def test_the_fraction_does_not_fall_on_fewer_ranks() -> None:
     """Three ranks train four of ten batches each, then one goes on alone."""
     config = study(num_samples=60, batch_size=2)

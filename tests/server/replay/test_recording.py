@@ -6,8 +6,10 @@ from typing import Any
 import pytest
 
 from stream_server.errors import ConfigError, DamagedRecord
+from stream_server.server.progress import changes as of_restarts
 from stream_server.server.replay import recorder as recorder_module
 from stream_server.server.replay.record_reader import RankRecord, Recording
+from stream_server.server.replay.recorded_study import RecordedStudy
 from stream_server.storage.checksums import checksummed_json, parse_checksummed_json
 from tests.support.recorded import (
     PARAMETERS,
@@ -211,3 +213,17 @@ def test_a_file_of_something_else_is_noticed(recorded: Path) -> None:
     samples_file(recorded).write_bytes(b"\x89PNG and so on" * 100)
     with pytest.raises(DamagedRecord, match="is no record of samples"):
         Recording(recorded)
+
+
+def test_a_record_says_what_restarts_have_changed_in_the_training(folder: StudyFolder) -> None:
+    config = small_study(folder)
+    path = record(config, KEYS)
+    assert "changes" not in (path / "record.json").read_text()
+    changes = of_restarts.Changes(batch=300)
+    changes.note("study.simulations", before=4, now=6, source="study.json")
+    RecordedStudy.of(config, PARAMETERS, 1, changes).write(path)
+    assert warnings_of(path) == []
+    changes.note("learning rate", before=1e-3, now=3e-4, source="server.py")
+    RecordedStudy.of(config, PARAMETERS, 1, changes).write(path)
+    [told] = warnings_of(path)
+    assert told.endswith("as they are now: from batch 300: learning rate 0.001 → 0.0003, from server.py")

@@ -194,6 +194,16 @@ def test_a_restored_batch_is_formed_just_as_it_was() -> None:
         np.testing.assert_array_equal(after.data[name], values, strict=True)
 
 
+def test_a_restored_batch_that_is_larger_than_those_that_are_drawn_now_is_formed_whole() -> None:
+    buffer = buffer_of(8)
+    buffer.draw(4, 0)
+    stream = stream_of(restored(buffer), Vectorised(), batch_size=2)
+    for size in (4, 2, 2):
+        batch = stream.draw(0)
+        assert batch is not None
+        assert {len(values) for values in batch.data.values()} == {batch.size} == {size}
+
+
 def test_a_restored_batch_was_counted_when_it_was_drawn() -> None:
     buffer = buffer_of(4)
     first = stream_of(buffer, PerSample())

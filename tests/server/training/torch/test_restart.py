@@ -279,6 +279,22 @@ def test_weights_of_each_precision_come_back_bit_by_bit(precision: str) -> None:
         assert saved(other) == state
 
 
+@pytest.mark.parametrize(("before", "after"), [("32-true", "bf16-mixed"), ("bf16-mixed", "32-true")])
+def test_a_training_goes_on_in_another_precision_with_the_weights_and_the_optimizer_that_it_had(
+    before: str, after: str
+) -> None:
+    with fresh(Momentum, precision=before) as step:
+        data = batch(0).float()
+        union_batch = UnionBatch(own=batch_of(data, len(data)), sizes=(len(data),), counts=StepCounts())
+        step.run(union_batch, data, 0)
+        state = saved(step)
+    with fresh(Momentum, precision=after) as other:
+        take_back(other, state)
+        assert saved(other) == state
+        other.run(union_batch, data, 1)
+        assert {parameter.dtype for parameter in other._server.model.parameters()} == {torch.float32}
+
+
 def test_how_many_updates_were_skipped_in_a_row_is_not_forgotten() -> None:
     keys = {"max_nonfinite": 2}
     data = torch.full((2, 3), float("nan"), dtype=torch.float64)
