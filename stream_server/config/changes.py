@@ -170,8 +170,8 @@ def check_continuation(before: Mapping[str, Any], config: StudyConfig) -> None:
 
 def differences(before: Mapping[str, Any], config: StudyConfig) -> list[Difference]:
     """The keys of `config` that differ from `before`, a resolved study.json."""
-    earlier, now = _with_relative_paths(_completed(before)), _with_relative_paths(config.resolved())
-    return [Difference(path, *values, rule_of(path)) for path, *values in _differing(earlier, now, "")]
+    earlier, later = _with_relative_paths(_completed(before)), _with_relative_paths(config.resolved())
+    return [Difference(path, was, now, rule_of(path)) for path, was, now in _differing(earlier, later, "")]
 
 
 def rule_of(path: str) -> Rule:
