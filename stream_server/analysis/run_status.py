@@ -280,7 +280,7 @@ def change_rows(changes: Sequence[Change]) -> list[tuple[str, str]]:
     texts = [change.with_batch for change in changes[-MAX_CHANGES:]]
     if (num_more := len(changes) - len(texts)) > 0:
         texts.insert(0, f"{counted(num_more, 'earlier change')}, and")
-    return [("changed", "\n".join(texts))] if texts else []
+    return [("" if number else "changed", text) for number, text in enumerate(texts)]
 
 
 def damages_of(run: RunFolder) -> list[str]:
