@@ -9,6 +9,7 @@ A server may die of anything, and mpirun's status does not tell. So a lost one c
 Why: docs/decisions/0058-server-in-a-job.md
 """
 
+import json
 import logging
 import math
 import shlex
@@ -21,6 +22,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 
+from stream_server.config import differences
 from stream_server.errors import EXIT_SAVED, RankLost, UserCodeError
 from stream_server.failpoints import failpoint
 from stream_server.launcher.journal import records
@@ -35,9 +37,12 @@ from stream_server.launcher.supervision.server_restart import EndReports, NoRest
 from stream_server.launcher.supervision.servers import Servers
 from stream_server.launcher.supervision.takeover import kill
 from stream_server.machine.forced_exit import FIRST_SIGNAL
+from stream_server.machine.run_folder import STUDY_FILE
 from stream_server.machine.screen import print_escaped
 from stream_server.machine.signals import Signals
 from stream_server.messages import launcher_link
+from stream_server.storage.disk import read_text
+from stream_server.wording import listed
 
 # A server in a job is told to stop this long before the time limit; a local one has the limit itself.
 LEAVING_S = 120.0
@@ -247,8 +252,18 @@ class Supervisor:
             shutil.rmtree(starting.folder, ignore_errors=True)
             return
         log.info("server, start %d, is taken over", starting.number)
+        self._tell_what_waits()
         # A rank that lives comes back at once; of one that died while nobody watched, mpirun may know nothing.
         self._run(starting, lambda: job, taken_over=True)
+
+    def _tell_what_waits(self) -> None:
+        """A server that runs keeps the study.json that it was started with."""
+        config = self.servers.config
+        with suppress(OSError, ValueError):
+            before = json.loads(read_text(config.output_dir / STUDY_FILE))
+            if changed := [it.path for it in differences(before, config) if it.is_told]:
+                what = "the server trains on with the study.json of its start; once it is started again, this holds: %s"
+                log.warning(what, listed(changed))
 
     def _ended(self, running: RunningServer, end: ServerEnd, now: float) -> None:
         running.close()

@@ -1,5 +1,6 @@
 """A launcher that is killed loses nothing: the next one takes over what runs."""
 
+import json
 import os
 import signal
 import time
@@ -7,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from stream_server.config import load
 from stream_server.launcher.backends.backend import EXIT_FILE
 from stream_server.launcher.journal.journal import Journal
 from stream_server.launcher.simulations.ensemble import POLL_S
@@ -34,9 +36,13 @@ QUICK = [
 def test_a_restarted_launcher_takes_over_the_server_and_its_simulations(tmp_path: Path) -> None:
     with StudyRun(tmp_path, STAYING, ranks=2) as run:
         pid = run.wait_for_output(0)
+        config = load(run.folder / "study.json", ["buffer.capacity=30", "training.clip_norm=2"])
+        (run.output_dir / "study.json").write_text(json.dumps(config.resolved()))
         run.kill_and_restart()
         run.wait_until(lambda: run.attempts(0) == [(0, 0), (0, 0)])
         assert run.wait_for_output(0) == pid
+        told = "the server trains on with the study.json of its start; once it is started again, this holds: "
+        assert f"{told}buffer.capacity, buffer.watermark, training.clip_norm" in run.log
         (tmp_path / "go").touch()
         assert run.end() == 0
         assert run.num_starts == 1
