@@ -120,3 +120,12 @@ def test_a_failure_after_all_time_steps_is_told_to_the_main_thread() -> None:
     later = launcher_link.FailedLater(simulation=0, attempt=0, reason="ended with exit code 1", log="output.log")
     begun(tell_main=happened.append).launcher(later)
     assert happened == [mailbox.FromLauncher(message=later)]
+
+
+def test_of_what_the_roster_decides_the_main_thread_hears_what_is_for_it_and_the_launcher_the_rest() -> None:
+    told: list[launcher_link.ToLauncher] = []
+    happened: list[mailbox.Event] = []
+    stop = launcher_link.StopSimulations(reason="the study is over", grace_s=5.0)
+    warning = mailbox.SimulationWarning(text="simulation 0 sends nothing")
+    coordinator(told, happened.append).perform([stop, warning])
+    assert (told, happened) == ([stop], [warning])
