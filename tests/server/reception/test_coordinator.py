@@ -3,8 +3,10 @@
 from collections.abc import Callable
 from typing import Any
 
+import pytest
+
 from stream_server.messages import launcher_link, operator, wire
-from stream_server.messages.client import Away, Hello, Reason, Routing, TimeSteps, Welcome
+from stream_server.messages.client import ATTACHING, Away, Hello, Reason, Routing, TimeSteps, Welcome
 from stream_server.messages.curve import KeyPair
 from stream_server.server.intake import mailbox
 from stream_server.server.reception.access import CurveAccess
@@ -129,3 +131,36 @@ def test_of_what_the_roster_decides_the_main_thread_hears_what_is_for_it_and_the
     warning = mailbox.SimulationWarning(text="simulation 0 sends nothing")
     coordinator(told, happened.append).perform([stop, warning])
     assert (told, happened) == ([stop], [warning])
+
+
+def test_the_clients_of_an_attempt_are_welcomed_once_however_often_ranks_confirm_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rank_0 = begun()
+    ready: list[tuple[int, int]] = []
+    monkeypatch.setattr(rank_0.roster, "ready", lambda *attempt: ready.append(attempt) or [])
+    rank_0.launcher(launcher_link.Attempt(simulation=0, attempt=0, public_key=None))
+    rank_0.heard()
+    assert ready == [(0, 0)]
+
+
+def test_a_client_that_attaches_by_itself_is_welcome_when_the_launcher_has_an_attempt_for_it() -> None:
+    told: list[launcher_link.ToLauncher] = []
+    replies: list[Any] = []
+    rank_0 = coordinator(told, reply=lambda peer, message: replies.append(message))
+    rank_0.begin(launcher_link.Plan(study="study-1", incarnation=1, output_dir="", connection=NOWHERE, simulations=()))
+    hello = Hello(study="study-1", simulation=None, attempt=ATTACHING, rank=0, num_ranks=1)
+    rank_0.hear(b"peer", wire.encode(hello)[0], None)
+    asked = told[-1]
+    assert isinstance(asked, launcher_link.AttachRequest)
+    rank_0.launcher(launcher_link.Attached(token=asked.token, simulation=0, attempt=0))
+    rank_0.launcher(launcher_link.Attempt(simulation=0, attempt=0, public_key=None, attached=True))
+    # That the answer follows, and the answer.
+    assert [getattr(it, "reason", None) for it in replies] == [Reason.BUSY, None]
+
+
+def test_other_word_of_the_launcher_goes_to_the_main_thread() -> None:
+    happened: list[mailbox.Event] = []
+    held_back = launcher_link.HeldBack(text="no simulation is started as long as the disk refuses")
+    begun(tell_main=happened.append).launcher(held_back)
+    assert happened == [mailbox.FromLauncher(message=held_back)]
