@@ -285,6 +285,21 @@ def test_a_job_whose_folder_cannot_be_made_has_ended(backend: ScriptedBackend, t
     assert job.end.reason.startswith("could not be submitted: ")
 
 
+def test_at_the_end_each_backend_is_closed_also_after_one_that_does_not_answer(
+    backend: ScriptedBackend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Away(ScriptedBackend):
+        def close(self) -> None:
+            raise OSError("no route to host")
+
+    closed: list[str] = []
+    monkeypatch.setattr(backend, "close", lambda: closed.append("job-1"))
+    with Servers(StudyFolder(tmp_path / "heat").load(), Outage()) as servers:
+        servers._backends.update({"slurm": Away(), "pbs": backend})
+    assert closed == ["job-1"]
+    assert caplog.messages == ["jobs of the server may go on: slurm: no route to host"]
+
+
 def test_the_folder_of_a_job_that_no_journal_knows_any_more_is_not_used_again(tmp_path: Path) -> None:
     servers = Servers(StudyFolder(tmp_path / "heat").load({"server.backend": "slurm"}), Outage())
     for number in (1, 2):
