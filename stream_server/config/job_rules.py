@@ -84,8 +84,7 @@ def _placeholders_of_the_scheduler_are_known(config: StudyConfig) -> Iterator[Pr
             yield Problem(path, f"{shown(value)} is not known", f"Write {shown(EXPECTED_LR_STEPS)}")
         elif config.study.time_steps is None or (
             config.training.lr_clock == "updates"
-            and config.buffer.policy not in ("fifo", "firo")
-            and config.training.draws_per_sample is None
+            and not (config.buffer.has_known_draws or config.training.draws_per_sample)
         ):
             found = f"{value} is not known in advance"
             yield Problem(path, found, "Write a number, study.time_steps or training.draws_per_sample")

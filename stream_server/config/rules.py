@@ -8,6 +8,7 @@ from stream_server.config.job_rules import JOB_CHECKS, OF_JOBS, OF_SCHEDULERS, O
 from stream_server.config.parameters import DesignFile, scalars_of
 from stream_server.config.placeholders import BUILT_IN, COMMAND_CHECKS
 from stream_server.config.problems import Problem, config_error, nearest, one_of, shown
+from stream_server.config.sections import POLICIES_WITHOUT
 from stream_server.config.study import StudyConfig, default_of, value_of
 from stream_server.wording import counted
 
@@ -38,18 +39,11 @@ IGNORED: tuple[tuple[str, Callable[[StudyConfig], bool], str], ...] = (
         "the parameters of a round (study.rounds) are suggested together",
     ),
     ("checkpoint.every_rounds", lambda it: it.study.rounds is None, "there are no study.rounds"),
-    (
-        "buffer.watermark",
-        lambda it: it.buffer.policy == "fifo",
-        "fifo hands out each sample as it comes, and only the other policies wait for some",
+    *(
+        (key, lambda it, without=without: it.buffer.policy in without, f"it is not for {' or '.join(without)}")
+        for key, without in POLICIES_WITHOUT.items()
     ),
     ("buffer.args", lambda it: not it.buffer.has_own_policy, "only policies of your own take arguments"),
-    (
-        "buffer.pseudo_epochs",
-        lambda it: it.buffer.policy in ("reservoir", "uniform", "fifo"),
-        "only firo and policies of your own draw each sample so often",
-    ),
-    ("training.draws_per_sample", lambda it: it.buffer.policy in ("fifo", "firo"), "buffer.policy has its own"),
     ("validation.after_batches", lambda it: not it.validation.is_scheduled, "no validation takes place before the end"),
     ("client.wait_s", lambda it: it.client.if_server_away != "wait", 'client.if_server_away is not "wait"'),
     ("simulation.max_failed", lambda it: it.simulation.on_failure == "stop", "the first failure ends the study"),
@@ -188,7 +182,7 @@ def _output_is_below_the_study(config: StudyConfig) -> Iterator[Problem]:
 
 def _routing_fits_the_samples(config: StudyConfig) -> Iterator[Problem]:
     buffer = config.buffer
-    if config.window is None and buffer.routing == "simulations" and buffer.policy in ("fifo", "firo"):
+    if config.window is None and buffer.routing == "simulations" and buffer.has_known_draws:
         yield Problem(
             "buffer.routing",
             f'"simulations" is for the reservoir; ranks of a {buffer.policy} could run out of samples',
@@ -223,7 +217,7 @@ def _windows_are_made_once(config: StudyConfig) -> Iterator[Problem]:
 
 
 def _capacity_covers_the_watermark(config: StudyConfig) -> Iterator[Problem]:
-    if config.buffer.policy != "fifo":
+    if config.buffer.policy not in POLICIES_WITHOUT["buffer.watermark"]:
         yield from _too_small(
             config, "buffer.watermark", config.buffer.watermark, "ranks could wait for each other for ever"
         )
@@ -249,14 +243,10 @@ def _too_small(config: StudyConfig, key: str, num_waiting: int, consequence: str
         )
 
 
-def _watermark_is_reachable(config: StudyConfig) -> Iterator[Problem]:
-    yield from _watermark_problems(config, num_ranks=1)
-
-
 def _watermark_problems(config: StudyConfig, num_ranks: int) -> Iterator[Problem]:
     """The watermark of a rank that receives fewer samples than that in all."""
     steps = config.study.time_steps
-    if steps is None or config.buffer.policy == "fifo":
+    if steps is None or config.buffer.policy in POLICIES_WITHOUT["buffer.watermark"]:
         return
     per_simulation = config.num_samples_of(steps.num)
     if config.buffer.routing == "simulations":
@@ -351,7 +341,7 @@ def _fractions_are_of_a_known_length(path: str, config: StudyConfig) -> Iterator
     found = f"{fraction:g} is a fraction of the run, but the number of its batches is not known in advance"
     if config.study.time_steps is None:
         yield Problem(path, found, "Write a number of batches, or study.time_steps")
-    elif config.buffer.policy not in ("fifo", "firo") and config.training.draws_per_sample is None:
+    elif not (config.buffer.has_known_draws or config.training.draws_per_sample):
         yield Problem(path, found, "Write a number of batches, or training.draws_per_sample")
 
 
@@ -428,7 +418,7 @@ CHECKS: tuple[Check, ...] = (
     _windows_are_made_once,
     _capacity_covers_the_watermark,
     _capacity_covers_a_batch,
-    _watermark_is_reachable,
+    partial(_watermark_problems, num_ranks=1),
 )
 
 CHECKS_OF_RANKS: tuple[Callable[[StudyConfig, int], Iterator[Problem]], ...] = (

@@ -22,6 +22,12 @@ from stream_server.config.values import (
 )
 
 WATERMARK_PART = 5
+POLICIES_WITHOUT = {
+    "buffer.watermark": ("fifo",),
+    "buffer.pseudo_epochs": ("reservoir", "uniform", "fifo"),
+    "training.draws_per_sample": ("firo", "fifo"),
+}
+"""The built-in policies that do not take a setting; those without the last draw each sample a known number of times."""
 
 
 class RoundSettings(Section):
@@ -174,7 +180,9 @@ class BufferSettings(Section):
     args: dict[str, Any] = Field(default_factory=dict, description="Arguments of a policy of your own.")
     watermark: Count = Field(
         default_factory=lambda keys: (
-            1 if keys.get("policy") == "fifo" else max(1, keys.get("capacity", 0) // WATERMARK_PART)
+            1
+            if keys.get("policy") in POLICIES_WITHOUT["buffer.watermark"]
+            else max(1, keys.get("capacity", 0) // WATERMARK_PART)
         ),
         description="Samples that must wait before training starts; not with fifo. Default: a fifth of `capacity`.",
     )
@@ -186,6 +194,11 @@ class BufferSettings(Section):
     def has_own_policy(self) -> bool:
         """Whether the policy is a class of the user's."""
         return self.policy not in POLICIES
+
+    @property
+    def has_known_draws(self) -> bool:
+        """Whether it follows from policy and `pseudo_epochs` how often each sample is drawn."""
+        return self.policy in POLICIES_WITHOUT["training.draws_per_sample"]
 
 
 class Offline(Section):

@@ -108,7 +108,7 @@ class StudyConfig(Section):
         study, buffer = info.data.get("study"), info.data.get("buffer")
         if not isinstance(raw, dict) or study is None or buffer is None:
             return raw
-        is_bounded = buffer.policy in ("fifo", "firo") or raw.get("draws_per_sample") is not None
+        is_bounded = buffer.has_known_draws or raw.get("draws_per_sample") is not None
         return {"lr_clock": "updates" if study.time_steps is not None and is_bounded else "samples", **raw}
 
     @field_validator("validation", mode="before")

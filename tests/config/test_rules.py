@@ -63,8 +63,11 @@ def test_routing_by_simulations_needs_a_simulation_for_each_rank(folder: StudyFo
 @pytest.mark.parametrize(
     ("changes", "problem"),
     [
-        ({"buffer.pseudo_epochs": 2}, "buffer.pseudo_epochs: 2 would be ignored, since only firo"),
-        ({"buffer.policy": "fifo", "buffer.watermark": 5}, "buffer.watermark: 5 would be ignored, since fifo"),
+        ({"buffer.pseudo_epochs": 2}, "buffer.pseudo_epochs: 2 would be ignored, since it is not for reservoir"),
+        (
+            {"buffer.policy": "fifo", "buffer.watermark": 5},
+            "buffer.watermark: 5 would be ignored, since it is not for fifo",
+        ),
         ({"buffer.policy": "firo", "training.draws_per_sample": 2}, "training.draws_per_sample: 2.0 would be ignored"),
         (
             {"buffer.policy": "firo", "buffer.routing": "simulations"},
@@ -156,8 +159,8 @@ def test_settings_that_are_used_are_accepted(folder: StudyFolder, changes: dict[
 @pytest.mark.parametrize(
     ("policy", "key", "value", "reason"),
     [
-        ("fifo", "watermark", 5, "fifo hands out each sample as it comes, and only the other policies wait for some"),
-        ("reservoir", "pseudo_epochs", 2, "only firo and policies of your own draw each sample so often"),
+        ("fifo", "watermark", 5, "it is not for fifo"),
+        ("reservoir", "pseudo_epochs", 2, "it is not for reservoir or uniform or fifo"),
         ("firo", "args", {"a": 1}, "only policies of your own take arguments"),
     ],
 )

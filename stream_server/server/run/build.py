@@ -6,7 +6,8 @@ import numpy as np
 
 from stream_server.buffers import Buffer, Policy, Slots, WindowBuffer, WindowShape, policy_class
 from stream_server.config import StudyConfig
-from stream_server.config.sections import WATERMARK_PART
+from stream_server.config.sections import POLICIES_WITHOUT, BufferSettings
+from stream_server.config.study import default_of
 from stream_server.errors import ConfigError, UserCodeError
 from stream_server.launcher.schedule.retry_policy import most_failed
 from stream_server.messages.client import FieldSpec, Routing, TimeSteps
@@ -34,14 +35,10 @@ def make_policy(config: StudyConfig, rank: int) -> Policy:
         "seed": (config.study.data_seed, BUFFER_STREAM, rank),
     }
     given = arguments_for(factory, settings.args, offered, kind="buffer.args")
-    is_default = {
-        "buffer.watermark": settings.watermark in (1, max(1, settings.capacity // WATERMARK_PART)),
-        "buffer.pseudo_epochs": settings.pseudo_epochs == 1,
-        "training.draws_per_sample": training.draws_per_sample is None,
-    }
-    for key, unset in is_default.items():
+    plain = BufferSettings(capacity=settings.capacity)
+    for key in POLICIES_WITHOUT:
         name = key.rpartition(".")[2]
-        if not unset and name not in given:
+        if name not in given and offered[name] not in (default_of(key), getattr(plain, name, None)):
             raise ConfigError(
                 f"{key}: {offered[name]} would be ignored, for {factory.__name__} takes no {name}: leave it out"
             )
