@@ -115,6 +115,19 @@ def test_the_loss_of_what_has_started_the_ranks_is_the_loss_of_the_server(start:
     assert done.report["restarts"] == 1
 
 
+def test_nothing_is_lost_when_two_of_three_ranks_die_together(start: Start) -> None:
+    with start(**SUPERVISED, settings=PACED | {"server.ranks": 3}) as live:
+        live.wait_until(lambda: (live.output_dir / "checkpoints" / "000001").exists())
+        ranks = live.ranks
+        assert len(ranks) == 3
+        for rank in ranks[:2]:
+            rank.kill()
+        done = live.end()
+    assert_complete(done, num_simulations=4)
+    assert done.report["restarts"] == 1
+    assert done.report["failures"] == []
+
+
 def test_a_launcher_that_is_killed_and_started_again_takes_over_what_runs_and_no_other_can(
     start: Start, tmp_path: Path
 ) -> None:
