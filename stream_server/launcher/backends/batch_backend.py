@@ -36,10 +36,10 @@ from stream_server.launcher.backends.backend import (
 )
 from stream_server.launcher.backends.scheduler import (
     BatchJob,
+    CommandScheduler,
     JobKind,
     NotSubmitted,
     QueueEntry,
-    Scheduler,
     SubmitRefusal,
 )
 from stream_server.storage.disk import read_text
@@ -122,7 +122,7 @@ class BatchBackend(Backend):
     def __init__(
         self,
         kind: JobKind,
-        scheduler: Scheduler,
+        scheduler: CommandScheduler,
         *,
         ask_s: float = ASK_S,
         missing_s: float = MISSING_S,

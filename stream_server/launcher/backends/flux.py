@@ -38,7 +38,7 @@ HINTS = (
 
 
 class Flux(CommandScheduler):
-    """Flux, for the jobs of a study; see `Scheduler`."""
+    """Flux, for the jobs of a study; see `CommandScheduler`."""
 
     title = "Flux"
     variables: tuple[str, ...] = ("FLUX_", "PMI_")

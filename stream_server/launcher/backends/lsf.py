@@ -44,7 +44,7 @@ ONE_ATTEMPT = {"LSB_NTRIES": "1"}
 
 
 class Lsf(CommandScheduler):
-    """LSF, for the jobs of a study; see `Scheduler`."""
+    """LSF, for the jobs of a study; see `CommandScheduler`."""
 
     title = "LSF"
     variables: tuple[str, ...] = ("LSB_", "LSF_", "LS_")

@@ -61,7 +61,7 @@ wait $!
 
 
 class Oar(CommandScheduler):
-    """OAR, for the jobs of a study; see `Scheduler`."""
+    """OAR, for the jobs of a study; see `CommandScheduler`."""
 
     title = "OAR"
     variables: tuple[str, ...] = ("OAR",)

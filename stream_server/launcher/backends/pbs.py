@@ -55,7 +55,7 @@ HINTS = (
 
 
 class Pbs(CommandScheduler):
-    """PBS, for the jobs of a study; see `Scheduler`."""
+    """PBS, for the jobs of a study; see `CommandScheduler`."""
 
     title = "PBS"
     variables: tuple[str, ...] = ("PBS_",)

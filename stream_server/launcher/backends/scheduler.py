@@ -7,11 +7,12 @@ import os
 import re
 import shutil
 import subprocess
+from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 from stream_server.config import StudyConfig
 from stream_server.config.job_sections import JobSettings
@@ -111,54 +112,12 @@ class QueueEntry:
     was_cancelled: bool = False
 
 
-class Scheduler(Protocol):
+class CommandScheduler(ABC):
     """A batch scheduler, which a `BatchBackend` asks in a thread of its own, one question at a time.
 
-    `title` is its name in messages, `variables` are the beginnings of the names of its own environment variables.
-    """
-
-    title: str
-    variables: tuple[str, ...]
-
-    def check(self, ranks: int) -> None:
-        """See whether it would take jobs of so many ranks, as far as it says so without a submission.
-
-        Raises:
-            ConfigError: it would not, and which setting is to be changed.
-            NotSubmitted: it would not, or does not answer.
-        """
-
-    def submit(self, job: BatchJob) -> str:
-        """Queue a job, which it never starts a second time; returns its id.
-
-        Raises:
-            NotSubmitted: it refuses, or does not answer.
-        """
-
-    def queue(self) -> list[QueueEntry]:
-        """All jobs of this user that it knows, also those that have ended lately if it remembers them.
-
-        Raises:
-            OSError: the command cannot be run.
-            subprocess.SubprocessError: it does not answer.
-        """
-
-    def cancel(self, ids: Collection[str], *, at_once: bool = False) -> None:
-        """End these jobs: TERM and, after the site's grace, KILL, or that `at_once`. Those that ended are passed over.
-
-        Raises:
-            OSError: the command cannot be run.
-            subprocess.SubprocessError: it does not answer.
-        """
-
-    def hint(self, message: str) -> str:
-        """Advice for a user whose job was refused, "" if there is none."""
-
-
-class CommandScheduler(Scheduler):
-    """The part of a `Scheduler` that is the same for all that are asked by their own commands.
-
     Attributes:
+        title: Its name in messages.
+        variables: The beginnings of the names of its own environment variables.
         commands: They have to be on the PATH; the first one submits.
         whose_commands: What may be here if that command is; by default the scheduler itself.
         hints: Words of a refusal, each with advice.
@@ -174,6 +133,8 @@ class CommandScheduler(Scheduler):
         ConfigError: the settings of the jobs are none of this scheduler, or one of the commands is not here.
     """
 
+    title: str
+    variables: tuple[str, ...]
     commands: Sequence[str]
     whose_commands: str = ""
     hints: Sequence[tuple[str, str]]
@@ -198,16 +159,12 @@ class CommandScheduler(Scheduler):
         Raises:
             ConfigError: lists all that are not.
         """
-        if problems := cls.problems(kind):
+        if problems := [*cls.problems(kind)]:
             raise config_error("the study", problems)
 
     @classmethod
-    def problems(cls, kind: JobKind) -> list[Problem]:
+    def problems(cls, kind: JobKind) -> Iterator[Problem]:
         """The settings of these jobs that are not such as this scheduler has."""
-        return [*cls._problems(kind)]
-
-    @classmethod
-    def _problems(cls, kind: JobKind) -> Iterator[Problem]:
         job = kind.resources
         for key, reason in cls.not_given_out.items():
             if value := getattr(job, key):
@@ -230,13 +187,45 @@ class CommandScheduler(Scheduler):
                 yield Problem(path, f"{shown(value)} is no value of an option", "Write a text, a number or true")
 
     def check(self, ranks: int) -> None:
-        """See whether it answers: it judges a job only when that is submitted."""
+        """See whether it would take jobs of so many ranks, as far as it says so without a submission.
+
+        Raises:
+            ConfigError: it would not, and which setting is to be changed.
+            NotSubmitted: it would not, or does not answer.
+        """
         try:
             self._ask()
         except (OSError, subprocess.SubprocessError) as error:
             raise NotSubmitted(SubmitRefusal.AWAY, str(error)) from error
 
+    @abstractmethod
+    def submit(self, job: BatchJob) -> str:
+        """Queue a job, which it never starts a second time; returns its id.
+
+        Raises:
+            NotSubmitted: it refuses, or does not answer.
+        """
+
+    @abstractmethod
+    def queue(self) -> list[QueueEntry]:
+        """All jobs of this user that it knows, also those that have ended lately if it remembers them.
+
+        Raises:
+            OSError: the command cannot be run.
+            subprocess.SubprocessError: it does not answer.
+        """
+
+    @abstractmethod
+    def cancel(self, ids: Collection[str], *, at_once: bool = False) -> None:
+        """End these jobs: TERM and, after the site's grace, KILL, or that `at_once`. Those that ended are passed over.
+
+        Raises:
+            OSError: the command cannot be run.
+            subprocess.SubprocessError: it does not answer.
+        """
+
     def hint(self, message: str) -> str:
+        """Advice for a user whose job was refused, "" if there is none."""
         return advice(message, self.hints)
 
     def _ask(self) -> object:

@@ -16,7 +16,7 @@ from stream_server.launcher.backends.scheduler import (
 
 
 class Slurm(CommandScheduler):
-    """Slurm, for the jobs of a study; see `Scheduler`."""
+    """Slurm, for the jobs of a study; see `CommandScheduler`."""
 
     title = "Slurm"
     variables: tuple[str, ...] = ("SLURM_",)

@@ -7,7 +7,14 @@ from pathlib import Path
 
 from stream_server.launcher.backends.backend import FIRST_S, JobSpec, JobState, JobStatus
 from stream_server.launcher.backends.batch_backend import BatchBackend
-from stream_server.launcher.backends.scheduler import BatchJob, JobKind, NotSubmitted, QueueEntry, SubmitRefusal
+from stream_server.launcher.backends.scheduler import (
+    BatchJob,
+    CommandScheduler,
+    JobKind,
+    NotSubmitted,
+    QueueEntry,
+    SubmitRefusal,
+)
 from tests.support.studies import StudyFolder
 from tests.support.timing import until
 
@@ -19,7 +26,7 @@ ASK_S = 0.05
 ENDED = JobStatus(state=JobState.ENDED, exit_code=0)
 
 
-class AnswerlessScheduler:
+class AnswerlessScheduler(CommandScheduler):
     """A scheduler whose methods raise what nobody expects, as where the directory of users is away."""
 
     title = "Answerless"
@@ -90,7 +97,7 @@ def test_no_other_job_is_submitted_before_a_scheduler_that_was_away_answers(tmp_
         until(lambda: scheduler.asked.count("submit") == 3)
 
 
-class CountingScheduler:
+class CountingScheduler(CommandScheduler):
     """A scheduler that starts what waits, and ends what runs, whenever it is asked for its queue.
 
     Nothing ends before a submission has met the limit of the site, however slowly they come.

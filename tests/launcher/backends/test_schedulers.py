@@ -19,7 +19,7 @@ from stream_server.launcher.backends import batch_backend, flux, lsf, oar, pbs, 
 from stream_server.launcher.backends.backend import JobState, JobStatus, Outage, SavedJob
 from stream_server.launcher.backends.batch_backend import BatchBackend
 from stream_server.launcher.backends.registry import check_backends, load_backend, load_server_backend
-from stream_server.launcher.backends.scheduler import BatchJob, JobKind, NotSubmitted, Scheduler, SubmitRefusal
+from stream_server.launcher.backends.scheduler import BatchJob, CommandScheduler, JobKind, NotSubmitted, SubmitRefusal
 from tests.cluster.jobs import STUBBORN, WAITING, ended, exit_code, job, output, python, state, with_outage
 from tests.fakes import scheduler_commands as fake_scheduler
 from tests.support.studies import StudyFolder
@@ -203,11 +203,11 @@ def pbs_of(tmp_path: Path) -> pbs.Pbs:
     return pbs.Pbs(JobKind.of_simulations(StudyFolder(tmp_path).load({"launcher.backend": "pbs"})))
 
 
-def submitted(scheduler: Scheduler, name: str, tmp_path: Path, script: str = "exit 0") -> str:
+def submitted(scheduler: CommandScheduler, name: str, tmp_path: Path, script: str = "exit 0") -> str:
     return scheduler.submit(BatchJob(name=name, folder=tmp_path, ranks=1, script=script))
 
 
-def states(scheduler: Scheduler) -> dict[str, JobState]:
+def states(scheduler: CommandScheduler) -> dict[str, JobState]:
     return {it.name: it.status.state for it in scheduler.queue()}
 
 
