@@ -10,7 +10,7 @@ from typing import Self
 
 from stream_server.config import StudyConfig
 from stream_server.errors import ConfigError
-from stream_server.launcher.backends import slurm_commands
+from stream_server.launcher.backends import slurm
 from stream_server.machine.cgroups import within_quota
 
 # Such as 3(x2),1: on each node, the tasks of the job.
@@ -43,7 +43,7 @@ class Allocation:
 def time_left_s() -> float:
     """The time that is left to the job of Slurm in which this process is; infinity if there is none, or no end."""
     job = os.environ.get("SLURM_JOB_ID")
-    left_s = slurm_commands.time_left_s(job) if job and shutil.which("squeue") else None
+    left_s = slurm.time_left_s(job) if job and shutil.which("squeue") else None
     return math.inf if left_s is None else left_s
 
 

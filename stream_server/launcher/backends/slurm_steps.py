@@ -18,7 +18,7 @@ from pathlib import Path
 
 from stream_server.config import StudyConfig
 from stream_server.errors import ConfigError
-from stream_server.launcher.backends import job_script, slurm_commands
+from stream_server.launcher.backends import job_script, slurm
 from stream_server.launcher.backends.backend import (
     EXIT_FILE,
     LOG_FILE,
@@ -33,7 +33,6 @@ from stream_server.launcher.backends.batch_backend import RETRY_S
 from stream_server.launcher.backends.environment import OF_SRUN
 from stream_server.launcher.backends.local import GRACE_S, LocalBackend
 from stream_server.launcher.backends.scheduler import JobKind, require
-from stream_server.launcher.backends.slurm import Slurm
 from stream_server.machine.log_end import log_end
 from stream_server.storage.disk import read_text
 
@@ -107,7 +106,7 @@ class SlurmSteps(LocalBackend):
         retry_s: float = RETRY_S,
     ) -> None:
         super().__init__(config, kind, grace_s=grace_s)
-        Slurm.check_settings(JobKind.of_simulations(config))
+        slurm.Slurm.check_settings(JobKind.of_simulations(config))
         require(*COMMANDS)
         if ALLOCATION not in os.environ:
             raise ConfigError(
@@ -130,7 +129,7 @@ class SlurmSteps(LocalBackend):
         Raises:
             ConfigError: it does not: `srun` would refuse it.
         """
-        size = slurm_commands.AllocationSize.of(os.environ)
+        size = slurm.AllocationSize.of(os.environ)
         if size is not None and (problem := size.problem(self.resources, self.ranks)):
             raise ConfigError(problem)
 
@@ -141,7 +140,7 @@ class SlurmSteps(LocalBackend):
             SubmitError: the system refuses another process.
         """
         name = job_script.job_name(self.study, spec.folder, secrets.token_hex(6))
-        options = [*slurm_commands.resource_options(self.resources, self.ranks), "--exact", "--quiet"]
+        options = [*slurm.resource_options(self.resources, self.ranks), "--exact", "--quiet"]
         options += [f"--jobid={self.allocation}", f"--job-name={name}"]
         if self.ranks == 1:
             options.append("--nodes=1")
@@ -213,18 +212,18 @@ class SlurmSteps(LocalBackend):
 
     def _srun_ended(self, step: _Step, end: JobStatus) -> None:
         said = log_end(step.folder / LOG_FILE)
-        why = slurm_commands.why_not_begun(said) if end.exit_code else ""
+        why = slurm.why_not_begun(said) if end.exit_code else ""
         if why:
             self.outage.unanswered(NO_STEPS, subprocess.SubprocessError(why))
             if step.spec is not None and not step.is_cancelled:
                 step.waits_for, step.retry_at = why, time.monotonic() + self.retry_s
                 return
             end = replace(end, reason=f"could not be begun by Slurm: {why}", excuse=NO_STEPS)
-        elif slurm_commands.NODE_LOST in said:
+        elif slurm.NODE_LOST in said:
             # srun ends with 0 then.
             end = replace(end, exit_code=SIGNALLED, reason=LOST_NODE, excuse=LOST_NODE)
         step.spec, step.waits_for, step.end, step.asked_from = None, "", end, time.monotonic()
-        step.is_cut_off = slurm_commands.CUT_OFF in said and not step.is_cancelled
+        step.is_cut_off = slurm.CUT_OFF in said and not step.is_cancelled
         is_clear = end.exit_code is not None and end.exit_code < SIGNALLED
         if is_clear and not step.is_cancelled and not step.is_cut_off:
             step.name = ""
@@ -239,10 +238,10 @@ class SlurmSteps(LocalBackend):
 
     def _list(self, ended: Collection[str]) -> _Listing:
         began = time.monotonic()
-        found = slurm_commands.steps(self.allocation)
+        found = slurm.steps(self.allocation)
         if left := [step.id for step in found if step.name in ended]:
-            slurm_commands.cancel(left, "--signal=KILL")
-        is_over = bool(ended) and slurm_commands.is_over(self.allocation)
+            slurm.cancel(left, "--signal=KILL")
+        is_over = bool(ended) and slurm.is_over(self.allocation)
         return _Listing(began=began, names=frozenset(step.name for step in found), is_over=is_over)
 
     def _take_listing(self) -> None:

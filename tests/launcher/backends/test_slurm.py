@@ -8,7 +8,7 @@ import pytest
 
 from stream_server.config.job_sections import JobSettings
 from stream_server.errors import ConfigError
-from stream_server.launcher.backends import job_script, slurm_commands
+from stream_server.launcher.backends import job_script, slurm
 from stream_server.launcher.backends.backend import JobState, Outage
 from stream_server.launcher.backends.registry import load_backend
 from stream_server.launcher.backends.scheduler import SubmitRefusal, advice, refusal_of
@@ -33,11 +33,11 @@ SIZE_LIMITS = ("QOSMaxCpuPerJobLimit", "QOSMaxWallDurationPerJobLimit", "AssocMa
         ("STAGE_OUT", JobState.RUNNING),
         ("A_STATE_OF_TOMORROW", JobState.RUNNING),
         ("COMPLETING", JobState.ENDING),
-        *((state, JobState.ENDED) for state in slurm_commands.ENDED),
+        *((state, JobState.ENDED) for state in slurm.ENDED),
     ],
 )
 def test_each_state_of_slurm_means_one_of_a_job(state: str, meant: JobState) -> None:
-    entry = slurm_commands.entry_of(f"12|{state}|None|10:00|heat-0|attempt")
+    entry = slurm.entry_of(f"12|{state}|None|10:00|heat-0|attempt")
     assert entry is not None
     assert entry.name == "heat-0|attempt"
     assert entry.status.state is meant
@@ -50,7 +50,7 @@ def test_each_state_of_slurm_means_one_of_a_job(state: str, meant: JobState) -> 
     [("10:00", " of 10 min"), ("1-00:30:00", " of 24 h 30 min"), ("UNLIMITED", ""), ("1:30", " of 1 min 30 s")],
 )
 def test_a_job_that_ran_out_of_time_tells_how_much_it_had(limit: str, told: str) -> None:
-    entry = slurm_commands.entry_of(f"12|TIMEOUT|TimeLimit|{limit}|heat-0")
+    entry = slurm.entry_of(f"12|TIMEOUT|TimeLimit|{limit}|heat-0")
     assert entry is not None
     assert entry.status.reason == f"ended after its walltime{told} (simulation.job.walltime)"
     assert entry.status.is_out_of_time
@@ -58,7 +58,7 @@ def test_a_job_that_ran_out_of_time_tells_how_much_it_had(limit: str, told: str)
 
 
 def test_a_line_that_is_none_of_a_job_is_passed_over() -> None:
-    assert slurm_commands.entry_of("slurm_load_jobs: a warning") is None
+    assert slurm.entry_of("slurm_load_jobs: a warning") is None
 
 
 @pytest.mark.parametrize(
@@ -78,19 +78,15 @@ def test_a_line_that_is_none_of_a_job_is_passed_over() -> None:
 def test_a_refusal_is_a_limit_of_the_site_no_answer_or_the_fault_of_the_job(
     message: str, code: int, refusal: str
 ) -> None:
-    found = refusal_of(message, code, full=slurm_commands.FULL, away=slurm_commands.AWAY)
+    found = refusal_of(message, code, full=slurm.FULL, away=slurm.AWAY)
     assert found == SubmitRefusal(refusal)
 
 
 def test_a_wrong_account_or_time_limit_comes_with_what_to_write() -> None:
-    assert "simulation.job.account" in advice(
-        "Invalid account or account/partition combination specified", slurm_commands.HINTS
-    )
-    assert "sacctmgr show qos" in advice(f"QOSMaxCpuPerJobLimit {BY_LIMITS}", slurm_commands.HINTS)
-    assert "simulation.job.walltime" in advice(f"QOSMaxWallDurationPerJobLimit {BY_LIMITS}", slurm_commands.HINTS)
-    assert "simulation.job.walltime" in advice(
-        "Requested time limit is invalid (missing or exceeds)", slurm_commands.HINTS
-    )
+    assert "simulation.job.account" in advice("Invalid account or account/partition combination specified", slurm.HINTS)
+    assert "sacctmgr show qos" in advice(f"QOSMaxCpuPerJobLimit {BY_LIMITS}", slurm.HINTS)
+    assert "simulation.job.walltime" in advice(f"QOSMaxWallDurationPerJobLimit {BY_LIMITS}", slurm.HINTS)
+    assert "simulation.job.walltime" in advice("Requested time limit is invalid (missing or exceeds)", slurm.HINTS)
 
 
 @pytest.mark.parametrize(
@@ -98,7 +94,7 @@ def test_a_wrong_account_or_time_limit_comes_with_what_to_write() -> None:
     [("infinite", None), ("1-00:00:00", 86400), ("2:00:00", 7200), ("30:00", 1800), ("", None), ("n/a", None)],
 )
 def test_the_time_limit_of_a_partition_is_read(limit: str, seconds: float | None) -> None:
-    assert slurm_commands.seconds_in(limit) == seconds
+    assert slurm.seconds_in(limit) == seconds
 
 
 def test_the_name_of_a_job_has_no_character_that_any_command_reads() -> None:
@@ -130,13 +126,13 @@ def test_a_machine_of_no_cluster_is_to_blame_and_not_the_jobs(tmp_path: Path, mo
 )
 def test_a_step_that_cannot_fit_into_the_allocation_is_told(job: dict[str, int], ranks: int, told: str) -> None:
     variables = {"SLURM_JOB_CPUS_PER_NODE": "3(x2)", "SLURM_MEM_PER_NODE": "2000"}
-    size = slurm_commands.AllocationSize.of(variables)
+    size = slurm.AllocationSize.of(variables)
     assert size is not None
     assert re.fullmatch(f"{told}.*", size.problem(JobSettings(**job), ranks))
     assert bool(size.problem(JobSettings(**job), ranks)) == bool(told)
 
 
 def test_the_cores_of_an_allocation_are_those_of_all_its_nodes() -> None:
-    size = slurm_commands.AllocationSize.of({"SLURM_JOB_CPUS_PER_NODE": "72(x2),36", "SLURM_MEM_PER_CPU": "100"})
-    assert size == slurm_commands.AllocationSize(cores=(72, 72, 36), bytes_per_core=100 * 2**20)
-    assert slurm_commands.AllocationSize.of({}) is None
+    size = slurm.AllocationSize.of({"SLURM_JOB_CPUS_PER_NODE": "72(x2),36", "SLURM_MEM_PER_CPU": "100"})
+    assert size == slurm.AllocationSize(cores=(72, 72, 36), bytes_per_core=100 * 2**20)
+    assert slurm.AllocationSize.of({}) is None

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from stream_server.launcher.backends import slurm_commands
+from stream_server.launcher.backends import slurm
 from stream_server.launcher.backends.allocation import time_left_s
 from stream_server.launcher.backends.backend import FIRST_S, JobSpec, JobState, JobStatus, SavedJob
 from stream_server.launcher.backends.slurm_steps import SlurmSteps
@@ -164,7 +164,7 @@ def test_a_step_that_slurm_ended_with_the_allocation_of_another_launcher_is_excu
     ],
 )
 def test_a_step_that_never_began_is_told_from_one_that_failed_or_never_could(said: str, could_begin: bool) -> None:
-    assert (slurm_commands.why_not_begun(said) == "") == could_begin
+    assert (slurm.why_not_begun(said) == "") == could_begin
 
 
 @pytest.mark.parametrize(("left", "seconds"), [("9:57", 597.0), ("UNLIMITED", float("inf")), ("INVALID", float("inf"))])
@@ -184,7 +184,7 @@ def test_what_nobody_expects_in_the_thread_that_asks_slurm_is_raised_by_query(
     def broken(job: str) -> None:
         raise KeyError("getpwuid(): uid not found")
 
-    monkeypatch.setattr(slurm_commands, "steps", broken)
+    monkeypatch.setattr(slurm, "steps", broken)
     handle = backend.submit(replace(spec, command=("sh", "-c", "kill -9 $$")))
 
     def is_raised() -> bool:
