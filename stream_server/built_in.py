@@ -15,7 +15,7 @@ from stream_server.user_code import load_class
 
 POLICIES: Mapping[str, str] = {
     "reservoir": "stream_server.buffers.reservoir:Reservoir",
-    "uniform": "stream_server.buffers.uniform:UniformReservoir",
+    "uniform": "stream_server.buffers.reservoir:UniformReservoir",
     "firo": "stream_server.buffers.firo:Firo",
     "fifo": "stream_server.buffers.fifo:Fifo",
 }

@@ -36,7 +36,6 @@ ELSEWHERE = {
     "server.intake.admission": "server/reception/test_receiver.py",
     "server.intake.mailbox": "server/reception/test_receiver.py",
     "server.intake.source": "server/replay/test_source.py",
-    "server.metrics.means": "server/training/validation/test_validation.py",
     "server.metrics.union_mean": "server/training/validation/test_validation.py",
     "server.reception.build": "machine/test_program.py",
     "server.reception.heartbeat": "launcher/supervision/test_liveness.py",

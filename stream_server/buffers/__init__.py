@@ -10,9 +10,8 @@ from stream_server.buffers.frozen import Frozen, num_slots_to_load
 from stream_server.buffers.pins import Draw
 from stream_server.buffers.policy import Drawn, Policy, deal_evenly, policy_class
 from stream_server.buffers.redeal import Dealt, redeal
-from stream_server.buffers.reservoir import Reservoir
+from stream_server.buffers.reservoir import Reservoir, UniformReservoir
 from stream_server.buffers.slots import Contents, Slots
-from stream_server.buffers.uniform import UniformReservoir
 from stream_server.buffers.window_buffer import WindowBuffer
 from stream_server.buffers.windows import WindowShape
 

@@ -1,15 +1,15 @@
 """One validation: all sets gone through on all ranks in lockstep."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Self
 
 import numpy as np
 
 from stream_server.errors import UserCodeError
 from stream_server.failpoints import failpoint
 from stream_server.server.metrics.logged_numbers import is_metric
-from stream_server.server.metrics.means import Means
 from stream_server.server.metrics.metric_objects import MetricObjects
 from stream_server.server.metrics.metrics import Metrics
 from stream_server.server.metrics.monitor import VALIDATED
@@ -182,7 +182,43 @@ class ValidationPass:
         has_metrics = self._metrics.drop() or bool(self._values)
         self.left = None if has_metrics else {"set": number, "batch": batch, "means": means.to_json()}
 
-    def _reduced(self) -> Means:
+    def _reduced(self) -> "Means":
         """The means of all ranks."""
         gathered = self._ranks.gather(self._means.to_json())
         return Means.merged([self._ranks.broadcast(None if gathered is None else Means.merged(gathered).to_json())])
+
+
+@dataclass(slots=True)
+class Means:
+    """Weighted means under construction: of each name the products value × weight, and the weights."""
+
+    products: dict[str, list[float]] = field(default_factory=dict)
+    weights: dict[str, float] = field(default_factory=dict)
+
+    def add(self, name: str, value: float, weight: float) -> None:
+        self.products.setdefault(name, []).append(value * weight)
+        self.weights[name] = self.weights.get(name, 0.0) + weight
+
+    def to_json(self) -> dict[str, Any]:
+        return {name: [products, self.weights[name]] for name, products in self.products.items()}
+
+    @classmethod
+    def merged(cls, per_rank: Iterable[Mapping[str, Any]]) -> Self:
+        means = cls()
+        for of_rank in per_rank:
+            for name, (products, weight) in of_rank.items():
+                means.products.setdefault(name, []).extend(products)
+                means.weights[name] = means.weights.get(name, 0.0) + weight
+        return means
+
+    def values(self) -> dict[str, float]:
+        """The means. Their sums are rounded once, so they do not depend on how batches are dealt to the ranks."""
+        return {name: _exact_sum(products) / self.weights[name] for name, products in self.products.items()}
+
+
+def _exact_sum(values: list[float]) -> float:
+    # fsum refuses infinities of both signs and sums that overflow on the way; there is no exact sum then.
+    try:
+        return math.fsum(values)
+    except (OverflowError, ValueError):
+        return sum(values)

@@ -15,13 +15,14 @@ from stream_server.analysis.validations import read_validation, recorded_batches
 from stream_server.errors import ConfigError, UserCodeError
 from stream_server.server.intake.validation_store import ValidationStore
 from stream_server.server.ranks.communicator import SoloRanks
-from stream_server.server.training.validation.squared_error import SquaredError, squared_errors
 from stream_server.server.training.validation.validation_batches import HeldOut, HeldOutSamples
 from stream_server.server.training.validation.validation_record import (
     MAX_VALUES,
+    SquaredError,
     ValidationRecord,
     batches_to_keep,
     choose,
+    squared_errors,
     subsampled,
 )
 from stream_server.server.user.forecast import FLOATS, rounding_of
