@@ -65,8 +65,10 @@ class StudyConfig(Section):
     checkpoint: Checkpoint = Field(default_factory=Checkpoint, description="The checkpoints: contents and schedule.")
     offline: Offline = Field(default_factory=Offline, description="Files of samples, written or trained from.")
     metrics: MetricsSettings = Field(default_factory=MetricsSettings, description="The writers of metrics.")
-    load: Load | None = Field(
-        default=None, description="The trained state that a fresh study starts from; a continued one ignores it."
+    load: Load = Field(
+        default_factory=Load,
+        description="The trained state that a fresh study starts from; a continued one ignores all but "
+        "`hyperparameters`.",
     )
     normalization: NormalizationSettings = Field(
         default_factory=NormalizationSettings, description="Running statistics of the samples."
@@ -82,6 +84,11 @@ class StudyConfig(Section):
         folder = raw.get("study_dir") if isinstance(raw, dict) else None
         with paths_relative_to(Path(folder) if isinstance(folder, str | Path) else study_dir()):
             return handler(raw)
+
+    @field_validator("load", mode="before")
+    @classmethod
+    def _fill_in_load(cls, raw: Any) -> Any:
+        return {} if raw is None else raw
 
     @field_validator("buffer", mode="before")
     @classmethod

@@ -288,16 +288,29 @@ class MetricsSettings(Section):
 
 
 class Load(Section):
-    """`load`: the trained state that a fresh study starts from."""
+    """`load`: the trained state that a fresh study starts from, and what wins over it, also at a restart."""
 
-    checkpoint: FilePath = Field(
-        description="The output folder of a study, one of its checkpoints, or a `.safetensors` file of a model.",
+    checkpoint: FilePath | None = Field(
+        default=None,
+        description="The output folder of a study, one of its checkpoints, or a `.safetensors` file of a model; "
+        "`null`: the study begins with a new model.",
         examples=["../other/runs/other"],
     )
     what: Literal["model", "model+optimizer", "all"] = Field(
         default="model", description='Parts to load; `"all"`: also schedulers, normalisation and the user\'s state.'
     )
     strict: bool = Field(default=True, description="Whether the names in model and file must be the same.")
+    hyperparameters: Literal["new", "saved"] = Field(
+        default="new",
+        description='What optimizers and schedulers are set to, also at a restart: `"new"`: what was changed since the '
+        'state was saved wins; `"saved"`: all is as it was saved (docs/guide/restart.md#rates-and-schedules).',
+    )
+
+    @model_validator(mode="after")
+    def _check_checkpoint(self) -> "Load":
+        if self.checkpoint is None and (self.what, self.strict) != ("model", True):
+            raise wrong("what and strict, but no checkpoint", "Write load.checkpoint, or leave both out")
+        return self
 
 
 class NormalizationSettings(Section):

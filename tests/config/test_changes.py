@@ -3,6 +3,7 @@
 import json
 import shutil
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +63,7 @@ ALLOWED: list[Changes] = [
     {"training.compile": True},
     {"training.deterministic": True},
     {"training.device": "cpu"},
+    {"load.hyperparameters": "saved"},
     {"validation.batch_size": 3},
     {"validation.at_start": 2},
     {"validation.save_before": True},
@@ -228,6 +230,19 @@ def test_the_limit_of_a_sampler_may_change(folder: StudyFolder) -> None:
     )
     assert before != after
     check_continuation(resolved(before), after)
+
+
+def test_what_optimizer_and_schedule_are_made_with_may_change(folder: StudyFolder) -> None:
+    """tests/server/training/torch/test_hyperparameters.py shows what comes of it."""
+
+    def adam(lr: float, **keys: Any) -> StudyConfig:
+        optimizer = {"class": "torch.optim:Adam", "args": {"lr": lr}}
+        return folder.load({"training.model": NETWORK, "training.optimizer": optimizer, **keys})
+
+    step = {"class": "torch.optim.lr_scheduler:StepLR", "args": {"step_size": 3}}
+    changed = [adam(0.1), adam(0.2), adam(0.2, **{"training.lr_scheduler": step})]
+    for before, after in product(changed, changed):
+        check_continuation(resolved(before), after)
 
 
 def test_the_folder_of_a_study_may_be_moved(folder: StudyFolder, tmp_path: Path) -> None:

@@ -3,12 +3,12 @@
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import nn
 
+from stream_server.config.training_sections import Load
 from stream_server.server.checkpoint.folder import MODEL, STUDY, CheckpointFolder
 from stream_server.server.checkpoint.saver import commit as commit_checkpoint
 from stream_server.server.checkpoint.saver import write_files
@@ -48,11 +48,11 @@ class Net(TorchServer):
 
 
 def config_of(*, seed: int = 0, load: Mapping[str, Any] | None = None, **user: Any) -> Any:
-    """A config with the section `load`, if there is one."""
+    """A config with these keys of the section `load`."""
     config = settings(precision="32-true")
     config.study.seed = seed
     config.user = user
-    config.load = SimpleNamespace(**{"what": "model", "strict": True, **load}) if load else None
+    config.load = Load(**(load or {}))
     return config
 
 

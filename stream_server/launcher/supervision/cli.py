@@ -73,6 +73,13 @@ def parser() -> argparse.ArgumentParser:
         help="save a checkpoint and leave with exit status 75 before this time is over, or that of the job of Slurm",
     )
     parser.add_argument(
+        "--keep-saved",
+        action="append_const",
+        dest="set",
+        const="load.hyperparameters=saved",
+        help="go on with the learning rates and schedules that were saved, although they are others now",
+    )
+    parser.add_argument(
         "--retry",
         type=int,
         nargs="*",

@@ -114,7 +114,7 @@ def _require_folder(config: StudyConfig, *, fresh: bool) -> None:
         run_folder.number_of_group(group)
     if not fresh and folder.check_start(config, resume=False):
         return
-    if config.load is not None:
+    if config.load.checkpoint is not None:
         find_source(Path(config.load.checkpoint))
 
 

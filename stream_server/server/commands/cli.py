@@ -84,6 +84,13 @@ def parser() -> argparse.ArgumentParser:
     )
     earlier.add_argument("--resume", action="store_true", help="continue an earlier run; an error if there is none")
     parser.add_argument(
+        "--keep-saved",
+        action="append_const",
+        dest="set",
+        const="load.hyperparameters=saved",
+        help="go on with the learning rates and schedules that were saved, although they are others now",
+    )
+    parser.add_argument(
         "--retry",
         type=int,
         nargs="*",

@@ -46,7 +46,7 @@ def warm_start(config: "StudyConfig", server: StreamServer, step: Step, normaliz
         UserCodeError: the `load_state_dict` of the user's class raised.
     """
     load = config.load
-    assert load is not None
+    assert load.checkpoint is not None
     source = find_source(Path(load.checkpoint))
     if isinstance(source, Path) and load.what != "model":
         raise ConfigError(f'load.what must be "model", for there is nothing but a model in {source}')
@@ -64,7 +64,8 @@ def warm_start(config: "StudyConfig", server: StreamServer, step: Step, normaliz
         _load_normalization(source, normalization)
     where = source if isinstance(source, Path) else f"{source.folder}, after batch {source.batches}"
     rest = f"; skipped: {'; '.join(skipped)}" if skipped else ""
-    return f"the study starts from {where} ({load.what}){rest}"
+    changes = "".join(f"; {change}" for change in step.changes)
+    return f"the study starts from {where} ({load.what}){rest}{changes}"
 
 
 class NewestWeights:
@@ -154,7 +155,6 @@ def _parameters_of(source: SavedModel | Path) -> list[str]:
 
 def _refuse_what_a_plain_server_ignores(config: "StudyConfig", server: StreamServer) -> None:
     owner = type(server).__name__
-    assert config.load is not None
     if config.load.what == "model+optimizer":
         raise ConfigError(
             f'load.what must be "model" or "all" for {owner}, which is no TorchServer: its state_dict is one whole'
@@ -184,7 +184,6 @@ def _read(source: Path, *, as_torch: bool, what: str = "load.checkpoint") -> dic
 
 def _load_saved(config: "StudyConfig", server: Any, framework: Framework, step: Step, source: SavedModel) -> list[str]:
     load = config.load
-    assert load is not None
     state = read_state(Path(source.folder) / MODEL)
     if not state.get("model"):
         raise ConfigError(
@@ -205,7 +204,7 @@ def _load_saved(config: "StudyConfig", server: Any, framework: Framework, step: 
             f"as a whole: {'; '.join(skipped)}"
         )
     if load.what == "model+optimizer":
-        _load_optimizers(server, framework, state, source=source.folder)
+        _load_optimizers(server, framework, state, source=source.folder, hyperparameters=load.hyperparameters)
     elif load.what == "all":
         _load_all(config, server, step, source, state)
     return skipped
@@ -257,8 +256,10 @@ def _load_weights(
     return problems
 
 
-def _load_optimizers(server: Any, framework: Framework, state: Mapping[str, Any], *, source: str) -> None:
-    """Take the moments of the optimizers of a step; what they are set to, such as the learning rate, stays as it is.
+def _load_optimizers(
+    server: Any, framework: Framework, state: Mapping[str, Any], *, source: str, hyperparameters: str
+) -> None:
+    """Take the moments of the optimizers of a step, and what they are set to, such as the learning rate, if "saved".
 
     Raises:
         ConfigError: they are of other optimizers.
@@ -273,8 +274,9 @@ def _load_optimizers(server: Any, framework: Framework, state: Mapping[str, Any]
                 {key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups
             ]
             optimizer.load_state_dict(its_state)
-            for group, its_settings in zip(optimizer.param_groups, settings, strict=True):
-                group.update(its_settings)
+            if hyperparameters == "new":
+                for group, its_settings in zip(optimizer.param_groups, settings, strict=True):
+                    group.update(its_settings)
     except (ValueError, KeyError, RuntimeError) as error:
         raise ConfigError(
             f"load.checkpoint: the optimizers in {source} do not fit those of {type(server).__name__} ({error}). Make "

@@ -339,7 +339,8 @@ class StudyRank(Composition):
             folder, num_saved = continuation.folder, continuation.base.ranks
             load_learned(folder, self.server, self.step, self.callbacks, allow_pickle=allow_pickle)
             load_rank_states(folder, num_saved, self.server, allow_pickle=allow_pickle)
-        elif config.load is not None:
+            self.changes.new += self.step.changes.new
+        elif config.load.checkpoint is not None:
             log.info("%s", warm_start(config, self.server, self.step, self.server.normalization))
 
     def _announce(self) -> None:

@@ -13,6 +13,7 @@ import numpy as np
 
 from stream_server.errors import ConfigError, UserCodeError
 from stream_server.server.progress.batches import StepOutcome
+from stream_server.server.progress.changes import Changes
 from stream_server.server.ranks.communicator import Ranks
 from stream_server.server.training.fingerprint import (
     Fingerprints,
@@ -98,6 +99,7 @@ class PlainStep:
         self._newest = 0
         self._has_trained = False
         self.warnings: Sequence[str] = ()
+        self.changes = Changes()
         self._refuse_what_is_for_torch()
 
     def __enter__(self) -> "PlainStep":

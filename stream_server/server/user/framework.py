@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from stream_server.errors import ConfigError
 from stream_server.server.progress.batches import StepOutcome, UnionBatch
+from stream_server.server.progress.changes import Changes
 from stream_server.server.ranks.communicator import Ranks
 from stream_server.server.user.callbacks import Callback
 from stream_server.server.user.collate import NumpyCollate
@@ -44,6 +45,11 @@ class Step(Protocol):
 
     warnings: Sequence[str]
     """What people should know of how the server trains, although all goes on."""
+
+    @property
+    def changes(self) -> Changes:
+        """The hyperparameters that `load_state_dict` has found changed, and not taken from the state."""
+        ...
 
     @property
     def rounding(self) -> str:

@@ -118,7 +118,8 @@ def test_the_optimizers_keep_what_they_are_set_to(trained: Any) -> None:
 
 
 def test_all_goes_on_as_the_other_study_would_have(trained: Any) -> None:
-    server, normalization = fresh(trained[0], what="all"), Normalization(SoloRanks(), {"u": ()})
+    server = fresh(trained[0], what="all", hyperparameters="saved")
+    normalization = Normalization(SoloRanks(), {"u": ()})
     other = Net(config_of(lr=0.2))
     with set_up(other) as step:
         train(step, NUM_STEPS)
@@ -132,6 +133,20 @@ def test_all_goes_on_as_the_other_study_would_have(trained: Any) -> None:
     assert server.mark == 7
     assert normalization.state_dict()["num_samples"] == 8
     assert normalization.mean["u"] == statistics().mean["u"]
+
+
+@pytest.mark.parametrize("what", ["all", "model+optimizer"])
+@pytest.mark.parametrize(("hyperparameters", "rate"), [("new", 0.01), ("saved", 0.2)])
+def test_the_rate_is_the_new_one_or_as_the_study_says_the_saved_one(
+    trained: Any, what: str, hyperparameters: str, rate: float
+) -> None:
+    server = fresh(trained[0], what=what, hyperparameters=hyperparameters)
+    with set_up(server) as step:
+        text = started(server, step, Normalization(SoloRanks(), {"u": ()}))
+        assert server.optimizer.param_groups[0]["lr"] == rate
+        assert len(server.optimizer.state) == 6
+    said = "; learning rate 0.2 → 0.01, from server.py; optimizer state kept; the schedule goes on at its step 0"
+    assert (said in text) == (what == "all" and hyperparameters == "new")
 
 
 def test_statistics_come_along_only_with_all_and_must_be_of_the_same_fields(trained: Any) -> None:

@@ -1,7 +1,7 @@
 """The learning rates of a TorchServer's optimizers."""
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
@@ -32,15 +32,14 @@ class LearningRates(LearningRateCallback):
     ReduceLROnPlateau takes one step at each validation, with its loss. The rates that are logged are those of the last
     update.
 
-    `warnings`, on rank 0: what was `ignored` when the training was restored, a schedule that has ended before the
+    `warnings`, on rank 0: a schedule that has ended before the
     training, a rate of 0, or next to it, in `MANY` updates in a row, one that only rose and did not reach `RISEN`, an
     optimizer that took no step in so many, and a scheduler that was made and not returned, of which nobody has taken a
     step.
     """
 
-    def __init__(self, server: "TorchServer", *, ignored: Sequence[str] = ()) -> None:
+    def __init__(self, server: "TorchServer") -> None:
         self.warnings: list[str] = []
-        self._ignored = ignored
         self._server = server
         self._num_updates = 0
         self._num_watched = 0
@@ -67,8 +66,6 @@ class LearningRates(LearningRateCallback):
         self._at_start = self._rates()
         for optimizer in as_list(server.optimizer):
             before_each_step(optimizer, lambda own, *_: self._stepped.add(id(own)))
-        for text in self._ignored:
-            self._warn(text)
         num_steps, is_scheduled = server.progress.expected_lr_steps, any(map(_counts_updates, self._schedulers))
         has_ended = num_steps is not None and 0 < num_steps <= self._num_steps
         if is_scheduled and has_ended and server.progress.fraction != 1.0:

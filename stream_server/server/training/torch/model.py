@@ -18,8 +18,6 @@ from stream_server.server.user.components import make_criterion, require_part
 from stream_server.server.user.torch_server import TorchServer
 from stream_server.user_code import call_user
 
-_SINGULAR = {"optimizers": "optimizer", "schedulers": "lr_scheduler"}
-
 
 def set_up(server: TorchServer, precision: Precision, *, compiled: bool, seed: int) -> None:
     """Give the server its `model`, `optimizer` and `lr_scheduler`, those of its `prepare_training_attributes`.
@@ -120,14 +118,19 @@ def kinds(parts: Any) -> list[str]:
     return [_kind(part) for part in as_list(parts)]
 
 
-def check_kinds(saved: list[str], parts: Any, what: str) -> None:
+def check_kinds(saved: list[str], parts: Any, what: str, *, by_size: bool = False) -> None:
     """Check that optimizers or schedulers, `what` they are, can take the states of those that were `saved`.
 
     Raises:
-        ValueError: they are others; the message names both.
+        ValueError: they are others, or with `by_size` have other parameters; the message names both.
     """
-    if kinds(parts) != saved:
-        was, now = (" and ".join(each) or f"no {what}" for each in (saved, kinds(parts)))
+    present = kinds(parts)
+    if by_size:
+        fits = [kind.partition(" of ")[2] for kind in present] == [kind.partition(" of ")[2] for kind in saved]
+    else:
+        fits = present == saved
+    if not fits:
+        was, now = (" and ".join(each) or f"no {what}" for each in (saved, present))
         raise ValueError(f"{was} was saved, but there is {now} now")
 
 
@@ -140,73 +143,29 @@ def _kind(component: Any) -> str:
     return type(component).__qualname__ + (f"({', '.join(parts)})" if parts else "")
 
 
-def settings_of(server: TorchServer) -> dict[str, str]:
-    """The settings of optimizers and schedulers by name, as text; called before either has taken a step.
-
-    Restored states overwrite them, so that those of a changed file would be ignored without a word.
-    """
-    every: dict[str, str] = {}
-    for place, optimizer in enumerate(as_list(server.optimizer)):
-        for number, group in enumerate(optimizer.param_groups):
-            name = _name_of("optimizer", place, server.optimizer) + (f".param_groups[{number}]" if number else "")
-            # A scheduler may begin with another rate than the optimizer was made with.
-            settings = {**group, "lr": group.get("initial_lr", group["lr"]), "params": None, "initial_lr": None}
-            every |= _settings(name, settings)
-    for place, scheduler in enumerate(as_list(server.lr_scheduler)):
-        every |= _settings(_name_of("lr_scheduler", place, server.lr_scheduler), vars(scheduler))
-    return every
-
-
-def changed_settings(before: Mapping[str, str], now: Mapping[str, str], owner: str) -> list[str]:
-    """A line for each setting that is another one now, and that the restored states have overwritten."""
-    return [
-        f"{owner}.prepare_training_attributes makes {name} = {now[name]} now, but the training goes on with the "
-        f"{value} that the run began with, since optimizers and schedulers are restored as they were saved. To train "
-        'on with what it makes now, begin a new study that loads this one: "load": {"checkpoint": …, "what": '
-        '"model+optimizer"}'
-        for name, value in before.items()
-        if name in now and now[name] != value
-    ]
-
-
-def _name_of(name: str, place: int, parts: Any) -> str:
-    return f"{name}[{place}]" if isinstance(parts, tuple | list) else name
-
-
-def _settings(name: str, values: Mapping[str, Any]) -> dict[str, str]:
-    changes: dict[str, str] = {}
-    for key, value in values.items():
-        if key == "_schedulers":
-            for place, part in enumerate(value):
-                changes |= _settings(f"{name}[{place}]", vars(part))
-        # The rates of a scheduler are those of its optimizer.
-        elif (
-            (not key.startswith("_") or key == "_milestones")
-            and key not in ("base_lrs", "last_epoch")
-            and _is_setting(value)
-        ):
-            changes[f"{name}.{key}"] = repr(value)
-    return changes
-
-
-def _is_setting(value: Any) -> bool:
-    if isinstance(value, tuple | list | Mapping):
-        return all(map(_is_setting, value))
-    return isinstance(value, int | float | str)
-
-
-def load_state(server: TorchServer, state: dict[str, Any]) -> None:
+def load_state(
+    server: TorchServer, state: Mapping[str, Any], renew: Callable[[dict[str, Any]], None] | None = None
+) -> None:
     """Restore the state that `state_of` returned.
+
+    With `renew`, which fits the state to what is made now and says None where nothing is to be loaded, classes and
+    schedulers may be others.
 
     Raises:
         UserCodeError: the user's code makes something else now.
     """
     try:
+        check_kinds(state["kinds"]["optimizers"], server.optimizer, "optimizer", by_size=renew is not None)
+        states = {part: restored(state[part]) for part in ("optimizers", "schedulers")} | {"kinds": state["kinds"]}
+        if renew is None:
+            check_kinds(state["kinds"]["schedulers"], server.lr_scheduler, "lr_scheduler")
+        else:
+            renew(states)
         for part, own in (("optimizers", server.optimizer), ("schedulers", server.lr_scheduler)):
-            check_kinds(state["kinds"][part], own, _SINGULAR[part])
-            for component, its_state in zip(as_list(own), restored(state[part]), strict=True):
-                component.load_state_dict(its_state)
-                _keep_types(component, its_state)
+            for component, its_state in zip(as_list(own), states[part], strict=True):
+                if its_state is not None:
+                    component.load_state_dict(its_state)
+                    _keep_types(component, its_state)
     except (RuntimeError, ValueError, KeyError) as error:
         name = f"{type(server).__name__}.prepare_training_attributes"
         text = f"{name} makes something else than what was saved: {error}"

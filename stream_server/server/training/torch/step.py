@@ -13,6 +13,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from stream_server.errors import ConfigError, UserCodeError
 from stream_server.server.progress.batches import StepOutcome, UnionBatch
+from stream_server.server.progress.changes import Changes
 from stream_server.server.ranks.communicator import Ranks
 from stream_server.server.training.control_round import barrier
 from stream_server.server.training.fingerprint import (
@@ -28,16 +29,10 @@ from stream_server.server.training.torch.device_copies import CudaDevice, Device
 from stream_server.server.training.torch.devices import backend_of, device_of, keep_freed_memory, limit_threads
 from stream_server.server.training.torch.fingerprint import of_model, of_tensors
 from stream_server.server.training.torch.group import TorchGroup
+from stream_server.server.training.torch.hyperparameters import Hyperparameters
 from stream_server.server.training.torch.learning_rates import LearningRates, as_list
 from stream_server.server.training.torch.manual import ManualOptimization
-from stream_server.server.training.torch.model import (
-    changed_settings,
-    load_state,
-    set_up,
-    settings_of,
-    shared_out,
-    state_of,
-)
+from stream_server.server.training.torch.model import set_up, shared_out, state_of
 from stream_server.server.training.torch.precision import LossScaling, Precision, StuckWeights, make_precision, numerics
 from stream_server.server.training.torch.reduction import UnionGradients, clear, further_parameters
 from stream_server.server.training.torch.skipped_updates import SkippedUpdates
@@ -86,17 +81,20 @@ class TorchStep:
         self._union: UnionGradients | None = None
         self._optimization: AutomaticOptimization | ManualOptimization | None = None
         self._stuck = StuckWeights()
-        self._initial_settings: dict[str, str] = {}
+        self._hyperparameters = Hyperparameters(server, config)
         self._constants: Fingerprints = {}
         self._made_late: Fingerprints = {}
         self._num_forward = 0
-        self._ignored: list[str] = []
         self._sample_losses: Tensor | None = None
         self._buffers_from = 0
         self._copies: DeviceCopies | None = None
         self.needs_every_rank = False
         self._was_training = False
         self.warnings: Sequence[str] = ()
+
+    @property
+    def changes(self) -> Changes:
+        return self._hyperparameters.changes
 
     @property
     def at_boundary(self) -> bool:
@@ -116,7 +114,7 @@ class TorchStep:
             self._server.hold_attributes(_device=self._device)
             torch.manual_seed(self._seed)
             set_up(self._server, self._precision, compiled=self._settings.compile, seed=self._seed)
-            self._initial_settings = settings_of(self._server)
+            self._hyperparameters.note_made()
             self._weights.move(self._precision)
             # The same seed made the same weights on all ranks; noise, such as dropout, differs from here on.
             torch.manual_seed(self._seed + 1 + self._ranks.rank)
@@ -299,16 +297,14 @@ class TorchStep:
             "trained": trained,
             "scaler": scaler,
             "skipped": self._skipped.state_dict(),
-            "made": dict(self._initial_settings),
+            "made": dict(self._hyperparameters.made),
             "constants": dict(self._constants),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.load_model_state(state)
-        load_state(self._server, state)
-        before = state.get("made", self._initial_settings)
-        self._ignored = changed_settings(before, self._initial_settings, type(self._server).__name__)
-        self._initial_settings = before
+        if text := self._hyperparameters.load(state):
+            self._warn(text)
         assert self._union is not None
         for parameter, each in self._union.named().items():
             each.requires_grad_(state["trained"].get(parameter, each.requires_grad))
@@ -333,7 +329,7 @@ class TorchStep:
             )
 
     def learning_rates(self) -> list[LearningRateCallback]:
-        return [LearningRates(self._server, ignored=self._ignored)]
+        return [LearningRates(self._server)]
 
     def random_state(self) -> dict[str, Any]:
         states: dict[str, Any] = torch_random_states()

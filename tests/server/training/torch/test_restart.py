@@ -1,6 +1,5 @@
 """A torch step that is taken back goes on bit by bit as if nothing had been."""
 
-import re
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +11,7 @@ from torch import nn
 from stream_server.errors import UserCodeError
 from stream_server.server.progress.batches import StepCounts, StepOutcome, UnionBatch
 from stream_server.server.ranks.communicator import SoloRanks
+from stream_server.server.training.torch.learning_rates import as_list
 from stream_server.server.training.torch.step import TorchStep
 from stream_server.server.user.torch_server import TorchServer
 from stream_server.storage.plain_state import from_bytes, to_bytes
@@ -97,10 +97,8 @@ def train(step: TorchStep, first: int, stop: int) -> list[StepOutcome]:
 
 def step_schedule(server: TorchServer) -> None:
     """As LearningRates does, of which tests/server/training/torch/test_learning_rates.py says more."""
-    if isinstance(server.lr_scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
-        server.lr_scheduler.step(1.0)
-    elif server.lr_scheduler is not None:
-        server.lr_scheduler.step()
+    for scheduler in as_list(server.lr_scheduler):
+        scheduler.step(*([1.0] if isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau) else []))
 
 
 def saved(step: TorchStep) -> tuple[bytes, bytes]:
@@ -171,54 +169,6 @@ def test_what_is_trained_after_the_state_was_taken_is_not_in_it() -> None:
         before = to_bytes(state)
         train(step, 3, 6)
         assert to_bytes(state) == before
-
-
-class Tuned(TorchServer):
-    """Makes what the test says."""
-
-    rate, t_max, end, milestones = 0.1, 20, 10, (5,)
-
-    def prepare_training_attributes(self) -> Any:
-        model = nn.Linear(3, 1)
-        optimizer = torch.optim.SGD(model.parameters(), lr=self.rate, momentum=0.5)
-        rise = torch.optim.lr_scheduler.LinearLR(optimizer, total_iters=self.end)
-        fall = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=self.t_max)
-        return (
-            model,
-            optimizer,
-            torch.optim.lr_scheduler.SequentialLR(optimizer, [rise, fall], milestones=list(self.milestones)),
-        )
-
-    training_step = Noisy.training_step
-
-
-@pytest.mark.parametrize(
-    ("changed", "said"),
-    [
-        (
-            {"rate": 0.2},
-            ["Tuned.prepare_training_attributes makes optimizer.lr = 0.2 now, .* the 0.1 that the run began"],
-        ),
-        ({"t_max": 30}, [r"lr_scheduler\[1\]\.T_max = 30 now, .* the 20 that"]),
-        ({"milestones": (7,)}, [r"lr_scheduler\._milestones = \[7\] now, .* the \[5\] that"]),
-        ({}, []),
-    ],
-)
-def test_settings_that_are_changed_and_not_taken_are_told_at_each_restart(
-    changed: dict[str, Any], said: list[str]
-) -> None:
-    with fresh(Tuned) as step:
-        train(step, 0, 7)
-        state = saved(step)
-    for _ in range(2):
-        with fresh(type("Tuned", (Tuned,), changed)) as step:
-            take_back(step, state)
-            [rates] = step.learning_rates()
-            rates.on_train_start(step._server)
-            assert len(rates.warnings) == len(said)
-            for text, pattern in zip(rates.warnings, said, strict=True):
-                assert re.search(pattern, text)
-            state = saved(step)
 
 
 class Permuting(nn.Linear):
@@ -380,6 +330,8 @@ NO_MORE = [
     (Noisy, WithoutScheduler, "OneCycleLR was saved, but there is no lr_scheduler now"),
     (InTwoPhases, InOtherPhases, r"SequentialLR\(LinearLR, ExponentialLR\) was saved, but there is .*StepLR\) now"),
 ]
+# Other classes begin anew, unless load.hyperparameters is saved: see test_hyperparameters.py.
+REFUSED_ANYWAY = (Wider, OneOptimizerLess, OtherGroups)
 
 
 @pytest.mark.parametrize(("before", "after", "told"), NO_MORE, ids=[after.__name__ for _, after, _ in NO_MORE])
@@ -389,6 +341,10 @@ def test_what_fits_no_more_is_told_as_the_users_to_mend(
     with fresh(before) as step:
         train(step, 0, 1)
         state = saved(step)
+    keeping = settings()
+    keeping.load.hyperparameters = "saved"
     said = rf"{after.__name__}\.prepare_training_attributes makes something else than what was saved: .*{told}"
-    with fresh(after) as other, pytest.raises(UserCodeError, match=rf"(?s){said}.*Make the same as before"):
-        take_back(other, state)
+    for config in (keeping, *([settings()] if after in REFUSED_ANYWAY else [])):
+        step = TorchStep(after(config), SoloRanks(), config)
+        with step as other, pytest.raises(UserCodeError, match=rf"(?s){said}.*Make the same as before"):
+            take_back(other, state)
