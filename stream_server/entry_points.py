@@ -23,6 +23,10 @@ def study() -> int:
     return _run("stream_server.commands.cli")
 
 
+def follow() -> int:
+    return _run("stream_server.adapters.follow")
+
+
 def _run(module: str) -> int:
     """Run `main` of a module; 2 where a package is missing, as in an environment of the client alone."""
     _begin()

@@ -6,9 +6,11 @@ from contextlib import contextmanager
 from stream_server.errors import ConfigError
 
 EXTRAS = {
+    "adios2": "follow",
     "bokeh": "dashboard",
     "h5py": "hdf5",
     "matplotlib": "analysis",
+    "meshio": "follow",
     "pandas": "analysis",
     "prometheus_client": "prometheus",
     "pyarrow": "analysis",

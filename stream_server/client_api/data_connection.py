@@ -107,6 +107,7 @@ class DataConnection:
         credit: how many steps may be on their way.
         known: the steps that the server had before the connection was opened.
         num_steps: how many different steps belong to this server rank so far; the sender counts them.
+        has_durable: whether a checkpoint has anything sent over it, and with that all that was `known`.
         silent_s: for how long nothing came when it was last waited for something.
         stale: what a server that was started again has answered, or "".
     """
@@ -131,6 +132,7 @@ class DataConnection:
         self.credit = 0
         self.known = Bits()
         self.num_steps = 0
+        self.has_durable = False
         self.silent_s = 0.0
         self.stale = ""
         self._is_unknown = False
@@ -248,6 +250,7 @@ class DataConnection:
                 self._flow.received(answer.received)
                 self._retained.received = answer.received
                 self._retained.durable(answer.durable)
+                self.has_durable |= answer.durable > 0
                 self.has_ended |= answer.ended
                 self.has_stopped |= answer.stop
             case Opened() if not self.is_open:

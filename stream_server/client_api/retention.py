@@ -117,6 +117,8 @@ class RetainedSteps:
     def durable(self, mark: int) -> None:
         """All messages with a smaller sequence than `mark` are in a checkpoint: they are kept no longer."""
         while self.sent and self.sent[0].end <= mark:
+            for index in self.sent[0].steps.indices:
+                self._retention.durable.add(index)
             self.drop()
 
 
@@ -124,13 +126,15 @@ class Retention:
     """Keeps steps until they are durable, if they fit into `max_bytes`; else the oldest ones go first.
 
     Steps that the server has not received are never dropped (credit bounds them), unless `unsent_may_go`: then no
-    server may ever come back. `unsent` are the steps that no connection has, in the order in which they are to be sent.
+    server may ever come back. `unsent` are the steps that no connection has, in the order in which they are to be sent,
+    `durable` those that were kept until a checkpoint had them.
     """
 
     def __init__(self, *, max_bytes: int) -> None:
         self.num_bytes = 0
         self.unsent: OrderedDict[int, Steps] = OrderedDict()
         self.unsent_may_go = False
+        self.durable = Bits()
         self._max_bytes = max_bytes
         self._of_connections: list[RetainedSteps] = []
         self._ages = itertools.count()

@@ -154,6 +154,13 @@ class Session:
         """Whether the server was started again since it was spoken to."""
         return self._watch.newer_than(self._incarnation, look_now=look_now)
 
+    def is_durable(self, index: int) -> bool:
+        """Whether a committed checkpoint has this step, as far as the server has said."""
+        if index in self._retention.durable:
+            return True
+        connection = self._connection_of(index) if self._connections else None
+        return connection is not None and connection.has_durable and index in connection.known
+
     def close(self, *, linger: bool = False) -> None:
         """Leave without a word; with `linger` what was sent may still go out for a moment. May be called again."""
         if self._transport is None:
@@ -263,7 +270,9 @@ class Session:
             connection.num_steps += 1
             if index in connection.known:
                 # All that a new server knows is in a checkpoint.
-                if not is_new and index in retention.unsent:
+                if is_new:
+                    retention.durable.add(index)
+                elif index in retention.unsent:
                     connection.keep(index, retention.unsent[index])
                 retention.forget(index)
             elif index not in retention.unsent:

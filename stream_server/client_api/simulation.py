@@ -13,7 +13,7 @@ from stream_server.client_api.fields import Fields, integer, no_such
 from stream_server.client_api.session import Session
 from stream_server.errors import SimulationError, StepsLost, Unreachable
 from stream_server.failpoints import failpoint
-from stream_server.messages.client import MAX_UNKNOWN_STEPS, Away, TimeSteps
+from stream_server.messages.client import MAX_UNKNOWN_STEPS, Away, FieldSpec, TimeSteps
 
 
 class ServerState(Enum):
@@ -61,6 +61,8 @@ class Simulation:
         id: the study's number of this simulation.
         parameters: what to simulate, by name.
         time_steps: the labels of the steps that the study expects; None if it takes them as they come.
+        fields: what the study keeps of a step, by name, each with `shape`, `optional`, and `is_static` if it is sent
+            once per simulation; empty without a study.
     """
 
     def __init__(
@@ -83,8 +85,10 @@ class Simulation:
             self.time_steps = range(time_steps.first, stop, time_steps.every)
         self._labels = time_steps
         self._session = session
+        self.fields: dict[str, FieldSpec] = {}
         self._fields: Fields | None = None
         if session is not None:
+            self.fields = {spec.name: spec for spec in session.welcome.fields}
             self._fields = Fields(session.welcome.fields, rank=session.hello.rank, num_ranks=session.hello.num_ranks)
         self._attempt = attempt
         self._wanted = wanted
@@ -167,6 +171,14 @@ class Simulation:
                 self._leave()
                 return False
             return True
+
+    def is_durable(self, time_step: SupportsIndex) -> bool:
+        """Whether a checkpoint of the study has this step, so that no restart asks for it again.
+
+        Until then a copy of one's own, such as a file, may be all that is left of it once this process has died. The
+        server says so in answers that only `send` and `finish` read; False of what the client no longer remembers.
+        """
+        return self._session is not None and self._session.is_durable(self._index(time_step))
 
     def invalidate(self, reason: str) -> None:
         """Withdraw what was sent, because the run is not worth learning from; it is not tried again.

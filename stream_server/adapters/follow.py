@@ -1,0 +1,86 @@
+"""`stream-follow`: runs a code that is not changed, and sends each time step that it writes to files."""
+
+import argparse
+import signal
+import sys
+import time
+from collections.abc import Sequence
+
+from stream_server.adapters.follow_files import WHEN_QUIET, lock_of
+from stream_server.adapters.follow_formats import Unreadable
+from stream_server.adapters.follow_solver import Interrupted, Solver, interruptions
+from stream_server.adapters.follow_steps import Follower
+from stream_server.client_api import connect
+from stream_server.errors import ConfigError, SimulationError
+
+POLL_S = 0.02
+# Of a core, at most, that looking for files takes.
+SHARE = 0.05
+FAILED, MISTAKEN = 1, ConfigError.exit_code
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; its exit status is the solver's, 2 where something does not fit, 1 if the study is gone."""
+    options = parser().parse_args(arguments)
+    try:
+        return _follow(options)
+    except (ConfigError, Unreadable) as error:
+        print(f"stream-follow: {error}", file=sys.stderr)
+        return MISTAKEN
+    except SimulationError as error:
+        print(f"stream-follow: {error}", file=sys.stderr)
+        return FAILED
+    except Interrupted as interrupted:
+        return 128 + interrupted.number
+
+
+def parser() -> argparse.ArgumentParser:
+    """The options of the command."""
+    parser = argparse.ArgumentParser(
+        prog="stream-follow",
+        usage="stream-follow PATTERN [options] -- SOLVER [arguments]",
+        description="Run a solver as it is, and send each time step that it writes to files (docs/guide/following.md).",
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add("pattern", metavar="PATTERN", help="files of one step each, 'out/step_*.vtk', or one file that grows")
+    add("solver", metavar="SOLVER", nargs="+", help="its command")
+    add("--field", metavar="FIELD=NAME", action="append", default=[], help="the name that a field has in the files")
+    add("--in-order", action="store_true", help="count the files, instead of taking the numbers in their names")
+    add(
+        "--finished-by",
+        metavar="HOW",
+        default=WHEN_QUIET,
+        help="when a file is finished: quiet (default), rename, or with another file, such as {}.done",
+    )
+    add("--quiet", metavar="S", type=float, default=2.0, help="seconds without a change for `quiet` (default: 2)")
+    add("--patience", metavar="S", type=float, default=60.0, help="longest time that one cannot be read (default: 60)")
+    add("--delete", action="store_true", help="delete the files of steps that a checkpoint of the study has")
+    add("--earlier", action="store_true", help="also send what is there at the start: an earlier attempt wrote it")
+    return parser
+
+
+def _follow(options: argparse.Namespace) -> int:
+    with interruptions(), lock_of(options.pattern) as lock, connect() as simulation:
+        follower = Follower(options, simulation)
+        solver = Solver(options.solver, inherited=lock)
+        try:
+            while follower.is_wanted:
+                # Before the look: what a solver that has ended wrote is found then.
+                has_ended, before = solver.has_ended(), time.monotonic()
+                follower.turn(has_ended=has_ended and solver.status == 0)
+                if has_ended:
+                    break
+                solver.wait(max(POLL_S, (time.monotonic() - before) / SHARE))
+            else:
+                solver.end()
+        except BaseException as error:
+            solver.end(error.number if isinstance(error, Interrupted) else signal.SIGTERM)
+            raise
+        if follower.is_wanted and solver.status:
+            # Leaving so, the simulation is not finished, and the study tries it again.
+            sys.exit(solver.status)
+        follower.check()
+        simulation.finish()
+        follower.delete_durable()
+    return 0
