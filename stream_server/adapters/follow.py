@@ -84,3 +84,7 @@ def _follow(options: argparse.Namespace) -> int:
         simulation.finish()
         follower.delete_durable()
     return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -67,7 +67,7 @@ def reading(path: Path) -> Iterator[None]:
 
 def whole(variable: Any) -> Any:
     """All values of a variable of HDF5 or NetCDF."""
-    return _unpacked(variable, variable[()] if variable.shape else variable[...])
+    return _unpacked(variable, variable[...])
 
 
 def row(variable: Any, index: int) -> Any:
@@ -77,9 +77,12 @@ def row(variable: Any, index: int) -> Any:
 
 def _unpacked(variable: Any, values: Any) -> Any:
     """What the attributes of NetCDF's conventions make of the numbers; what they say is none is masked."""
-    attributes = getattr(variable, "attrs", None) or getattr(variable, "_attributes", {})
+    attributes = getattr(variable, "attrs", None)
+    attributes = getattr(variable, "_attributes", {}) if attributes is None else attributes
+    values = np.asarray(values)
+    if not len(attributes):
+        return values
     fill, scale, offset = (attributes.get(name) for name in ("_FillValue", "scale_factor", "add_offset"))
-    values = np.array(values)
     if fill is not None and np.any(values == fill):
         values = np.ma.masked_equal(values, fill)
     return values if scale is None and offset is None else values * (1 if scale is None else scale) + (offset or 0)
@@ -93,7 +96,7 @@ def _npy(path: Path) -> Iterator[Arrays]:
 
 @contextmanager
 def _npz(path: Path) -> Iterator[Arrays]:
-    with np.load(path, allow_pickle=False) as file:
+    with path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
         yield {name: partial(file.__getitem__, name) for name in file.files}
 
 
@@ -142,6 +145,10 @@ def _adios(path: Path) -> Iterator[Arrays]:
     import adios2
 
     with adios2.FileReader(str(path)) as file:
+        if not file.num_steps():
+            raise Unreadable(f"{path} cannot be read: no step in it is whole")
+        if not file.num_steps():
+            raise Unreadable(f"{path} cannot be read: no step in it is whole")
         yield adios_step(file, file.available_variables(), file.num_steps() - 1)
 
 

@@ -23,6 +23,7 @@ from stream_server.messages.client import (
     TimeSteps,
 )
 from tests.fakes.server import FakeServer
+from tests.support.timing import until
 
 SMALL = (FieldSpec(name="u", shape=(4,)),)
 TINY = np.arange(4.0)
@@ -45,6 +46,26 @@ def test_a_parameter_that_the_study_does_not_have_is_told_once(capsys: pytest.Ca
     assert absent == "stream-server: WARNING: the study has no parameter 'pressure', only 'viscosity'. None is used"
     with pytest.raises(KeyError, match="did you mean 'viscosity'"):
         simulation.parameters["visocsity"]
+
+
+def test_a_simulation_knows_the_fields_of_the_study_and_which_steps_are_in_a_checkpoint() -> None:
+    with FakeServer(SMALL, num_ranks=1) as server, connect(server.path) as simulation:
+        assert {name: spec.shape for name, spec in simulation.fields.items()} == {"u": (4,)}
+        for step in range(4):
+            simulation.send(step, u=TINY)
+            assert not simulation.is_durable(step)
+        server.wait_until(lambda: len(server.steps) == 4)
+        server.do_now(server.commit)
+        until(lambda: simulation.send(4, u=TINY) and simulation.is_durable(3))
+        assert [simulation.is_durable(step) for step in range(6)] == [True] * 4 + [False] * 2
+        server.wait_until(lambda: len(server.steps) == 5)
+        # What a new server knows is in its checkpoint.
+        server.move(incarnation=4, known=set(range(5)))
+        until(lambda: simulation.send(5, u=TINY) and simulation.is_durable(4))
+        assert not simulation.is_durable(5)
+    with connect("none") as simulation:
+        assert simulation.fields == {}
+        assert not simulation.is_durable(0)
 
 
 @pytest.mark.parametrize("dtype", ["?", "i1", "u2", "i8", "f2", "f4", "f8", "c8", "c16", ">f4", ">i8"])

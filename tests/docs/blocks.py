@@ -20,10 +20,11 @@ FENCE = re.compile(
 )
 # A command of ours on a line of code, behind variables and mpirun, or within $(…).
 COMMAND = re.compile(
-    r"^(?:    |\s*\$ )?(?:\w+=\S+ )*(?:mpirun (?:-\w+ \S+ )*)?(?P<whole>stream-(?:server|launcher|study)\b.*)$", re.M
+    r"^(?:    |\s*\$ )?(?:\w+=\S+ )*(?:mpirun (?:-\w+ \S+ )*)?(?P<whole>stream-(?:server|launcher|study|follow)\b.*)$",
+    re.M,
 )
-SUBSTITUTED = re.compile(r"\$\((stream-(?:server|launcher|study) [^)]*)\)")
-INLINE = re.compile(r"`(?:mpirun -n \S+ )?(stream-(?:server|launcher|study) [^`]+)`")
+SUBSTITUTED = re.compile(r"\$\((stream-(?:server|launcher|study|follow) [^)]*)\)")
+INLINE = re.compile(r"`(?:mpirun -n \S+ )?(stream-(?:server|launcher|study|follow) [^`]+)`")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

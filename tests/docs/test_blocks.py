@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from stream_server import config
+from stream_server.adapters.follow import parser as follow_parser
 from stream_server.commands.cli import parser as study_parser
 from stream_server.launcher.supervision.cli import parser as launcher_parser
 from stream_server.server.commands.cli import main as server_main
@@ -35,7 +36,12 @@ ELSEWHERE = {
 CHECKED = {"", "sh", "json", "python", "c", "cpp", "fortran", *ELSEWHERE}
 MAX_NOT_CHECKED = 3
 MAX_NOT_RUN = 12
-PARSERS = {"stream-server": server_parser, "stream-launcher": launcher_parser, "stream-study": study_parser}
+PARSERS = {
+    "stream-server": server_parser,
+    "stream-launcher": launcher_parser,
+    "stream-study": study_parser,
+    "stream-follow": follow_parser,
+}
 # Not installed for the tests; a page shows how to use it.
 FOREIGN = {"wandb", "melissa_api", "optuna"}
 # What a block that is run may import.

@@ -1,0 +1,96 @@
+"""Files of one time step, in each format."""
+
+import builtins
+import shutil
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+
+from stream_server.adapters.follow_formats import Unreadable, reader_of, reading
+from stream_server.errors import ConfigError
+from tests.adapters.files import FIELDS, POINTS, WRITERS, arrays, write
+
+
+def read(path: Path) -> dict[str, Any]:
+    with reading(path), reader_of(path.suffix)(path) as found:
+        return {name: np.asarray(get()) for name, get in found.items()}
+
+
+@pytest.mark.parametrize("ending", WRITERS)
+def test_a_file_has_the_arrays_that_were_written(tmp_path: Path, ending: str) -> None:
+    found = read(write(tmp_path, ending, 3))
+    if ending == ".npy":
+        found = {"u": found[""], "velocity": arrays(3)["velocity"]}
+    for name in FIELDS:
+        assert np.array_equal(found[name], arrays(3)[name])
+
+
+@pytest.mark.parametrize("ending", [".vtk", ".vtu", ".xdmf"])
+def test_a_mesh_is_beside_its_data(tmp_path: Path, ending: str) -> None:
+    found = read(write(tmp_path, ending, 0))
+    assert np.array_equal(found["points"], POINTS)
+    assert found["cells"].tolist() == [[0, 1, 2], [1, 2, 3]]
+
+
+def shorten(path: Path) -> None:
+    # With a whole index and half of the data ADIOS2 waits for the rest; it writes the index last.
+    file = path / "md.idx" if path.suffix == ".bp" else path
+    content = file.read_bytes()
+    file.write_bytes(content[: len(content) // 2])
+
+
+@pytest.mark.parametrize("ending", WRITERS)
+def test_a_file_that_was_cut_short_is_unreadable(
+    tmp_path: Path, ending: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    path = write(tmp_path, ending, 0)
+    shorten(path)
+    with pytest.raises(Unreadable, match=f"step_000{ending} cannot be read: .{{4}}"):
+        read(path)
+    assert capfd.readouterr().out == ""
+
+
+@pytest.mark.parametrize("ending", WRITERS)
+def test_a_file_of_another_format_is_unreadable(tmp_path: Path, ending: str) -> None:
+    path = tmp_path / f"step_0{ending}"
+    path.write_text("no such thing\n")
+    with pytest.raises(Unreadable, match="cannot be read"):
+        read(path)
+
+
+def test_a_file_that_is_gone_is_unreadable(tmp_path: Path) -> None:
+    path = write(tmp_path, ".bp", 0)
+    shutil.rmtree(path)
+    with pytest.raises(Unreadable, match="cannot be read"):
+        read(path)
+
+
+def test_an_unknown_ending_says_what_is_known() -> None:
+    with pytest.raises(ConfigError, match=r"'\.foo' cannot be followed: expected one of \.npy, .* \.vtk"):
+        reader_of(".foo")
+
+
+@pytest.mark.parametrize(("ending", "package"), [(".h5", "h5py"), (".bp", "adios2"), (".vtu", "meshio")])
+def test_a_missing_package_names_its_extra(monkeypatch: pytest.MonkeyPatch, ending: str, package: str) -> None:
+    real = builtins.__import__
+
+    def without(name: str, *rest: Any) -> Any:
+        if name == package:
+            raise ModuleNotFoundError(name=name)
+        return real(name, *rest)
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    with pytest.raises(ConfigError, match=rf"following \{ending} needs {package}.*pip install '\.\[(follow|hdf5)\]'"):
+        reader_of(ending)
+
+
+def test_packed_numbers_of_netcdf_are_unpacked_and_those_that_are_none_are_masked(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "step_0.nc", "w") as file:
+        file["u"] = np.array([1, 2, -9], dtype=np.int16)
+        file["u"].attrs.update({"scale_factor": 0.5, "add_offset": 10.0, "_FillValue": np.int16(-9)})
+    path = tmp_path / "step_0.nc"
+    with reader_of(".nc")(path) as found:
+        assert found["u"]().tolist() == [10.5, 11.0, None]
