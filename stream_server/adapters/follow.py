@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from stream_server.adapters.follow_files import WHEN_QUIET, lock_of
 from stream_server.adapters.follow_formats import Unreadable
-from stream_server.adapters.follow_solver import Interrupted, Solver, interruptions
+from stream_server.adapters.follow_solver import InterruptedBySignal, Solver, interruptions
 from stream_server.adapters.follow_steps import Follower
 from stream_server.client_api import connect
 from stream_server.errors import ConfigError, SimulationError
@@ -30,7 +30,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except SimulationError as error:
         print(f"stream-follow: {error}", file=sys.stderr)
         return FAILED
-    except Interrupted as interrupted:
+    except InterruptedBySignal as interrupted:
         return 128 + interrupted.number
 
 
@@ -75,7 +75,7 @@ def _follow(options: argparse.Namespace) -> int:
             else:
                 solver.end()
         except BaseException as error:
-            solver.end(error.number if isinstance(error, Interrupted) else signal.SIGTERM)
+            solver.end(error.number if isinstance(error, InterruptedBySignal) else signal.SIGTERM)
             raise
         if follower.is_wanted and solver.status:
             # Leaving so, the simulation is not finished, and the study tries it again.

@@ -1,7 +1,7 @@
 """Files of one time step: the arrays that each has, by name."""
 
 import contextlib
-import sys
+import io
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
@@ -57,8 +57,8 @@ def reading(path: Path) -> Iterator[None]:
         yield
     except (StreamServerError, Unreadable):
         raise
-    # A broken file makes readers raise whatever they run into; that of meshio ends the process.
-    except (Exception, SystemExit) as error:
+    # A broken file makes readers raise whatever they run into.
+    except Exception as error:
         text = str(error).strip()
         raise Unreadable(
             f"{path} cannot be read: {text if len(text) > 1 else 'it ends too early, or is damaged'}"
@@ -166,9 +166,14 @@ def adios_step(file: Any, found: Mapping[str, Mapping[str, str]], index: int) ->
 def _meshio(path: Path) -> Iterator[Arrays]:
     import meshio
 
-    # It writes what it thinks of a file to the standard output, which is the solver's.
-    with contextlib.redirect_stdout(sys.stderr):
-        mesh = meshio.read(path)
+    said = io.StringIO()
+    # It writes what it thinks of a file to the output, which is the solver's, and ends the process.
+    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+        try:
+            mesh = meshio.read(path)
+        except SystemExit:
+            text = " ".join(said.getvalue().split())
+            raise Unreadable(f"{path} cannot be read: {text}") from None
     yield of_mesh(mesh.points, mesh.cells, mesh.point_data, mesh.cell_data)
 
 

@@ -25,7 +25,7 @@ from stream_server.errors import ConfigError
 VERSION_BYTE, FLAGS_BYTE, WITH_FLAGS, SWMR_WRITER = 8, 11, 3, 4
 
 
-class Steps(NamedTuple):
+class WholeSteps(NamedTuple):
     """The steps that are whole: how many, and the arrays of each; None is known as long as nothing may be read."""
 
     num: int
@@ -33,7 +33,7 @@ class Steps(NamedTuple):
 
 
 # Takes the names of the arrays that have a row for each step, and whether the solver has ended.
-SeriesReader = Callable[[Path, Sequence[str], bool], AbstractContextManager[Steps]]
+SeriesReader = Callable[[Path, Sequence[str], bool], AbstractContextManager[WholeSteps]]
 
 
 def series_reader_of(suffix: str) -> SeriesReader:
@@ -57,7 +57,7 @@ def series_reader_of(suffix: str) -> SeriesReader:
     )
 
 
-def _rows_of(found: Mapping[str, Any], names: Sequence[str], has_ended: bool) -> Steps:
+def _rows_of(found: Mapping[str, Any], names: Sequence[str], has_ended: bool) -> WholeSteps:
     """The rows of these variables: as long as somebody writes, a row is whole once all of them have the next one."""
     for name in names:
         if name in found and not found[name].shape:
@@ -67,15 +67,15 @@ def _rows_of(found: Mapping[str, Any], names: Sequence[str], has_ended: bool) ->
     def at(index: int) -> Arrays:
         return {name: partial(row, it, index) if name in names else partial(whole, it) for name, it in found.items()}
 
-    return Steps(num if has_ended else max(0, num - 1), at)
+    return WholeSteps(num if has_ended else max(0, num - 1), at)
 
 
-def _nothing_yet() -> Steps:
-    return Steps(0, lambda index: {})
+def _nothing_yet() -> WholeSteps:
+    return WholeSteps(0, lambda index: {})
 
 
 @contextmanager
-def _hdf5(path: Path, names: Sequence[str], has_ended: bool) -> Iterator[Steps]:
+def _hdf5(path: Path, names: Sequence[str], has_ended: bool) -> Iterator[WholeSteps]:
     with path.open("rb") as file:
         head = file.read(FLAGS_BYTE + 1)
     is_swmr = len(head) > FLAGS_BYTE and head[VERSION_BYTE] == WITH_FLAGS and bool(head[FLAGS_BYTE] & SWMR_WRITER)
@@ -88,7 +88,7 @@ def _hdf5(path: Path, names: Sequence[str], has_ended: bool) -> Iterator[Steps]:
 
 
 @contextmanager
-def _netcdf(path: Path, names: Sequence[str], has_ended: bool) -> Iterator[Steps]:
+def _netcdf(path: Path, names: Sequence[str], has_ended: bool) -> Iterator[WholeSteps]:
     if not has_ended:
         yield _nothing_yet()
         return
@@ -97,18 +97,18 @@ def _netcdf(path: Path, names: Sequence[str], has_ended: bool) -> Iterator[Steps
 
 
 @contextmanager
-def _adios(path: Path, names: Sequence[str], has_ended: bool) -> Iterator[Steps]:
+def _adios(path: Path, names: Sequence[str], has_ended: bool) -> Iterator[WholeSteps]:
     import adios2
 
     with adios2.FileReader(str(path)) as file:
         found = file.available_variables()
         # ADIOS2 shows no step before it is whole.
         nums = [int(found[name]["AvailableStepsCount"]) for name in names if name in found]
-        yield Steps(min(nums, default=0), partial(adios_step, file, found))
+        yield WholeSteps(min(nums, default=0), partial(adios_step, file, found))
 
 
 @contextmanager
-def _xdmf(path: Path, names: Sequence[str], has_ended: bool) -> Iterator[Steps]:
+def _xdmf(path: Path, names: Sequence[str], has_ended: bool) -> Iterator[WholeSteps]:
     if not has_ended:
         yield _nothing_yet()
         return
@@ -121,4 +121,4 @@ def _xdmf(path: Path, names: Sequence[str], has_ended: bool) -> Iterator[Steps]:
             _, point_data, cell_data = file.read_data(index)
             return of_mesh(points, cells, point_data, cell_data)
 
-        yield Steps(file.num_steps, at)
+        yield WholeSteps(file.num_steps, at)

@@ -15,7 +15,7 @@ GRACE_S = 4.0
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
-class Interrupted(BaseException):
+class InterruptedBySignal(BaseException):
     """A signal asked this program to end."""
 
     def __init__(self, number: int) -> None:
@@ -70,12 +70,12 @@ class Solver:
 
 @contextmanager
 def interruptions() -> Iterator[None]:
-    """Within, the first signal that asks this program to end raises `Interrupted`; later ones are ignored."""
+    """Within, the first signal that asks this program to end raises `InterruptedBySignal`; later ones are ignored."""
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         for each in SIGNALS:
             signal.signal(each, signal.SIG_IGN)
-        raise Interrupted(number)
+        raise InterruptedBySignal(number)
 
     before = {each: signal.signal(each, interrupt) for each in SIGNALS if signal.getsignal(each) != signal.SIG_IGN}
     try:

@@ -15,6 +15,9 @@ from stream_server.adapters.follow_series import series_reader_of
 from stream_server.client_api import Simulation
 from stream_server.errors import ConfigError
 
+# A file that did not change may be readable later where a file system shows its parts one by one.
+RETRY_S = 1.0
+
 
 class Follower:
     """Sends the steps that are whole; `is_wanted` is False once the study wants nothing more.
@@ -33,7 +36,8 @@ class Follower:
         # What each file was when it was read, and its step.
         self._sent: dict[Path, tuple[Signature, int]] = {}
         self._surplus: dict[Path, Signature] = {}
-        self._unreadable_since: dict[Path, float] = {}
+        # What each file that cannot be read was, since when it is so, and when it was last tried.
+        self._unreadable: dict[Path, tuple[Signature, float, float]] = {}
         self._last_number = -math.inf
         suffix = Path(self._pattern).suffix
         self._files: StepFiles | None = None
@@ -115,14 +119,19 @@ class Follower:
         if step is None:
             self._surplus[path] = before
             return
+        now = time.monotonic()
+        unreadable, since, tried = self._unreadable.get(path, ((), now, -math.inf))
+        if unreadable == before and may_wait and now - tried < RETRY_S:
+            return
         try:
             with reading(path), self._read(path) as arrays:
                 statics, values = self._fields.take(arrays, path, is_first=not self._num_sent)
         except Unreadable:
-            since = self._unreadable_since.setdefault(path, time.monotonic())
-            if may_wait and time.monotonic() - since < self._options.patience:
-                return
-            raise
+            since = since if unreadable == before else now
+            self._unreadable[path] = before, since, now
+            if not may_wait or now - since >= self._options.patience:
+                raise
+            return
         if signature(path) == before:
             self._send(step, statics, values, path)
             self._sent[path] = before, step

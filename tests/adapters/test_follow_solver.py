@@ -9,7 +9,7 @@ import psutil
 import pytest
 
 from stream_server.adapters import follow_solver
-from stream_server.adapters.follow_solver import Interrupted, Solver, interruptions
+from stream_server.adapters.follow_solver import InterruptedBySignal, Solver, interruptions
 from stream_server.errors import ConfigError
 from tests.support.timing import until
 
@@ -51,7 +51,7 @@ def test_the_first_signal_interrupts_and_later_ones_are_ignored(number: signal.S
     before = signal.signal(number, signal.default_int_handler)
     try:
         with interruptions():
-            with pytest.raises(Interrupted) as interrupted:
+            with pytest.raises(InterruptedBySignal) as interrupted:
                 signal.raise_signal(number)
             signal.raise_signal(number)
         assert interrupted.value.number == number

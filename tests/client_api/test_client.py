@@ -49,7 +49,10 @@ def test_a_parameter_that_the_study_does_not_have_is_told_once(capsys: pytest.Ca
 
 
 def test_a_simulation_knows_the_fields_of_the_study_and_which_steps_are_in_a_checkpoint() -> None:
-    with FakeServer(SMALL, num_ranks=1) as server, connect(server.path) as simulation:
+    with FakeServer(SMALL, num_ranks=1) as server:
+        # Too little for two steps in one message.
+        server.credit = 3
+        simulation = connect(server.path)
         assert {name: spec.shape for name, spec in simulation.fields.items()} == {"u": (4,)}
         for step in range(4):
             simulation.send(step, u=TINY)
@@ -63,6 +66,7 @@ def test_a_simulation_knows_the_fields_of_the_study_and_which_steps_are_in_a_che
         server.move(incarnation=4, known=set(range(5)))
         until(lambda: simulation.send(5, u=TINY) and simulation.is_durable(4))
         assert not simulation.is_durable(5)
+        simulation.finish()
     with connect("none") as simulation:
         assert simulation.fields == {}
         assert not simulation.is_durable(0)
