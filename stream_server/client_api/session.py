@@ -156,10 +156,11 @@ class Session:
 
     def is_durable(self, index: int) -> bool:
         """Whether a committed checkpoint has this step, as far as the server has said."""
-        if index in self._retention.durable:
-            return True
-        connection = self._connection_of(index) if self._connections else None
-        return connection is not None and connection.has_durable and index in connection.known
+        if index in self._retention.durable or not self._connections:
+            return index in self._retention.durable
+        connection = self._connection_of(index)
+        connection.take_answers()
+        return index in self._retention.durable or (connection.has_durable and index in connection.known)
 
     def close(self, *, linger: bool = False) -> None:
         """Leave without a word; with `linger` what was sent may still go out for a moment. May be called again."""

@@ -176,9 +176,14 @@ class Simulation:
         """Whether a checkpoint of the study has this step, so that no restart asks for it again.
 
         Until then a copy of one's own, such as a file, may be all that is left of it once this process has died. The
-        server says so in answers that only `send` and `finish` read; False of what the client no longer remembers.
+        answer is what the server has said so far; False of a step that the client had to forget (`client.window`).
+
+        Raises:
+            TypeError, ValueError: as for `send`.
+            Refused, SimulationError: as for `send`.
         """
-        return self._session is not None and self._session.is_durable(self._index(time_step))
+        with self._call():
+            return self._session is not None and self._session.is_durable(self._index(time_step))
 
     def invalidate(self, reason: str) -> None:
         """Withdraw what was sent, because the run is not worth learning from; it is not tried again.

@@ -59,7 +59,8 @@ def test_a_simulation_knows_the_fields_of_the_study_and_which_steps_are_in_a_che
             assert not simulation.is_durable(step)
         server.wait_until(lambda: len(server.steps) == 4)
         server.do_now(server.commit)
-        until(lambda: simulation.send(4, u=TINY) and simulation.is_durable(3))
+        until(lambda: simulation.is_durable(3))
+        simulation.send(4, u=TINY)
         assert [simulation.is_durable(step) for step in range(6)] == [True] * 4 + [False] * 2
         server.wait_until(lambda: len(server.steps) == 5)
         # What a new server knows is in its checkpoint.
