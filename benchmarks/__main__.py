@@ -21,6 +21,7 @@ from benchmarks import (
     ddp,
     draw,
     flood,
+    follow,
     intake,
     launch,
     log,
@@ -56,6 +57,7 @@ BENCHMARKS: dict[str, Callable[[], Iterable[Result]]] = {
     "ddp": ddp.results,
     "accumulate": accumulate.results,
     "client": client.results,
+    "follow": follow.results,
 }
 # What the ratio is to reach, by the beginning of the name; the first that fits counts.
 AT_LEAST = {
@@ -83,6 +85,7 @@ AT_MOST = {
     "steering.overhead": 0.02,
     "accumulate.allreduce": 1.0,
     "client.overhead": 1.05,
+    "follow.npy": 1.3,
 }
 
 
