@@ -1,0 +1,204 @@
+"""LAMMPS as a simulation of a study: its atoms, whose number may change, by LAMMPS's names. See docs/guide/lammps.md.
+
+python stream here "from stream_server.adapters.lammps import LammpsStream; stream = LammpsStream('id x v f_pe')"
+fix    stream all python/invoke 10 end_of_step stream
+"""
+
+import atexit
+import ctypes
+import difflib
+import os
+import signal
+import sys
+from typing import Any, NoReturn
+
+import numpy as np
+
+from stream_server.client_api import Simulation, connect
+
+# How many numbers LAMMPS has for an atom: 0 is one that is no row.
+OF_ATOMS = dict.fromkeys(("id", "type", "molecule", "mask", "q", "radius", "rmass"), 0)
+OF_ATOMS |= dict.fromkeys(("x", "v", "f", "omega", "angmom", "torque"), 3) | {"mu": 4}
+KINDS = {"c": "compute", "f": "fix"}
+# LAMMPS's library evaluates these for the present step; others may have read computes of an earlier one.
+GLOBAL_COMPUTES = ("thermo_temp", "thermo_press", "thermo_pe")
+# Constants of the library.
+GLOBAL, ATOM = 0, 1
+SCALAR, VECTOR, ARRAY, SIZE_VECTOR, SIZE_COLUMNS = 0, 1, 2, 3, 5
+
+
+class LammpsStream:
+    """Fields of a run of LAMMPS, sent as one sample at each call; the label is LAMMPS's time step.
+
+    Values have the units of LAMMPS's command `units`, in float64 or int32. Those of n atoms are rows of
+    `[{"max": …}, columns]` in study.json:
+
+    - id, type, molecule, mask, q, radius, rmass: (n,). x (within a periodic box), v, f, omega, angmom, torque: (n, 3).
+      mu, the dipole moment and its length: (n, 4).
+    - c_ID and f_ID: (n,) or (n, columns), of a compute or fix that has values per atom.
+    - f_ID of a fix that has a scalar or a vector, such as `ave/time`: (1,) or (values,). c_thermo_temp, c_thermo_press
+      and c_thermo_pe: (1,).
+    - box: (3, 3), its low ends in x, y, z, its high ends, and xy, xz, yz.
+
+    Each MPI rank of LAMMPS is a client rank, and sends the atoms that it has, in LAMMPS's order. All ranks call.
+
+    Args:
+        fields: names between blanks; `energy=f_pe` is the field "energy" of study.json, which is LAMMPS's f_pe.
+        lmp: the `lammps.lammps` of a program that runs LAMMPS as a library. Without one the object is for `fix
+            python/invoke`: an error ends the process, and so does the end of a script before the last time step.
+    """
+
+    def __init__(self, fields: str, lmp: Any = None) -> None:
+        self._sources = {name or source: source for name, _, source in (it.rpartition("=") for it in fields.split())}
+        self._lmp = lmp
+        self._simulation: Simulation | None = None
+        self._last_step: int | None = None
+        self._done = False
+        if lmp is None:
+            # Python's own handler would only note Ctrl-C, and LAMMPS would compute on.
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+            atexit.register(self._check_end)
+
+    def __call__(self, pointer: Any) -> None:
+        """Send the present time step; called by `fix python/invoke` with the pointer to LAMMPS."""
+        try:
+            if self._lmp is None:
+                self._lmp = _lammps(pointer)
+            if not self.send() and self._lmp.extract_setting("world_size") == 1:
+                # Ranks learn at different steps that the study has ended: they go on to the end.
+                self._lmp.lib.lammps_force_timeout(self._lmp.lmp)
+        except Exception as error:
+            self._end_process(error)
+
+    def send(self) -> bool:
+        """Send the present time step of LAMMPS.
+
+        Returns:
+            False if the study wants nothing more of this simulation. Ranks learn it at different steps.
+
+        Raises:
+            ValueError: LAMMPS has no such field, or no values of it that can be sent; or as for `Simulation.send`.
+            SimulationError: as for `Simulation.send`.
+        """
+        if self._done:
+            return False
+        step, values = int(self._lmp.extract_global("ntimestep")), self._values()
+        self._simulation = self._simulation or self._connect()
+        wanted = self._simulation.send(step, **values)
+        self._last_step, expected = step, self._simulation.time_steps
+        if not wanted or (expected and step == expected[-1]):
+            self.finish()
+        return not self._done
+
+    def finish(self) -> None:
+        """Wait until all that was sent has arrived. It is called by itself after the last of `study.time_steps`."""
+        self._done = True
+        if self._simulation is not None:
+            self._simulation.finish()
+
+    def __enter__(self) -> "LammpsStream":
+        return self
+
+    def __exit__(self, *raised: Any) -> None:
+        if raised[0] is None:
+            self.finish()
+        elif self._simulation is not None:
+            self._simulation.__exit__(*raised)
+
+    def _connect(self) -> Simulation:
+        rank, size, of_all = (self._lmp.extract_setting(it) for it in ("world_rank", "world_size", "universe_size"))
+        if size != of_all:
+            raise ValueError("LAMMPS runs several partitions: start one LAMMPS for each simulation, without -partition")
+        return connect(rank=rank, num_ranks=size)
+
+    def _values(self) -> dict[str, np.ndarray]:
+        """All fields of this rank. LAMMPS computes on all ranks what is not of the atoms, and rank 0 sends it."""
+        values = {name: self._value(source) for name, source in self._sources.items()}
+        is_first = self._lmp.extract_setting("world_rank") == 0
+        return {name: value for name, (value, is_of_atoms) in values.items() if is_of_atoms or is_first}
+
+    def _value(self, source: str) -> tuple[np.ndarray, bool]:
+        """The values of a field, and whether they are of the atoms."""
+        if source == "box":
+            low, high, xy, yz, xz = self._lmp.extract_box()[:5]
+            return np.array([low, high, (xy, xz, yz)]), False
+        if source in OF_ATOMS:
+            return self._rows(source, self._lmp.extract_atom(source), OF_ATOMS[source]), True
+        kind, _, name = source.partition("_")
+        if not (kind in KINDS and self._lmp.has_id(KINDS[kind], name)):
+            raise ValueError(self._no_such(source))
+        what = f"the {KINDS[kind]} {name!r} has no values per atom"
+        extract = self._lmp.extract_compute if kind == "c" else self._lmp.extract_fix
+        columns = _or_none(extract, name, ATOM, SIZE_COLUMNS)
+        if columns is not None:
+            return self._rows(source, extract(name, ATOM, ARRAY if columns else VECTOR), columns), True
+        if kind == "c" and name not in GLOBAL_COMPUTES:
+            raise ValueError(
+                f"{what}, and LAMMPS evaluates it at the right time steps for fixes alone: write `fix NAME all ave/time "
+                f"N 1 N {source}` before the fix that streams every N time steps, and send f_NAME"
+            )
+        value = _or_none(extract, name, GLOBAL, SCALAR)
+        if value is not None:
+            return np.array([value]), False
+        size = _or_none(extract, name, GLOBAL, SIZE_VECTOR)
+        if not size:
+            raise ValueError(f"{what}, no scalar and no vector: it cannot be sent")
+        return np.array([extract(name, GLOBAL, VECTOR, row) for row in range(size)]), False
+
+    def _rows(self, source: str, pointer: Any, columns: int) -> np.ndarray:
+        """What LAMMPS has in its memory for the atoms of this rank."""
+        shape = (self._lmp.extract_setting("nlocal"), *([columns] if columns else []))
+        if not shape[0]:
+            return np.empty(shape)
+        if not pointer:
+            raise ValueError(f"LAMMPS has no {source!r} for these atoms: the field needs another atom_style")
+        return np.ctypeslib.as_array(pointer[0] if columns else pointer, shape)
+
+    def _no_such(self, source: str) -> str:
+        of_ids = (f"{kind}_{name}" for kind, it in KINDS.items() for name in self._lmp.available_ids(it))
+        known = ["box", *OF_ATOMS, *of_ids]
+        hint = "".join(f"; did you mean {near!r}?" for near in difflib.get_close_matches(source, known, n=1))
+        return f"LAMMPS has no field {source!r}, only {', '.join(known)}{hint}"
+
+    def _check_end(self) -> None:
+        """Refuse the end of a script that leaves the simulation unfinished."""
+        if self._last_step is None:
+            self._end_process(
+                "LAMMPS ended, and no time step was sent: the script needs `fix stream all python/invoke N end_of_step "
+                "stream` before a run of N time steps or more"
+            )
+        if self._done or self._simulation is None or os.environ.get("STREAM_CONNECTION") == "none":
+            return
+        expected = self._simulation.time_steps
+        advice = 'if it is the last one, write `python stream here "stream.finish()"` at the end of the script'
+        if expected:
+            advice = f"the study expects them up to {expected[-1]}: run LAMMPS to there, or change study.time_steps"
+        self._end_process(f"LAMMPS ended, and the last time step that was sent is {self._last_step}: {advice}")
+
+    def _end_process(self, reason: object) -> NoReturn:
+        """An error of LAMMPS would wait for its other ranks. When a process ends like this, mpirun ends them."""
+        ctypes.CDLL(None).fflush(None)
+        print(f"stream-server: ERROR: {reason}", file=sys.stderr, flush=True)
+        if self._simulation is not None:
+            self._simulation.__exit__(RuntimeError, RuntimeError(reason), None)
+        os._exit(1)
+
+
+def _or_none(extract: Any, *which: Any) -> Any:
+    """A number of LAMMPS's, or None where it has none: its Python module reads through a null pointer then."""
+    try:
+        return extract(*which)
+    except ValueError:
+        return None
+
+
+def _lammps(pointer: Any) -> Any:
+    try:
+        from lammps import lammps
+
+        return lammps(ptr=pointer)
+    except (ImportError, AttributeError, OSError) as error:
+        raise ValueError(
+            f"the Python module of this LAMMPS is missing, or is another version's ({error}): Debian has it in "
+            "python3-lammps, and a build of your own installs it with `make install-python`; PYTHONPATH finds it"
+        ) from error
