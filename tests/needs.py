@@ -34,6 +34,7 @@ PACKAGES: dict[str, tuple[str, ...]] = {
     "gfortran": ("gfortran",),
     "git": ("git",),
     "iproute2": ("ip",),
+    "lammps": ("/usr/bin/lmp",),
     "libmpich-dev": ("mpicc.mpich", "mpif90.mpich"),
     "libopenmpi-dev": ("mpicc.openmpi", "mpif90.openmpi"),
     "libzmq3-dev": ("/usr/include/zmq.h",),
@@ -45,6 +46,7 @@ PACKAGES: dict[str, tuple[str, ...]] = {
     "openssh-server": ("sshd",),
     "patch": ("patch",),
     "pkg-config": ("pkg-config",),
+    "python3-lammps": ("/usr/lib/python3/dist-packages/lammps/core.py",),
     "python3-venv": (),
     "slurm-client": ("sbatch", "scancel", "scontrol", "sinfo", "squeue", "srun"),
     "slurmctld": ("slurmctld",),
@@ -127,6 +129,7 @@ NEEDS: dict[str, Need] = {
     "strace": Need(packages=("strace",)),
     "a browser": Need(packages=("chromium", "chromium-driver")),
     "patch": Need(packages=("git", "patch")),
+    "LAMMPS": Need(packages=("lammps", "openmpi-bin", "python3-lammps")),
 }
 
 

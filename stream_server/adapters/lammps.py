@@ -1,4 +1,6 @@
-"""LAMMPS as a simulation of a study: its atoms, whose number may change, by LAMMPS's names. See docs/guide/lammps.md.
+"""LAMMPS as a simulation of a study: its atoms, whose number may change, by LAMMPS's names.
+
+In an input script (docs/guide/lammps.md; of LAMMPS as a library, too):
 
 python stream here "from stream_server.adapters.lammps import LammpsStream; stream = LammpsStream('id x v f_pe')"
 fix    stream all python/invoke 10 end_of_step stream
@@ -134,8 +136,8 @@ class LammpsStream:
             return self._rows(source, extract(name, ATOM, ARRAY if columns else VECTOR), columns), True
         if kind == "c" and name not in GLOBAL_COMPUTES:
             raise ValueError(
-                f"{what}, and LAMMPS evaluates it at the right time steps for fixes alone: write `fix NAME all ave/time "
-                f"N 1 N {source}` before the fix that streams every N time steps, and send f_NAME"
+                f"{what}, and LAMMPS evaluates it at the right time steps for fixes alone: write `fix NAME all "
+                f"ave/time N 1 N {source}` before the fix that streams every N time steps, and send f_NAME"
             )
         value = _or_none(extract, name, GLOBAL, SCALAR)
         if value is not None:
