@@ -8,7 +8,6 @@ fix    stream all python/invoke 10 end_of_step stream
 
 import atexit
 import ctypes
-import difflib
 import os
 import signal
 import sys
@@ -16,17 +15,8 @@ from typing import Any, NoReturn
 
 import numpy as np
 
+from stream_server.adapters.lammps_fields import LammpsFields
 from stream_server.client_api import Simulation, connect
-
-# How many numbers LAMMPS has for an atom: 0 is one that is no row.
-OF_ATOMS = dict.fromkeys(("id", "type", "molecule", "mask", "q", "radius", "rmass"), 0)
-OF_ATOMS |= dict.fromkeys(("x", "v", "f", "omega", "angmom", "torque"), 3) | {"mu": 4}
-KINDS = {"c": "compute", "f": "fix"}
-# LAMMPS's library evaluates these for the present step; others may have read computes of an earlier one.
-GLOBAL_COMPUTES = ("thermo_temp", "thermo_press", "thermo_pe")
-# Constants of the library.
-GLOBAL, ATOM = 0, 1
-SCALAR, VECTOR, ARRAY, SIZE_VECTOR, SIZE_COLUMNS = 0, 1, 2, 3, 5
 
 
 class LammpsStream:
@@ -55,7 +45,8 @@ class LammpsStream:
         self._lmp = lmp
         self._simulation: Simulation | None = None
         self._last_step: int | None = None
-        self._done = False
+        self._fields: LammpsFields | None = None
+        self._done = self._is_stopped = False
         if lmp is None:
             # Python's own handler would only note Ctrl-C, and LAMMPS would compute on.
             signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -66,8 +57,9 @@ class LammpsStream:
         try:
             if self._lmp is None:
                 self._lmp = _lammps(pointer)
-            if not self.send() and self._lmp.extract_setting("world_size") == 1:
-                # Ranks learn at different steps that the study has ended: they go on to the end.
+            self.send()
+            # Ranks learn at different steps that the study has ended: they go on to the end.
+            if self._is_stopped and self._lmp.extract_setting("world_size") == 1:
                 self._lmp.lib.lammps_force_timeout(self._lmp.lmp)
         except Exception as error:
             self._end_process(error)
@@ -76,7 +68,8 @@ class LammpsStream:
         """Send the present time step of LAMMPS.
 
         Returns:
-            False if the study wants nothing more of this simulation. Ranks learn it at different steps.
+            False if the study wants no more time steps of this simulation. Ranks learn at different steps that it has
+            ended, and must agree before they leave a loop.
 
         Raises:
             ValueError: LAMMPS has no such field, or no values of it that can be sent; or as for `Simulation.send`.
@@ -86,9 +79,9 @@ class LammpsStream:
             return False
         step, values = int(self._lmp.extract_global("ntimestep")), self._values()
         self._simulation = self._simulation or self._connect()
-        wanted = self._simulation.send(step, **values)
+        self._is_stopped = not self._simulation.send(step, **values)
         self._last_step, expected = step, self._simulation.time_steps
-        if not wanted or (expected and step == expected[-1]):
+        if self._is_stopped or (expected and step == expected[-1]):
             self.finish()
         return not self._done
 
@@ -115,52 +108,10 @@ class LammpsStream:
 
     def _values(self) -> dict[str, np.ndarray]:
         """All fields of this rank. LAMMPS computes on all ranks what is not of the atoms, and rank 0 sends it."""
-        values = {name: self._value(source) for name, source in self._sources.items()}
+        self._fields = self._fields or LammpsFields(self._lmp)
+        values = {name: self._fields.value(source) for name, source in self._sources.items()}
         is_first = self._lmp.extract_setting("world_rank") == 0
         return {name: value for name, (value, is_of_atoms) in values.items() if is_of_atoms or is_first}
-
-    def _value(self, source: str) -> tuple[np.ndarray, bool]:
-        """The values of a field, and whether they are of the atoms."""
-        if source == "box":
-            low, high, xy, yz, xz = self._lmp.extract_box()[:5]
-            return np.array([low, high, (xy, xz, yz)]), False
-        if source in OF_ATOMS:
-            return self._rows(source, self._lmp.extract_atom(source), OF_ATOMS[source]), True
-        kind, _, name = source.partition("_")
-        if not (kind in KINDS and self._lmp.has_id(KINDS[kind], name)):
-            raise ValueError(self._no_such(source))
-        what = f"the {KINDS[kind]} {name!r} has no values per atom"
-        extract = self._lmp.extract_compute if kind == "c" else self._lmp.extract_fix
-        columns = _or_none(extract, name, ATOM, SIZE_COLUMNS)
-        if columns is not None:
-            return self._rows(source, extract(name, ATOM, ARRAY if columns else VECTOR), columns), True
-        if kind == "c" and name not in GLOBAL_COMPUTES:
-            raise ValueError(
-                f"{what}, and LAMMPS evaluates it at the right time steps for fixes alone: write `fix NAME all "
-                f"ave/time N 1 N {source}` before the fix that streams every N time steps, and send f_NAME"
-            )
-        value = _or_none(extract, name, GLOBAL, SCALAR)
-        if value is not None:
-            return np.array([value]), False
-        size = _or_none(extract, name, GLOBAL, SIZE_VECTOR)
-        if not size:
-            raise ValueError(f"{what}, no scalar and no vector: it cannot be sent")
-        return np.array([extract(name, GLOBAL, VECTOR, row) for row in range(size)]), False
-
-    def _rows(self, source: str, pointer: Any, columns: int) -> np.ndarray:
-        """What LAMMPS has in its memory for the atoms of this rank."""
-        shape = (self._lmp.extract_setting("nlocal"), *([columns] if columns else []))
-        if not shape[0]:
-            return np.empty(shape)
-        if not pointer:
-            raise ValueError(f"LAMMPS has no {source!r} for these atoms: the field needs another atom_style")
-        return np.ctypeslib.as_array(pointer[0] if columns else pointer, shape)
-
-    def _no_such(self, source: str) -> str:
-        of_ids = (f"{kind}_{name}" for kind, it in KINDS.items() for name in self._lmp.available_ids(it))
-        known = ["box", *OF_ATOMS, *of_ids]
-        hint = "".join(f"; did you mean {near!r}?" for near in difflib.get_close_matches(source, known, n=1))
-        return f"LAMMPS has no field {source!r}, only {', '.join(known)}{hint}"
 
     def _check_end(self) -> None:
         """Refuse the end of a script that leaves the simulation unfinished."""
@@ -184,14 +135,6 @@ class LammpsStream:
         if self._simulation is not None:
             self._simulation.__exit__(RuntimeError, RuntimeError(reason), None)
         os._exit(1)
-
-
-def _or_none(extract: Any, *which: Any) -> Any:
-    """A number of LAMMPS's, or None where it has none: its Python module reads through a null pointer then."""
-    try:
-        return extract(*which)
-    except ValueError:
-        return None
 
 
 def _lammps(pointer: Any) -> Any:

@@ -2,6 +2,7 @@
 
 import pickle
 import re
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 
 from tests.needs import need
-from tests.support.lammps import make_client, read_dump, run_lammps
+from tests.support.lammps import environment_of, make_client, read_dump, run_lammps
 
 # Stands for the client: what each rank sends is kept in a file.
 RECORDER = """
@@ -62,6 +63,18 @@ thermo_style custom step temp pe press atoms
 thermo_modify format float %.17g lost {lost}
 run          {steps}
 {after}
+"""
+DRIVER = """
+import recorder
+from lammps import lammps
+from stream_server.adapters.lammps import LammpsStream
+
+lmp = lammps()
+lmp.file("in.setup")
+with LammpsStream("{fields}", lmp) as stream:
+    for _ in range({steps}):
+        lmp.command("run 10 post no")
+        stream.send()
 """
 
 
@@ -177,6 +190,7 @@ fix          leave all evaporate 5 20 upper 1
     [
         ("id vel", "", "LAMMPS has no field 'vel', only box, id, type,"),
         ("c_ek", "compute ke all ke/atom", "c_ke, f_motion, f_stream; did you mean 'c_ke'?"),
+        ("v_speed", "variable speed atom vx", "write `fix NAME all ave/atom 1 1 N v_speed`, or"),
         ("molecule", "", "LAMMPS has no 'molecule' for these atoms: the field needs another atom_style"),
         (
             "c_e",
@@ -230,6 +244,7 @@ def test_a_script_may_say_that_it_is_whole_and_go_on_after_the_last_time_step_of
     done = melt("id", expected=range(10, 31, 10))
     assert done.returncode == 0, done.stdout + done.stderr
     assert list(sent_by(tmp_path)) == [10, 20, 30]
+    assert max(thermo_of(done.stdout)) == 50
 
 
 def test_lammps_ends_its_runs_when_the_study_needs_no_more(melt: Callable[..., Any], tmp_path: Path) -> None:
@@ -237,6 +252,37 @@ def test_lammps_ends_its_runs_when_the_study_needs_no_more(melt: Callable[..., A
     assert done.returncode == 0, done.stdout + done.stderr
     assert list(sent_by(tmp_path)) == [10, 20]
     assert max(thermo_of(done.stdout)) <= 30
+
+
+@pytest.mark.parametrize(("steps", "fields"), [(5, "id x box energy=f_energy c_ke"), (3, "id vel")])
+def test_a_program_sends_from_lammps_as_a_library(client: Path, tmp_path: Path, steps: int, fields: str) -> None:
+    library = tmp_path / "lib"
+    library.mkdir()
+    # Debian has this name in liblammps-dev.
+    (library / "liblammps.so").symlink_to("/usr/lib/x86_64-linux-gnu/liblammps.so.0")
+    (tmp_path / "recorder.py").write_text(RECORDER.format(expected=range(10, 51, 10), stop=None))
+    (tmp_path / "driver.py").write_text(DRIVER.format(fields=fields, steps=steps))
+    setup, _, _ = MELT.partition("{before}")
+    setup += "compute ke all ke/atom\nfix energy all ave/time 10 1 10 c_thermo_pe\ndump all all custom 10 dump.txt "
+    setup += "id x y z c_ke\ndump_modify all format float %.17g\n"
+    (tmp_path / "in.setup").write_text(setup.format(boundary="p p p"))
+    done = subprocess.run(
+        ["/usr/bin/python3", "driver.py"],
+        cwd=tmp_path,
+        env=environment_of(client) | {"LD_LIBRARY_PATH": str(library), "STREAM_CONNECTION": "recorded"},
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    if fields == "id vel":
+        assert done.returncode == 1
+        assert "ValueError: LAMMPS has no field 'vel', only box" in done.stderr
+        return
+    assert done.returncode == 0, done.stdout + done.stderr
+    dump = read_dump(tmp_path / "dump.txt")
+    for step, sent in sent_by(tmp_path).items():
+        rows = np.column_stack([sent["id"], sent["x"], sent["c_ke"]])
+        np.testing.assert_array_equal(rows, dump[step])
 
 
 def test_errors_of_lammps_pass_through(melt: Callable[..., Any]) -> None:
