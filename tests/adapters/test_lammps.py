@@ -2,6 +2,7 @@
 
 import pickle
 import re
+import signal
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +12,8 @@ import numpy as np
 import pytest
 
 from tests.needs import need
-from tests.support.lammps import environment_of, make_client, read_dump, run_lammps
+from tests.support.lammps import environment_of, make_client, read_dump, run_lammps, start_lammps
+from tests.support.timing import until
 
 # Stands for the client: what each rank sends is kept in a file.
 RECORDER = """
@@ -101,9 +103,9 @@ def melt(client: Path, tmp_path: Path) -> Callable[..., Any]:
             "lost": "ignore",
         }
         values |= {"first": "import recorder; " if recorded else ""} | changes
-        environment = {"STREAM_CONNECTION": "recorded" if recorded else "none"}
         script = MELT.format(fields=fields, **values)
-        return run_lammps(script, tmp_path, client, num_ranks=num_ranks, environment=environment)
+        connection = "recorded" if recorded else "none"
+        return run_lammps(script, tmp_path, client, num_ranks=num_ranks, connection=connection)
 
     return run
 
@@ -252,6 +254,19 @@ def test_lammps_ends_its_runs_when_the_study_needs_no_more(melt: Callable[..., A
     assert done.returncode == 0, done.stdout + done.stderr
     assert list(sent_by(tmp_path)) == [10, 20]
     assert max(thermo_of(done.stdout)) <= 30
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_and_term_end_lammps_at_once(client: Path, tmp_path: Path, number: signal.Signals) -> None:
+    values = {"boundary": "p p p", "before": "", "after": "", "first": "", "every": 10, "lost": "ignore"}
+    script = MELT.format(fields="id x", steps=1_000_000_000, dumped="id", **values)
+    with start_lammps(script, tmp_path, client) as process:
+        try:
+            until((tmp_path / "dump.txt").exists)
+            process.send_signal(number)
+            assert process.wait(60) == -number
+        finally:
+            process.kill()
 
 
 @pytest.mark.parametrize(("steps", "fields"), [(5, "id x box energy=f_energy c_ke"), (3, "id vel")])

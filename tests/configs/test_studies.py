@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from stream_server.config import load
+from tests.needs import need
 from tests.support.runs import Run, run_here
 
 CONFIGS = Path(__file__).parent.parent.parent / "configs"
@@ -26,6 +27,8 @@ def assert_all_finished(done: Run, num_simulations: int) -> None:
 
 @pytest.mark.parametrize("study", STUDIES, ids=lambda path: f"{path.parent.name}/{path.name}")
 def test_a_study_passes_its_own_check(study: Path, tmp_path: Path) -> None:
+    if study.parent.name == "lammps":
+        need("LAMMPS")
     done = run_here(study, tmp_path / "run", arguments=["--check"])
     exit_code, output = done.exit_code, done.output
     build = study.parent / "build"

@@ -1,11 +1,10 @@
 """Debian's LAMMPS, which has a Python of its own: the client for it, and runs of input scripts."""
 
-import os
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -51,33 +50,32 @@ def environment_of(client: Path) -> dict[str, str]:
     return {"PATH": "/usr/bin:/bin", "PYTHONPATH": str(client)}
 
 
-def run_lammps(
-    script: str,
-    folder: Path,
-    client: Path,
-    *,
-    num_ranks: int = 1,
-    arguments: Sequence[str] = (),
-    environment: Mapping[str, str] | None = None,
-) -> "subprocess.CompletedProcess[str]":
-    """Run an input script in a folder, without a study."""
+def start_lammps(
+    script: str, folder: Path, client: Path, *, num_ranks: int = 1, connection: str = "none"
+) -> "subprocess.Popen[str]":
+    """Start LAMMPS with an input script in a folder, in which Python also finds modules."""
     (folder / "in.script").write_text(script)
     launch = [] if num_ranks == 1 else [*MPIRUN, str(num_ranks)]
-    own = {"PYTHONPATH": os.pathsep.join((str(folder), str(client)))}
-    return subprocess.run(
-        [*launch, "/usr/bin/lmp", "-in", "in.script", *arguments],
+    environment = environment_of(client) | AS_ROOT | {"STREAM_CONNECTION": connection}
+    return subprocess.Popen(
+        [*launch, "/usr/bin/lmp", "-in", "in.script"],
         cwd=folder,
-        env=alone([]).environment
-        | environment_of(client)
-        | own
-        | AS_ROOT
-        | {"STREAM_CONNECTION": "none"}
-        | dict(environment or {}),
+        env=alone([]).environment | environment | {"PYTHONPATH": f"{folder}:{client}"},
         stdin=subprocess.DEVNULL,
-        capture_output=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
-        timeout=LIMIT_S,
     )
+
+
+def run_lammps(script: str, folder: Path, client: Path, **options: Any) -> "subprocess.CompletedProcess[str]":
+    """Run an input script to its end; the `options` are those of `start_lammps`."""
+    with start_lammps(script, folder, client, **options) as process:
+        try:
+            output, errors = process.communicate(timeout=LIMIT_S)
+        finally:
+            process.kill()
+    return subprocess.CompletedProcess(process.args, process.returncode, output, errors)
 
 
 def read_dump(path: Path) -> dict[int, NDArray[np.float64]]:
