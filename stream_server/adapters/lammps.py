@@ -8,6 +8,7 @@ fix    stream all python/invoke 10 end_of_step stream
 
 import atexit
 import ctypes
+import importlib
 import os
 import signal
 import sys
@@ -75,9 +76,12 @@ class LammpsStream:
             ValueError: LAMMPS has no such field, or no values of it that can be sent; or as for `Simulation.send`.
             SimulationError: as for `Simulation.send`.
         """
+        if self._done and self._lmp.extract_setting("world_size") == 1:
+            return False
+        # LAMMPS computes on all ranks together, also where some have learned that the study has ended.
+        step, values = int(self._lmp.extract_global("ntimestep")), self._values()
         if self._done:
             return False
-        step, values = int(self._lmp.extract_global("ntimestep")), self._values()
         self._simulation = self._simulation or self._connect()
         self._is_stopped = not self._simulation.send(step, **values)
         self._last_step, expected = step, self._simulation.time_steps
@@ -139,9 +143,7 @@ class LammpsStream:
 
 def _lammps(pointer: Any) -> Any:
     try:
-        from lammps import lammps
-
-        return lammps(ptr=pointer)
+        return importlib.import_module("lammps").lammps(ptr=pointer)
     except (ImportError, AttributeError, OSError) as error:
         raise ValueError(
             f"the Python module of this LAMMPS is missing, or is another version's ({error}): Debian has it in "

@@ -30,7 +30,7 @@ class Recorded:
 
     def send(self, step, **fields):
         sent.append((step, {{name: value.copy() for name, value in fields.items()}}))
-        return step != {stop}
+        return step != {stop} or self.rank > 0
 
     def finish(self):
         with open(f"sent-{{self.rank}}", "wb") as file:
@@ -254,6 +254,16 @@ def test_lammps_ends_its_runs_when_the_study_needs_no_more(melt: Callable[..., A
     assert done.returncode == 0, done.stdout + done.stderr
     assert list(sent_by(tmp_path)) == [10, 20]
     assert max(thermo_of(done.stdout)) <= 30
+
+
+def test_ranks_that_learn_of_the_end_of_the_study_at_different_steps_compute_on_together(
+    melt: Callable[..., Any], tmp_path: Path
+) -> None:
+    done = melt("id c_thermo_temp", stop=20, num_ranks=2)
+    assert done.returncode == 0, done.stdout + done.stderr
+    sent = [[step for step, _ in pickle.loads((tmp_path / f"sent-{rank}").read_bytes())] for rank in range(2)]
+    assert sent == [[10, 20], [10, 20, 30, 40, 50]]
+    assert max(thermo_of(done.stdout)) == 50
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
