@@ -180,6 +180,8 @@ def test_each_sample_arrives_once_when_a_rank_of_lammps_and_the_server_are_kille
         (tmp_path / "go").touch()
         done = live.end(200)
     assert_all_finished(done, num_simulations=3)
-    assert done.attempts == {0: 1, 1: 2, 2: 1}
+    # What had ended before, and was in no checkpoint, may have been computed again.
+    assert done.attempts[1] >= 2
+    assert done.attempts[2] == 1
     assert done.account["accepted"] == done.account["trained"] == 2 * len(STEPS)
     assert_each_once_as_dumped(done, num_simulations=3)
