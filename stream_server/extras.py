@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from stream_server.errors import ConfigError
 
 EXTRAS = {
-    "adios2": "follow",
+    "adios2": "adios",
     "bokeh": "dashboard",
     "h5py": "hdf5",
     "matplotlib": "analysis",

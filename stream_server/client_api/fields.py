@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from stream_server.client_api.device_arrays import DeviceArrays
 from stream_server.messages.client import DTYPES, Block, FieldSpec
 from stream_server.wording import counted
 
@@ -60,6 +61,7 @@ class Fields:
         self._declared: dict[str, tuple[int, ...] | None] = {}
         self._expected: list[tuple[int, FieldSpec, np.dtype, tuple[int, ...]]] = []
         self._warned: set[str] = set()
+        self._devices = DeviceArrays()
 
     def declare(self, name: str, shape: Sequence[int], offset: Sequence[int] | None) -> None:
         """Say where this rank's block of a field begins.
@@ -192,7 +194,7 @@ class Fields:
     def _block(self, spec: FieldSpec, value: Any) -> Block | None:
         if value is None:
             return self._unseen_block(spec)
-        array = _numeric(spec.name, value)
+        array = _numeric(spec.name, self._devices.on_host(spec.name, value))
         if self._is_empty(array) and not _has_rows(spec, array.shape):
             return None
         if spec.ragged:
@@ -271,7 +273,7 @@ class Fields:
         return kept if kept.itemsize <= dtype.itemsize else wire_dtype(dtype)
 
     def _converted(self, spec: FieldSpec, value: Any, dtype: np.dtype, count: tuple[int, ...]) -> np.ndarray:
-        name, array = spec.name, _numeric(spec.name, value)
+        name, array = spec.name, _numeric(spec.name, self._devices.on_host(spec.name, value))
         if spec.ragged:
             _check_rows(spec, array.shape)
         elif array.shape != count:

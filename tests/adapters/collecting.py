@@ -1,0 +1,59 @@
+"""Runs an adapter of which a file keeps what it sends, in place of a study.
+
+python -P -m tests.adapters.collecting MODULE FILE WORD …
+"""
+
+import importlib
+import pickle
+import sys
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+
+SHAPE = (4, 3)
+ENOUGH = 40
+SLOW_S = 0.4
+
+
+class Collector:
+    """Stands in for the simulation of a study: the calls that an adapter may make."""
+
+    time_steps = range(100, 200, 10)
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.sent: list[tuple[str, Any]] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.sent.append(("finished" if kind is None else "abandoned", None))
+        self._path.write_bytes(pickle.dumps(self.sent))
+
+    def send_static(self, **fields: Any) -> None:
+        if fields:
+            self.sent.append(("static", {name: np.array(it) for name, it in fields.items()}))
+
+    def send(self, time_step: int, **fields: Any) -> bool:
+        missing = [name for name, it in fields.items() if it is None]
+        if missing:
+            raise ValueError(f"field {missing[0]!r} is missing")
+        if "slow" in fields:
+            time.sleep(SLOW_S)
+        if "u" in fields and fields["u"].shape != SHAPE:
+            raise ValueError(f"field 'u' must have the shape {SHAPE}, but has {fields['u'].shape}")
+        self.sent.append((str(time_step), {name: np.array(it) for name, it in fields.items()}))
+        return len(self.sent) < ENOUGH
+
+
+if __name__ == "__main__":
+    module, path, *words = sys.argv[1:]
+    adapter = importlib.import_module(module)
+    adapter.connect = lambda: Collector(Path(path))
+    sys.exit(adapter.main(words))
