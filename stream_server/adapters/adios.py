@@ -7,13 +7,15 @@ number of the iteration is the time step.
 """
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from difflib import get_close_matches
 
 import numpy as np
 
-from stream_server.adapters.adios_stream import TIMEOUT_S, AdiosStep, BrokenStream, read_steps, state_of
+from stream_server.adapters.adios_stream import TIMEOUT_S, BrokenStream, read_steps, state_of
+from stream_server.adapters.adios_variables import AdiosStep
 from stream_server.adapters.program import GRACE_S, Program
 from stream_server.client_api import Simulation, connect
 from stream_server.errors import ConfigError, SimulationError
@@ -38,6 +40,8 @@ def main(words: Sequence[str]) -> int:
     except (ConfigError, SimulationError) as error:
         print(f"stream-server: {error}", file=sys.stderr)
         return error.exit_code if isinstance(error, ConfigError) else exit_code or 1
+    except SystemExit as ended:
+        return int(ended.code or 0)
     return 0
 
 
@@ -113,4 +117,7 @@ def _pair(text: str) -> tuple[str, str]:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    result = main(sys.argv[1:])
+    sys.stdout.flush()
+    # Without the destructors of ADIOS2, which are not safe for a stream that is still open.
+    os._exit(result)

@@ -1,15 +1,14 @@
 """Steps of an ADIOS2 stream: through SST without a file, or of a BP file while it grows. openPMD's names are known."""
 
-import re
+import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
+from stream_server.adapters.adios_variables import AdiosStep, time_steps
 from stream_server.errors import ConfigError, SimulationError
 from stream_server.extras import extra_packages
 
@@ -18,24 +17,12 @@ LOOK_S = 0.02
 # How long the last steps may be on their way when the writer has ended.
 END_S = 5.0
 SST, BP = "SST", "BPFile"
+# ADIOS2 2.12 crashes when the reader of an SST stream is destroyed that was not closed.
+_readers: list[Any] = []
 
 
 class BrokenStream(SimulationError):
     """The writer of a stream has ended without closing it."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class AdiosStep:
-    """One time step: `time_step` is the openPMD iteration, None without one; a field that is not there is None.
-
-    `names` are the variables that the step has, `found` those of the fields, and `units` their factors to SI units.
-    """
-
-    time_step: int | None
-    fields: dict[str, np.ndarray | None]
-    found: dict[str, str]
-    units: dict[str, float]
-    names: list[str]
 
 
 def read_steps(
@@ -52,23 +39,27 @@ def read_steps(
     Args:
         stream: the name that the writer opens.
         engine: SST or one of BP; by default SST where the name ends with .sst.
-        before: `state_of` the stream before its writer was started, which is passed over: an earlier run left it.
+        before: `state_of` the stream before its writer was started: what an earlier run has left is passed over.
         has_ended: whether the writer has ended, after which nothing new can come.
         timeout_s: how long nothing may come.
 
     Raises:
         ConfigError: the stream does not open, nothing comes for too long, or the writer discards steps.
         BrokenStream: the writer has ended without closing the stream.
+
+    A process that does not read to the end must leave by `os._exit`.
     """
     reader = _opened(stream, engine or _engine_of(stream), before, has_ended, timeout_s)
     for index in _steps(reader, stream, has_ended, timeout_s):
-        if reader.current_step() != index:
-            raise ConfigError(
-                f"{stream}: expected step {index}, but step {reader.current_step()} came: the writer discards what "
-                "waits; set QueueFullPolicy to Block and RendezvousReaderCount to 1 in its ADIOS2 settings"
-            )
-        yield from _time_steps(reader, variables)
-        reader.end_step()
+        with _undisturbed():
+            if reader.current_step() != index:
+                raise ConfigError(
+                    f"{stream}: expected step {index}, but step {reader.current_step()} came: the writer discards what "
+                    "waits; set QueueFullPolicy to Block and RendezvousReaderCount to 1 in its ADIOS2 settings"
+                )
+            steps = list(time_steps(reader, variables))
+            reader.end_step()
+        yield from steps
     # At any other end that of SST would wait for a writer that goes on.
     reader.close()
 
@@ -96,7 +87,7 @@ def _paths(stream: str, engine: str) -> list[Path]:
 def _opened(
     stream: str, engine: str, before: tuple[int, ...] | None, has_ended: Callable[[], bool], timeout_s: float
 ) -> Any:
-    with extra_packages("the reader of ADIOS2"):
+    with extra_packages("the reader of ADIOS2"), _undisturbed():
         adios2 = _adios2()
     deadline = time.monotonic() + timeout_s
     problem = f"there is no {' or '.join(map(str, _paths(stream, engine)))}"
@@ -104,11 +95,14 @@ def _opened(
         is_last = has_ended() or time.monotonic() > deadline
         if state_of(stream, engine) not in (None, before):
             is_short = engine == SST and not Path(f"{stream}.sst").exists()
-            io = adios2.Adios().declare_io(stream)
-            io.set_engine(engine)
-            io.set_parameters({"OpenTimeoutSecs": "2", "BeginStepPollingFrequencySecs": "0.1"})
             try:
-                return adios2.Stream(io, stream.removesuffix(".sst") if is_short else stream, "r")
+                with _undisturbed():
+                    _readers.append(adios2.Adios())
+                    io = _readers[-1].declare_io(stream)
+                    io.set_engine(engine)
+                    io.set_parameters({"OpenTimeoutSecs": "2", "BeginStepPollingFrequencySecs": "0.1"})
+                    _readers.append(adios2.Stream(io, stream.removesuffix(".sst") if is_short else stream, "r"))
+                return _readers[-1]
             except RuntimeError as error:
                 problem = " ".join(str(error).rpartition(" : ")[2].split())
         if is_last and has_ended():
@@ -119,6 +113,16 @@ def _opened(
                 "writer opens, seen from the folder of the simulation, and --engine that of the writer"
             )
         time.sleep(LOOK_S)
+
+
+@contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Hold signals back, which crash ADIOS2 at several places; threads that it starts within never get any."""
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
 def _adios2() -> Any:
@@ -137,59 +141,21 @@ def _steps(reader: Any, stream: str, has_ended: Callable[[], bool], timeout_s: f
     """Count the steps of the stream, each while it is open."""
     from adios2.bindings import StepStatus
 
-    index, last = 0, time.monotonic()
-    end: float | None = None
+    index, last, end = 0, time.monotonic(), float("inf")
     while True:
-        if end is None and has_ended():
-            end = time.monotonic() + END_S
+        if has_ended():
+            end = min(end, time.monotonic() + END_S)
         # SST has crashed while it waited for a time (github.com/ornladios/ADIOS2/issues/1862), also as of 2.12.
-        status = reader.begin_step(timeout=0)
+        with _undisturbed():
+            status = reader.begin_step(timeout=0)
         if status == StepStatus.EndOfStream:
             return
         if status == StepStatus.OK:
             yield index
             index, last = index + 1, time.monotonic()
-        elif status == StepStatus.OtherError or (end is not None and time.monotonic() > end):
+        elif status == StepStatus.OtherError or time.monotonic() > end:
             raise BrokenStream(f"{stream} broke off after {index} steps: its writer has ended without closing it")
         elif time.monotonic() - last > timeout_s:
             raise ConfigError(f"{stream}: nothing came after {index} steps for {timeout_s:g} s; see --timeout-s")
         else:
             time.sleep(LOOK_S)
-
-
-def _time_steps(reader: Any, variables: Mapping[str, str]) -> Iterator[AdiosStep]:
-    """The time steps in one step: more than one if openPMD has written several iterations at once."""
-    names, attributes = list(reader.available_variables()), reader.available_attributes()
-    constants = [name for name in (it.removesuffix("/value") for it in attributes) if f"{name}/shape" in attributes]
-    found = {field: _matches(name, names) for field, name in variables.items()}
-    same = {field: _matches(name, constants) for field, name in variables.items()}
-    snapshot = reader.read_attribute("/data/snapshot") if "/data/snapshot" in attributes else None
-    iterations = sorted({it for each in found.values() for it in each if it is not None})
-    for iteration in iterations or [None]:
-        here = {
-            field: name
-            for field in variables
-            if (name := (same[field] | found[field]).get(iteration, found[field].get(None))) is not None
-        }
-        units = {
-            it: float(reader.read_attribute(f"{here[it]}/unitSI")) for it in here if f"{here[it]}/unitSI" in attributes
-        }
-        label = iteration if snapshot is None or iteration is not None else int(np.ravel(snapshot)[0])
-        fields = {it: _array(reader, here[it], names) if it in here else None for it in variables}
-        yield AdiosStep(time_step=label, fields=fields, found=here, units=units, names=names + constants)
-
-
-def _matches(name: str, names: Sequence[str]) -> dict[int | None, str]:
-    """The variable of this name, or of each openPMD iteration, /data/20/NAME, or of the present one, /data/NAME."""
-    if name in names:
-        return {None: name}
-    pattern = re.compile(rf"/data/(?:(\d+)/)?{re.escape(name)}")
-    matches = ((pattern.fullmatch(it), it) for it in names)
-    return {None if match[1] is None else int(match[1]): it for match, it in matches if match}
-
-
-def _array(reader: Any, name: str, names: Sequence[str]) -> np.ndarray:
-    if name not in names:
-        shape = np.ravel(reader.read_attribute(f"{name}/shape")).astype(int)
-        return np.full(shape, reader.read_attribute(f"{name}/value"))
-    return np.asarray(reader.read(name))

@@ -4,6 +4,7 @@ python -P -m tests.adapters.collecting MODULE FILE WORD …
 """
 
 import importlib
+import os
 import pickle
 import sys
 import time
@@ -56,4 +57,6 @@ if __name__ == "__main__":
     module, path, *words = sys.argv[1:]
     adapter = importlib.import_module(module)
     adapter.connect = lambda: Collector(Path(path))
-    sys.exit(adapter.main(words))
+    result = adapter.main(words)
+    sys.stdout.flush()
+    os._exit(result)

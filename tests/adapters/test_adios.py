@@ -236,13 +236,22 @@ def test_a_study_that_wants_no_more_ends_the_writer(tmp_path: Path, stream: str,
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_ends_the_writer_too(tmp_path: Path, number: signal.Signals) -> None:
+@pytest.mark.parametrize("after", ["the start", "the first step"])
+def test_a_signal_ends_the_writer_too(tmp_path: Path, number: signal.Signals, after: str) -> None:
     program = writer("out.sst", "SST", "pause=30")
-    with subprocess.Popen(command(tmp_path, ("out.sst", "--field", "u"), program), env=environment()) as adapter:
-        until(lambda: any(it.cmdline()[1:2] == [str(WRITER)] for it in _children_in(tmp_path)))
-        adapter.send_signal(number)
-        assert adapter.wait(LIMIT_S) == 128 + number
-    assert _children_in(tmp_path) == []
+    words = command(tmp_path, ("out.sst", "--field", "u"), program)
+    with subprocess.Popen(words, env=environment(), stdout=subprocess.PIPE) as adapter:
+        try:
+            until(lambda: any(it.cmdline()[1:2] == [str(WRITER)] for it in _children_in(tmp_path)))
+            if after == "the first step":
+                assert b"field u is u" in adapter.stdout.readline()
+            adapter.send_signal(number)
+            assert adapter.wait(LIMIT_S) == 128 + number
+        finally:
+            left = _children_in(tmp_path)
+            for process in left:
+                process.kill()
+    assert left == []
 
 
 def _children_in(folder: Path) -> list[psutil.Process]:
