@@ -46,6 +46,7 @@ PACKAGES: dict[str, tuple[str, ...]] = {
     "openssh-server": ("sshd",),
     "patch": ("patch",),
     "pkg-config": ("pkg-config",),
+    "python3-dolfinx": ("/usr/lib/petsc/lib/python3/dist-packages/dolfinx/__init__.py",),
     "python3-lammps": ("/usr/lib/python3/dist-packages/lammps/core.py",),
     "python3-venv": (),
     "slurm-client": ("sbatch", "scancel", "scontrol", "sinfo", "squeue", "srun"),
@@ -99,6 +100,13 @@ def _no_access_lists() -> str:
     return ""
 
 
+def _no_python_of_debian() -> str:
+    code = "import sys; print(*sys.version_info[:2])"
+    done = subprocess.run(["/usr/bin/python3", "-c", code], capture_output=True, text=True)
+    version = " ".join(map(str, sys.version_info[:2]))
+    return "" if done.stdout.strip() == version else "tests in the Python of /usr/bin/python3"
+
+
 def _no_ipv6() -> str:
     try:
         socket.create_server(("::1", 0), family=socket.AF_INET6).close()
@@ -122,6 +130,7 @@ NEEDS: dict[str, Need] = {
     "another node": Need(packages=("iproute2", "util-linux"), forbids=_no_root),
     "a second user": Need(packages=("util-linux",), forbids=_no_second_user),
     "root": Need(forbids=_no_root),
+    "dolfinx": Need(packages=("openmpi-bin", "python3-dolfinx"), forbids=_no_python_of_debian),
     "IPv6": Need(forbids=_no_ipv6),
     "a small disk": Need(packages=("util-linux",), forbids=_no_mount),
     "access lists": Need(forbids=_no_access_lists),

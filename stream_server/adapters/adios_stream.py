@@ -49,19 +49,27 @@ def read_steps(
 
     A process that does not read to the end must leave by `os._exit`.
     """
-    reader = _opened(stream, engine or _engine_of(stream), before, has_ended, timeout_s)
-    for index in _steps(reader, stream, has_ended, timeout_s):
-        with _undisturbed():
-            if reader.current_step() != index:
-                raise ConfigError(
-                    f"{stream}: expected step {index}, but step {reader.current_step()} came: the writer discards what "
-                    "waits; set QueueFullPolicy to Block and RendezvousReaderCount to 1 in its ADIOS2 settings"
-                )
-            steps = list(time_steps(reader, variables))
-            reader.end_step()
-        yield from steps
-    # At any other end that of SST would wait for a writer that goes on.
-    reader.close()
+    engine, is_whole, deadline = engine or _engine_of(stream), False, time.monotonic() + timeout_s
+    while not is_whole:
+        if time.monotonic() > deadline:
+            raise ConfigError(f"{stream} has no steps after {timeout_s:g} s; see --timeout-s")
+        # A file of BP looks like one without steps until its header is written.
+        is_whole = has_ended()
+        reader = _opened(stream, engine, before, has_ended, timeout_s)
+        for index in _steps(reader, stream, has_ended, timeout_s):
+            is_whole = True
+            with _undisturbed():
+                if reader.current_step() != index:
+                    raise ConfigError(
+                        f"{stream}: expected step {index}, but step {reader.current_step()} came: the writer discards "
+                        "what waits; set QueueFullPolicy to Block and RendezvousReaderCount to 1 in its ADIOS2 settings"
+                    )
+                steps = list(time_steps(reader, variables))
+                reader.end_step()
+            yield from steps
+        # At any other end that of SST would wait for a writer that goes on.
+        reader.close()
+        time.sleep(LOOK_S)
 
 
 def state_of(stream: str, engine: str = "") -> tuple[int, ...] | None:

@@ -1,4 +1,4 @@
-"""What a step of an ADIOS2 stream has for the fields of a study: variables by name, or by the conventions of openPMD."""
+"""What a step of an ADIOS2 stream has for the fields of a study: variables by name, or by openPMD's conventions."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence

@@ -23,14 +23,20 @@ class Program:
     def __init__(self, command: Sequence[str]) -> None:
         self.command = list(command)
         self._process: subprocess.Popen[bytes] | None = None
+        self._is_starting = True
+        self._asked_to_end = 0
 
     def __enter__(self) -> Self:
-        self._before = {number: signal.signal(number, _leave) for number in (signal.SIGINT, signal.SIGTERM)}
+        self._before = {number: signal.signal(number, self._leave) for number in (signal.SIGINT, signal.SIGTERM)}
         if self.command:
             try:
                 self._process = subprocess.Popen(self.command)
             except OSError as error:
                 raise ConfigError(f"{self.command[0]!r} cannot be started: {error.strerror}") from error
+        self._is_starting = False
+        if self._asked_to_end:
+            self.__exit__(None, None, None)
+            sys.exit(self._asked_to_end)
         return self
 
     def __exit__(
@@ -62,6 +68,8 @@ class Program:
             return code if code >= 0 else 128 - code
         return None
 
-
-def _leave(number: int, _: FrameType | None) -> None:
-    sys.exit(128 + number)
+    def _leave(self, number: int, _: FrameType | None) -> None:
+        self._asked_to_end = 128 + number
+        # A program that was begun but is not known yet would go on.
+        if not self._is_starting:
+            sys.exit(self._asked_to_end)

@@ -1,18 +1,24 @@
-"""Runs an adapter of which a file keeps what it sends, in place of a study.
+"""Runs an adapter, or a program that streams, of which a file keeps what it sends, in place of a study.
 
 python -P -m tests.adapters.collecting MODULE FILE WORD …
+python -P -m tests.adapters.collecting PROGRAM.py FILE PARAMETER=VALUE …
 """
 
 import importlib
 import os
 import pickle
+import runpy
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
+
+from stream_server import client_api
+from stream_server.client_api.device_arrays import DeviceArrays
 
 SHAPE = (4, 3)
 ENOUGH = 40
@@ -53,8 +59,35 @@ class Collector:
         return len(self.sent) < ENOUGH
 
 
+class Rank(Collector):
+    """Stands in for one rank of a solver's simulation; the file of each rank has its number as suffix."""
+
+    def __init__(self, path: Path, parameters: dict[str, float], rank: int) -> None:
+        super().__init__(path.with_suffix(f".{rank}"))
+        self.parameters = parameters
+
+    def declare_field(self, name: str, *, shape: Sequence[int], offset: Sequence[int]) -> None:
+        self.sent.append((f"declared {name}", (tuple(shape), tuple(offset))))
+
+    def send(self, time_step: int, **fields: Any) -> bool:
+        on_host = DeviceArrays().on_host
+        self.sent.append((str(time_step), {name: np.array(on_host(name, it)) for name, it in fields.items()}))
+        return True
+
+
+def run_solver(program: str, path: Path, parameters: dict[str, float]) -> None:
+    def connect(*, rank: int = 0, num_ranks: int = 1) -> Rank:
+        return Rank(path, parameters, rank)
+
+    client_api.connect = connect
+    runpy.run_path(program, run_name="__main__")
+
+
 if __name__ == "__main__":
     module, path, *words = sys.argv[1:]
+    if module.endswith(".py"):
+        run_solver(module, Path(path), {name: float(value) for name, value in (it.split("=") for it in words)})
+        sys.exit()
     adapter = importlib.import_module(module)
     adapter.connect = lambda: Collector(Path(path))
     result = adapter.main(words)

@@ -242,7 +242,7 @@ def test_a_signal_ends_the_writer_too(tmp_path: Path, number: signal.Signals, af
     words = command(tmp_path, ("out.sst", "--field", "u"), program)
     with subprocess.Popen(words, env=environment(), stdout=subprocess.PIPE) as adapter:
         try:
-            until(lambda: any(it.cmdline()[1:2] == [str(WRITER)] for it in _children_in(tmp_path)))
+            until(lambda: any(_words(it)[1:2] == [str(WRITER)] for it in _children_in(tmp_path)))
             if after == "the first step":
                 assert b"field u is u" in adapter.stdout.readline()
             adapter.send_signal(number)
@@ -254,6 +254,13 @@ def test_a_signal_ends_the_writer_too(tmp_path: Path, number: signal.Signals, af
     assert left == []
 
 
+def _words(process: psutil.Process) -> list[str]:
+    try:
+        return process.cmdline()
+    except (psutil.Error, OSError):
+        return []
+
+
 def _children_in(folder: Path) -> list[psutil.Process]:
     """Processes that work in a folder."""
     found = []
@@ -261,7 +268,7 @@ def _children_in(folder: Path) -> list[psutil.Process]:
         try:
             if process.cwd() == str(folder) and process.status() != psutil.STATUS_ZOMBIE:
                 found.append(process)
-        except psutil.Error:
+        except (psutil.Error, OSError):
             continue
     return found
 

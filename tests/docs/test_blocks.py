@@ -43,7 +43,7 @@ PARSERS = {
     "stream-follow": follow_parser,
 }
 # Not installed for the tests; a page shows how to use it.
-FOREIGN = {"wandb", "melissa_api", "optuna", "lammps"}
+FOREIGN = {"dolfinx", "lammps", "melissa_api", "optuna", "petsc4py", "ufl", "wandb", "warp"}
 # What a block that is run may import.
 HERE = {*sys.stdlib_module_names, "numpy", "torch", "stream_server"}
 # What a solver that runs alone is given, by the head of the function that takes it.
