@@ -122,7 +122,7 @@ def test_an_error_of_cuda_is_told_with_the_field(driver: Driver) -> None:
 
 def test_an_array_on_a_gpu_without_cuda_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device_arrays, "DRIVER", "libno-such-driver.so")
-    with pytest.raises(TypeError, match="'u' is on a GPU, and CUDA's driver is not here .libno-such.*: send"):
+    with pytest.raises(TypeError, match=r"'u' is on a GPU, and CUDA's driver is not here .libno-such.*: send"):
         sent(OnGpu(VALUES))
 
 
