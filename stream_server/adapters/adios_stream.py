@@ -13,7 +13,8 @@ from stream_server.errors import ConfigError, SimulationError
 from stream_server.extras import extra_packages
 
 TIMEOUT_S = 600.0
-LOOK_S = 0.02
+# Between two looks; for a stream that is slow less often, since each reads a file of BP.
+LOOK_S, MAX_LOOK_S = 0.002, 0.1
 # How long the last steps may be on their way when the writer has ended.
 END_S = 5.0
 SST, BP = "SST", "BPFile"
@@ -120,7 +121,7 @@ def _opened(
                 f"{stream} did not open as {engine} within {timeout_s:g} s: {problem}. The name must be that which the "
                 "writer opens, seen from the folder of the simulation, and --engine that of the writer"
             )
-        time.sleep(LOOK_S)
+        time.sleep(MAX_LOOK_S / 5)
 
 
 @contextmanager
@@ -138,7 +139,7 @@ def _adios2() -> Any:
     is_there = "torch" in sys.modules
     sys.modules.setdefault("torch", None)  # type: ignore[arg-type]
     try:
-        import adios2
+        import adios2  # type: ignore[import-untyped]
     finally:
         if not is_there:
             del sys.modules["torch"]
@@ -147,9 +148,9 @@ def _adios2() -> Any:
 
 def _steps(reader: Any, stream: str, has_ended: Callable[[], bool], timeout_s: float) -> Iterator[int]:
     """Count the steps of the stream, each while it is open."""
-    from adios2.bindings import StepStatus
+    from adios2.bindings import StepStatus  # type: ignore[import-untyped]
 
-    index, last, end = 0, time.monotonic(), float("inf")
+    index, last, end, pause_s = 0, time.monotonic(), float("inf"), LOOK_S
     while True:
         if has_ended():
             end = min(end, time.monotonic() + END_S)
@@ -160,10 +161,11 @@ def _steps(reader: Any, stream: str, has_ended: Callable[[], bool], timeout_s: f
             return
         if status == StepStatus.OK:
             yield index
-            index, last = index + 1, time.monotonic()
+            index, last, pause_s = index + 1, time.monotonic(), LOOK_S
         elif status == StepStatus.OtherError or time.monotonic() > end:
             raise BrokenStream(f"{stream} broke off after {index} steps: its writer has ended without closing it")
         elif time.monotonic() - last > timeout_s:
             raise ConfigError(f"{stream}: nothing came after {index} steps for {timeout_s:g} s; see --timeout-s")
         else:
-            time.sleep(LOOK_S)
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, MAX_LOOK_S)

@@ -29,7 +29,7 @@ def time_steps(reader: Any, variables: Mapping[str, str]) -> Iterator[AdiosStep]
     found = {field: _matches(name, names) for field, name in variables.items()}
     same = {field: _matches(name, constants) for field, name in variables.items()}
     snapshot = reader.read_attribute("/data/snapshot") if "/data/snapshot" in attributes else None
-    iterations = sorted({it for each in found.values() for it in each if it is not None})
+    iterations: list[int | None] = [*sorted({it for each in found.values() for it in each if it is not None})]
     for iteration in iterations or [None]:
         here = {
             field: name

@@ -314,7 +314,7 @@ STUDY = {
 }
 
 
-@pytest.mark.parametrize("engine", ["SST", "BP5"])
+@pytest.mark.parametrize("engine", ["SST", pytest.param("BP5", marks=pytest.mark.full)])
 def test_kills_of_writer_adapter_and_server_cost_no_sample_and_send_none_twice(tmp_path: Path, engine: str) -> None:
     for name in ("heat-openpmd", "heat-numpy"):
         shutil.copytree(CONFIGS / name, tmp_path / name, ignore=LEFT_BY_WORK)

@@ -79,7 +79,7 @@ def test_scikit_fem_sends_its_coefficients(tmp_path: Path) -> None:
     assert_decays([dict(sent)[label]["u"] for label in labels(sent)], np.sin(np.pi * x) * np.sin(np.pi * y))
 
 
-@pytest.mark.parametrize("num_ranks", [1, 2])
+@pytest.mark.parametrize("num_ranks", [pytest.param(1, marks=pytest.mark.full), 2])
 def test_dolfinx_sends_the_parts_of_all_ranks(tmp_path: Path, num_ranks: int) -> None:
     need("dolfinx")
     ranks = run(tmp_path, "heat_dolfinx.py", parallel(num_ranks), num_ranks)
