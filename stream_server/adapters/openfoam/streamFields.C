@@ -1,0 +1,254 @@
+// The OpenFOAM function object `streamFields`: it sends volume fields of a case, by their names, to a study.
+//
+//     functions
+//     {
+//         stream
+//         {
+//             type            streamFields;
+//             libs            ("libstreamOpenFOAM.so");
+//             fields          (U p);
+//             writeControl    timeStep;
+//             writeInterval   10;
+//         }
+//     }
+//
+// At each of its writes it sends a time step: the first one has the first label of study.time_steps, and so on. The
+// cells of a decomposed case are gathered on its master, in the order of the case before it was decomposed.
+#include <cstdlib>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "addToRunTimeSelectionTable.H"
+#include "fvMeshFunctionObject.H"
+#include "labelIOList.H"
+#include "volFields.H"
+
+#include <stream_client.hpp>
+
+namespace Foam
+{
+namespace functionObjects
+{
+
+class streamFields
+:
+    public fvMeshFunctionObject
+{
+public:
+
+    TypeName("streamFields");
+
+    streamFields(const word& name, const Time& runTime, const dictionary& dict)
+    :
+        fvMeshFunctionObject(name, runTime, dict)
+    {
+        ++numMade_;
+        read(dict);
+    }
+
+    streamFields(const streamFields&) = delete;
+    void operator=(const streamFields&) = delete;
+
+    virtual ~streamFields() { --numMade_; }
+
+    virtual bool read(const dictionary& dict)
+    {
+        fvMeshFunctionObject::read(dict);
+        dict.lookup("fields") >> fields_;
+        if (fields_.empty())
+        {
+            FatalIOErrorInFunction(dict)
+                << "fields must name what is sent, such as (U p), but is ()" << exit(FatalIOError);
+        }
+        return true;
+    }
+
+    virtual bool execute() { return true; }
+
+    virtual bool write()
+    {
+        if (isOver_) return true;
+        begin();
+        for (const word& field : fields_)
+        {
+            const bool found =
+                put<scalar>(field) || put<vector>(field) || put<sphericalTensor>(field)
+             || put<symmTensor>(field) || put<tensor>(field);
+            if (!found) refuse(field);
+        }
+        bool isWanted = true;
+        call([&] { isWanted = send(); });
+        ++numSent_;
+        Pstream::scatter(isWanted);
+        if (!isWanted)
+        {
+            Info<< name() << ": the study wants no more time steps of this case, which ends here" << endl;
+            end();
+            time_.stopAt(Time::saNoWriteNow);
+        }
+        return true;
+    }
+
+    virtual bool end()
+    {
+        if (!isOver_ && !numSent_)
+        {
+            FatalErrorInFunction
+                << "the case ends, and " << name() << " has sent nothing: its writeControl and writeInterval must come "
+                << "to a write before the end of the case" << exit(FatalError);
+        }
+        isOver_ = true;
+        call([&] { simulation_->finish(); });
+        return true;
+    }
+
+private:
+
+    // How many there are in this process: a case is one simulation.
+    static label numMade_;
+
+    wordList fields_;
+
+    // Of the master alone, from the first write on.
+    std::unique_ptr<stream::Simulation> simulation_;
+
+    // On the master of a decomposed case, for each rank: the places of its cells in the whole case, if they are known.
+    List<labelList> cells_;
+
+    label numSent_ = 0;
+    bool isOver_ = false;
+
+    // On the master alone. What fails ends the case on all ranks; the study then starts a new attempt.
+    template<class Call>
+    void call(Call&& call)
+    {
+        if (!simulation_) return;
+        try
+        {
+            call();
+        }
+        catch (const stream::Error& error)
+        {
+            simulation_.reset();
+            FatalErrorInFunction << name() << ": " << error.what() << exit(FatalError);
+        }
+    }
+
+    void begin()
+    {
+        if (numSent_) return;
+        if (numMade_ > 1)
+        {
+            FatalErrorInFunction
+                << "controlDict has " << numMade_ << " function objects of the type " << type()
+                << ": a case is one simulation, so name all fields in one of them" << exit(FatalError);
+        }
+        if (Pstream::parRun()) gatherPlaces();
+        if (!Pstream::master()) return;
+        try
+        {
+            simulation_.reset(new stream::Simulation());
+        }
+        catch (const stream::Error& error)
+        {
+            FatalErrorInFunction << name() << ": " << error.what() << exit(FatalError);
+        }
+    }
+
+    void gatherPlaces()
+    {
+        const labelIOList places
+        (
+            IOobject
+            (
+                "cellProcAddressing", mesh_.facesInstance(), polyMesh::meshSubDir, mesh_,
+                IOobject::READ_IF_PRESENT, IOobject::NO_WRITE, false
+            )
+        );
+        const bool isKnown = returnReduce(places.size() == mesh_.nCells(), andOp<bool>());
+        if (!isKnown)
+        {
+            Info<< name() << ": no cellProcAddressing fits the mesh, so the cells are sent rank by rank" << endl;
+            return;
+        }
+        cells_.setSize(Pstream::nProcs());
+        cells_[Pstream::myProcNo()] = places;
+        Pstream::gatherList(cells_);
+    }
+
+    // Put a field of this type into the next time step; false: the case has none of this name.
+    template<class Type>
+    bool put(const word& field)
+    {
+        typedef GeometricField<Type, fvPatchField, volMesh> volField;
+        if (!mesh_.foundObject<volField>(field)) return false;
+        List<Field<Type>> parts(Pstream::nProcs());
+        parts[Pstream::myProcNo()] = mesh_.lookupObject<volField>(field).primitiveField();
+        Pstream::gatherList(parts);
+        call([&] { putCells(field, parts); });
+        return true;
+    }
+
+    template<class Type>
+    void putCells(const word& field, const List<Field<Type>>& parts)
+    {
+        const direction numComponents = pTraits<Type>::nComponents;
+        std::size_t numCells = 0;
+        for (const Field<Type>& part : parts) numCells += part.size();
+        std::vector<scalar> values(numCells*numComponents);
+        std::size_t next = 0;
+        forAll(parts, rank)
+        {
+            if (cells_.size() && cells_[rank].size() != parts[rank].size())
+            {
+                throw stream::Error
+                (
+                    STREAM_ERROR_ARGUMENT,
+                    "the mesh of rank " + std::to_string(rank) + " has " + std::to_string(parts[rank].size())
+                  + " cells, and had " + std::to_string(cells_[rank].size()) + " when the case was decomposed: a mesh "
+                    "that changes can be sent from a case that is not decomposed"
+                );
+            }
+            forAll(parts[rank], cell)
+            {
+                scalar* value = &values[numComponents*(cells_.size() ? cells_[rank][cell] : next++)];
+                for (direction d = 0; d < numComponents; ++d) value[d] = component(parts[rank][cell], d);
+            }
+        }
+        std::vector<std::int64_t> count{std::int64_t(numCells)};
+        if (numComponents > 1) count.push_back(numComponents);
+        std::int64_t shape[STREAM_MAX_DIMENSIONS];
+        const int numDimensions = stream_field_shape(simulation_->handle(), field.c_str(), shape);
+        // A structured mesh may be a grid in study.json, such as [20, 20, 3].
+        const stream::Extents whole(std::vector<std::int64_t>(shape, shape + std::max(numDimensions, 0)));
+        const bool isWhole = whole.is_given() && whole.product() == std::int64_t(values.size());
+        simulation_->put(field, values.data(), isWhole ? whole : stream::Extents(count));
+    }
+
+    bool send()
+    {
+        const stream::TimeSteps steps = simulation_->time_steps();
+        const bool isWanted = simulation_->send(steps.first + steps.every*numSent_);
+        return isWanted && (!steps.num || numSent_ + 1 < *steps.num);
+    }
+
+    void refuse(const word& field) const
+    {
+        DynamicList<word> known;
+        known.append(mesh_.names<volScalarField>());
+        known.append(mesh_.names<volVectorField>());
+        known.append(mesh_.names<volSymmTensorField>());
+        known.append(mesh_.names<volTensorField>());
+        FatalErrorInFunction
+            << "fields of " << name() << " must be volume fields of the case, which at time " << time_.timeName()
+            << " are " << known << ", but " << field << " is none of them" << exit(FatalError);
+    }
+};
+
+defineTypeNameAndDebug(streamFields, 0);
+addToRunTimeSelectionTable(functionObject, streamFields, dictionary);
+label streamFields::numMade_ = 0;
+
+} // End namespace functionObjects
+} // End namespace Foam
