@@ -19,6 +19,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support import openfoam
 from tests.support.access_lists import open_to
 from tests.support.small_disk import PAGE, mounted
 
@@ -41,6 +42,7 @@ PACKAGES: dict[str, tuple[str, ...]] = {
     "locales": ("/usr/share/i18n/locales/de_DE",),
     "mpich": ("mpirun.mpich",),
     "munge": ("munged",),
+    "openfoam": ("icoFoam", "blockMesh", "decomposePar", "reconstructPar"),
     "openmpi-bin": ("mpirun.openmpi",),
     "openssh-client": ("ssh", "ssh-keygen"),
     "openssh-server": ("sshd",),
@@ -61,8 +63,9 @@ PACKAGES: dict[str, tuple[str, ...]] = {
 COMPILERS = ("build-essential", "cmake", "gfortran", "libzmq3-dev", "pkg-config")
 MPIS = ("libmpich-dev", "libopenmpi-dev", "mpich", "openmpi-bin")
 CHECKERS = ("clang", "libclang-rt-dev", "locales", "valgrind")
-# No command brings another file system.
+# No command brings another file system, or a network.
 ACCESS_LISTS = "a file system with access lists below /tmp"
+NO_COMMAND_BRINGS = {ACCESS_LISTS, openfoam.NO_HEADERS}
 # A command that has an identity beside the caller's, and may mount and make networks, without any rights outside.
 AS_ROOT_OF_A_NAMESPACE = ("unshare", "--user", "--map-root-user", "--map-auto")
 
@@ -115,6 +118,15 @@ def _no_ipv6() -> str:
     return ""
 
 
+def _no_headers_of_openfoam() -> str:
+    if shutil.which("icoFoam"):
+        try:
+            openfoam.sources()
+        except openfoam.NoHeaders:
+            return openfoam.NO_HEADERS
+    return ""
+
+
 def _runs(command: Sequence[str]) -> bool:
     try:
         return subprocess.run(command, capture_output=True).returncode == 0
@@ -139,6 +151,7 @@ NEEDS: dict[str, Need] = {
     "a browser": Need(packages=("chromium", "chromium-driver")),
     "patch": Need(packages=("git", "patch")),
     "LAMMPS": Need(packages=("lammps", "openmpi-bin", "python3-lammps")),
+    "OpenFOAM": Need(packages=(*COMPILERS, "openfoam", "openmpi-bin"), forbids=_no_headers_of_openfoam),
 }
 
 
@@ -185,7 +198,7 @@ def what_brings(reasons: Iterable[str]) -> str:
     lacks = [reason.removeprefix("needs ") for reason in reasons if reason.startswith("needs ")]
     words = {word for each in lacks for word in each.split(", ")}
     packages = sorted(words & PACKAGES.keys())
-    if words - PACKAGES.keys() - {ACCESS_LISTS}:
+    if words - PACKAGES.keys() - NO_COMMAND_BRINGS:
         return "sudo make test"
     return f"sudo apt-get install {' '.join(packages)}" if packages else ""
 
