@@ -14,7 +14,8 @@
 //
 // At each of its writes it sends a time step: the first one has the first label of study.time_steps, and so on. The
 // cells of a decomposed case are gathered on its master, in the order of the case before it was decomposed.
-#include <cstdlib>
+#include <algorithm>
+#include <iostream>
 #include <memory>
 #include <string>
 #include <vector>
@@ -94,9 +95,10 @@ public:
     {
         if (!isOver_ && !numSent_)
         {
-            FatalErrorInFunction
-                << "the case ends, and " << name() << " has sent nothing: its writeControl and writeInterval must come "
-                << "to a write before the end of the case" << exit(FatalError);
+            fail
+            (
+                "the case ends, and nothing was sent: writeControl and writeInterval must come to a write before its end"
+            );
         }
         isOver_ = true;
         call([&] { simulation_->finish(); });
@@ -119,7 +121,18 @@ private:
     label numSent_ = 0;
     bool isOver_ = false;
 
-    // On the master alone. What fails ends the case on all ranks; the study then starts a new attempt.
+    // The master ends the case on all ranks, which wait for it; the study then starts a new attempt. The text is the
+    // last line of the log, which the study shows as the reason.
+    void fail(const std::string& text)
+    {
+        if (!Pstream::master()) return;
+        simulation_.reset();
+        Info<< endl;
+        std::cerr << type() << ' ' << name() << ": " << text << std::endl;
+        Pstream::exit(1);
+    }
+
+    // On the master alone.
     template<class Call>
     void call(Call&& call)
     {
@@ -130,8 +143,7 @@ private:
         }
         catch (const stream::Error& error)
         {
-            simulation_.reset();
-            FatalErrorInFunction << name() << ": " << error.what() << exit(FatalError);
+            fail(error.what());
         }
     }
 
@@ -140,9 +152,11 @@ private:
         if (numSent_) return;
         if (numMade_ > 1)
         {
-            FatalErrorInFunction
-                << "controlDict has " << numMade_ << " function objects of the type " << type()
-                << ": a case is one simulation, so name all fields in one of them" << exit(FatalError);
+            fail
+            (
+                "controlDict has " + std::to_string(numMade_) + " function objects of this type: a case is one "
+                "simulation, so name all fields in one of them"
+            );
         }
         if (Pstream::parRun()) gatherPlaces();
         if (!Pstream::master()) return;
@@ -152,7 +166,7 @@ private:
         }
         catch (const stream::Error& error)
         {
-            FatalErrorInFunction << name() << ": " << error.what() << exit(FatalError);
+            fail(error.what());
         }
     }
 
@@ -233,16 +247,21 @@ private:
         return isWanted && (!steps.num || numSent_ + 1 < *steps.num);
     }
 
-    void refuse(const word& field) const
+    void refuse(const word& field)
     {
-        DynamicList<word> known;
-        known.append(mesh_.names<volScalarField>());
-        known.append(mesh_.names<volVectorField>());
-        known.append(mesh_.names<volSymmTensorField>());
-        known.append(mesh_.names<volTensorField>());
-        FatalErrorInFunction
-            << "fields of " << name() << " must be volume fields of the case, which at time " << time_.timeName()
-            << " are " << known << ", but " << field << " is none of them" << exit(FatalError);
+        OStringStream text;
+        text<< "fields must be volume fields of the case, which at time " << time_.timeName() << " are ";
+        const wordList known[] =
+        {
+            mesh_.names<volScalarField>(), mesh_.names<volVectorField>(), mesh_.names<volSphericalTensorField>(),
+            mesh_.names<volSymmTensorField>(), mesh_.names<volTensorField>()
+        };
+        for (const wordList& names : known)
+        {
+            for (const word& each : names) text<< each << ' ';
+        }
+        text<< "- but " << field << " is none of them";
+        fail(text.str());
     }
 };
 
