@@ -42,6 +42,21 @@ WRITTEN = {
     "writeInterval       1000000;": "writeInterval       20;\nwritePrecision      17;",
     "writeFormat         binary;": "writeFormat         ascii;",
 }
+# Another function object, which stands before ours, computes a tensor for each cell.
+GRADIENT = {
+    "functions\n{": """functions
+{
+    gradient
+    {
+        type            grad;
+        libs            ("libfieldFunctionObjects.so");
+        field           U;
+        result          gradU;
+        writeControl    writeTime;
+    }""",
+    "(U p);": "(U p gradU);",
+}
+SHAPES = {"U": (20, 20, 3), "p": (20, 20), "gradU": (400, 9)}
 # A rank of the first attempt comes to a pipe in the place of a file, half-way, and is killed when it opens it.
 DIES = {
     "decomposePar\n": """decomposePar
@@ -107,7 +122,8 @@ def assert_sent_as_written(done: Run) -> None:
         case = done.output_dir / "simulations" / str(simulation) / f"attempt-{num - 1}"
         if (case / "processor0").exists():
             openfoam.reconstruct(case)
-        for field, shape in {"U": (20, 20, 3), "p": (20, 20)}.items():
+        for field in sent[simulation, 0]:
+            shape = SHAPES[field]
             expected = np.reshape(openfoam.written(case, field), (NUM_STEPS, *shape))
             assert expected.std() > 0
             got = [sent[simulation, step][field].reshape(shape) for step in range(NUM_STEPS)]
@@ -124,8 +140,12 @@ def run(study: Path, settings: dict[str, Any], **options: Any) -> Run:
 
 
 def test_a_network_learns_from_an_unchanged_solver_what_its_files_say(study: Path) -> None:
-    change(study / "controlDict", WRITTEN)
-    settings = {"training.draws_per_sample": 30, "validation.every_batches": 20}
+    change(study / "controlDict", WRITTEN | GRADIENT)
+    settings = {
+        "study.fields.gradU": SHAPES["gradU"],
+        "training.draws_per_sample": 30,
+        "validation.every_batches": 20,
+    }
     done = run(study, settings, num_ranks=NUM_RANKS)
     assert_sent_as_written(done)
     losses = [entry["loss"] for entry in done.report["validation"]]
@@ -177,7 +197,7 @@ MISTAKES: dict[str, tuple[int, dict[str, str], str]] = {
     ),
     "two of them": (
         1,
-        {"functions\n{": "functions\n{\n    other\n    {\n        type    streamFields;\n        fields  (p);\n    }"},
+        {"20;\n    }\n": "20;\n    }\n    other\n    {\n        type    streamFields;\n        fields  (p);\n    }\n"},
         "controlDict has 2 function objects of this type: .*name all fields in one of them$",
     ),
 }
@@ -196,6 +216,13 @@ def test_a_case_runs_alone(study: Path) -> None:
     done = run_alone(study)
     assert done.returncode == 0, done.stdout
     assert done.stdout.rstrip().endswith("End")
+
+
+def test_cells_whose_places_in_the_whole_case_are_unknown_are_sent_rank_by_rank(study: Path) -> None:
+    change(study / "Allrun", {"decomposePar\n": "decomposePar\nrm processor*/constant/polyMesh/cellProcAddressing\n"})
+    done = run_alone(study, 2)
+    assert done.returncode == 0, done.stdout
+    assert "stream: no cellProcAddressing fits the mesh, so the cells are sent rank by rank" in done.stdout
 
 
 def test_a_case_out_of_reach_of_its_study_says_so(study: Path) -> None:

@@ -120,7 +120,8 @@ def client_python(wheel: Path) -> Path:
 
 
 def test_the_wheel_has_every_file_of_the_library(packed: set[str]) -> None:
-    assert {file.as_posix() for file in files_below(Path("stream_server/native"))} - packed == set()
+    files = files_below(Path("stream_server/native")) | files_below(Path("stream_server/adapters/openfoam"))
+    assert {file.as_posix() for file in files} - packed == set()
 
 
 def test_the_wheel_has_the_examples_and_the_blank_study_and_nothing_that_a_study_left(packed: set[str]) -> None:
