@@ -122,7 +122,7 @@ def _no_headers_of_openfoam() -> str:
     if shutil.which("icoFoam"):
         try:
             openfoam.sources()
-        except openfoam.NoHeaders:
+        except (openfoam.NoHeaders, OSError):
             return openfoam.NO_HEADERS
     return ""
 

@@ -193,7 +193,7 @@ MISTAKES: dict[str, tuple[int, dict[str, str], str]] = {
     "nothing sent": (
         1,
         {"writeInterval   20;": "writeInterval   2000;"},
-        "the case ends, and nothing was sent: writeControl and writeInterval must come to a write before its end$",
+        "the case ends, and nothing was sent: writeControl and writeInterval must come to a write before$",
     ),
     "two of them": (
         1,

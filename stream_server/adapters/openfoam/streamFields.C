@@ -1,17 +1,4 @@
-// The OpenFOAM function object `streamFields`: it sends volume fields of a case, by their names, to a study.
-//
-//     functions
-//     {
-//         stream
-//         {
-//             type            streamFields;
-//             libs            ("libstreamOpenFOAM.so");
-//             fields          (U p);
-//             writeControl    timeStep;
-//             writeInterval   10;
-//         }
-//     }
-//
+// The OpenFOAM function object `streamFields`: it sends the volume fields of a case that `fields` names to a study.
 // At each of its writes it sends a time step: the first one has the first label of study.time_steps, and so on. The
 // cells of a decomposed case are gathered on its master, in the order of the case before it was decomposed.
 #include <algorithm>
@@ -27,63 +14,46 @@
 
 #include <stream_client.hpp>
 
-namespace Foam
-{
-namespace functionObjects
-{
+namespace Foam {
+namespace functionObjects {
 
-class streamFields
-:
-    public fvMeshFunctionObject
-{
+class streamFields : public fvMeshFunctionObject {
 public:
-
     TypeName("streamFields");
 
     streamFields(const word& name, const Time& runTime, const dictionary& dict)
-    :
-        fvMeshFunctionObject(name, runTime, dict)
-    {
+        : fvMeshFunctionObject(name, runTime, dict) {
         ++numMade_;
         read(dict);
     }
 
-    streamFields(const streamFields&) = delete;
-    void operator=(const streamFields&) = delete;
-
     virtual ~streamFields() { --numMade_; }
 
-    virtual bool read(const dictionary& dict)
-    {
+    virtual bool read(const dictionary& dict) {
         fvMeshFunctionObject::read(dict);
         dict.lookup("fields") >> fields_;
-        if (fields_.empty())
-        {
-            FatalIOErrorInFunction(dict)
-                << "fields must name what is sent, such as (U p), but is ()" << exit(FatalIOError);
+        if (fields_.empty()) {
+            FatalIOErrorInFunction(dict) << "fields must name what is sent, such as (U p), but is ()"
+                                         << exit(FatalIOError);
         }
         return true;
     }
 
     virtual bool execute() { return true; }
 
-    virtual bool write()
-    {
+    virtual bool write() {
         if (isOver_) return true;
-        begin();
-        for (const word& field : fields_)
-        {
-            const bool found =
-                put<scalar>(field) || put<vector>(field) || put<sphericalTensor>(field)
-             || put<symmTensor>(field) || put<tensor>(field);
+        if (!numSent_) begin();
+        for (const word& field : fields_) {
+            const bool found = put<scalar>(field) || put<vector>(field) || put<sphericalTensor>(field) ||
+                               put<symmTensor>(field) || put<tensor>(field);
             if (!found) refuse(field);
         }
         bool isWanted = true;
         call([&] { isWanted = send(); });
         ++numSent_;
         Pstream::scatter(isWanted);
-        if (!isWanted)
-        {
+        if (!isWanted) {
             Info<< name() << ": the study wants no more time steps of this case, which ends here" << endl;
             end();
             time_.stopAt(Time::saNoWriteNow);
@@ -91,14 +61,9 @@ public:
         return true;
     }
 
-    virtual bool end()
-    {
-        if (!isOver_ && !numSent_)
-        {
-            fail
-            (
-                "the case ends, and nothing was sent: writeControl and writeInterval must come to a write before its end"
-            );
+    virtual bool end() {
+        if (!isOver_ && !numSent_) {
+            fail("the case ends, and nothing was sent: writeControl and writeInterval must come to a write before");
         }
         isOver_ = true;
         call([&] { simulation_->finish(); });
@@ -106,7 +71,6 @@ public:
     }
 
 private:
-
     // How many there are in this process: a case is one simulation.
     static label numMade_;
 
@@ -116,85 +80,60 @@ private:
     std::unique_ptr<stream::Simulation> simulation_;
 
     // On the master of a decomposed case, for each rank: the places of its cells in the whole case, if they are known.
-    List<labelList> cells_;
+    List<labelList> places_;
 
     label numSent_ = 0;
     bool isOver_ = false;
 
-    // The master ends the case on all ranks, which wait for it; the study then starts a new attempt. The text is the
-    // last line of the log, which the study shows as the reason.
-    void fail(const std::string& text)
-    {
+    // The master ends the case on all ranks, which wait for it in their next communication; the study then starts a new
+    // attempt. The text is the last line of the log, which the study shows as the reason.
+    void fail(const std::string& text) {
         if (!Pstream::master()) return;
         simulation_.reset();
-        Info<< endl;
-        std::cerr << type() << ' ' << name() << ": " << text << std::endl;
+        std::cerr << "\n" << type() << ' ' << name() << ": " << text << std::endl;
         Pstream::exit(1);
     }
 
     // On the master alone.
-    template<class Call>
-    void call(Call&& call)
-    {
+    template <class Call>
+    void call(Call&& call) {
         if (!simulation_) return;
-        try
-        {
+        try {
             call();
-        }
-        catch (const stream::Error& error)
-        {
+        } catch (const stream::Error& error) {
             fail(error.what());
         }
     }
 
-    void begin()
-    {
-        if (numSent_) return;
-        if (numMade_ > 1)
-        {
-            fail
-            (
-                "controlDict has " + std::to_string(numMade_) + " function objects of this type: a case is one "
-                "simulation, so name all fields in one of them"
-            );
+    void begin() {
+        if (numMade_ > 1) {
+            fail("controlDict has " + std::to_string(numMade_) + " function objects of this type: a case is one "
+                 "simulation, so name all fields in one of them");
         }
         if (Pstream::parRun()) gatherPlaces();
         if (!Pstream::master()) return;
-        try
-        {
+        try {
             simulation_.reset(new stream::Simulation());
-        }
-        catch (const stream::Error& error)
-        {
+        } catch (const stream::Error& error) {
             fail(error.what());
         }
     }
 
-    void gatherPlaces()
-    {
-        const labelIOList places
-        (
-            IOobject
-            (
-                "cellProcAddressing", mesh_.facesInstance(), polyMesh::meshSubDir, mesh_,
-                IOobject::READ_IF_PRESENT, IOobject::NO_WRITE, false
-            )
-        );
-        const bool isKnown = returnReduce(places.size() == mesh_.nCells(), andOp<bool>());
-        if (!isKnown)
-        {
+    void gatherPlaces() {
+        const labelIOList places(IOobject("cellProcAddressing", mesh_.facesInstance(), polyMesh::meshSubDir, mesh_,
+                                          IOobject::READ_IF_PRESENT, IOobject::NO_WRITE, false));
+        if (!returnReduce(places.size() == mesh_.nCells(), andOp<bool>())) {
             Info<< name() << ": no cellProcAddressing fits the mesh, so the cells are sent rank by rank" << endl;
             return;
         }
-        cells_.setSize(Pstream::nProcs());
-        cells_[Pstream::myProcNo()] = places;
-        Pstream::gatherList(cells_);
+        places_.setSize(Pstream::nProcs());
+        places_[Pstream::myProcNo()] = places;
+        Pstream::gatherList(places_);
     }
 
     // Put a field of this type into the next time step; false: the case has none of this name.
-    template<class Type>
-    bool put(const word& field)
-    {
+    template <class Type>
+    bool put(const word& field) {
         typedef GeometricField<Type, fvPatchField, volMesh> volField;
         if (!mesh_.foundObject<volField>(field)) return false;
         List<Field<Type>> parts(Pstream::nProcs());
@@ -204,64 +143,51 @@ private:
         return true;
     }
 
-    template<class Type>
-    void putCells(const word& field, const List<Field<Type>>& parts)
-    {
+    template <class Type>
+    void putCells(const word& field, const List<Field<Type>>& parts) {
         const direction numComponents = pTraits<Type>::nComponents;
-        std::size_t numCells = 0;
+        std::int64_t numCells = 0;
         for (const Field<Type>& part : parts) numCells += part.size();
-        std::vector<scalar> values(numCells*numComponents);
+        std::vector<scalar> values(std::size_t(numCells) * numComponents);
         std::size_t next = 0;
-        forAll(parts, rank)
-        {
-            if (cells_.size() && cells_[rank].size() != parts[rank].size())
-            {
-                throw stream::Error
-                (
-                    STREAM_ERROR_ARGUMENT,
-                    "the mesh of rank " + std::to_string(rank) + " has " + std::to_string(parts[rank].size())
-                  + " cells, and had " + std::to_string(cells_[rank].size()) + " when the case was decomposed: a mesh "
-                    "that changes can be sent from a case that is not decomposed"
-                );
+        forAll(parts, rank) {
+            if (places_.size() && places_[rank].size() != parts[rank].size()) {
+                fail("the mesh of rank " + std::to_string(rank) + " has " + std::to_string(parts[rank].size()) +
+                     " cells, and had " + std::to_string(places_[rank].size()) + " at the first write: a mesh that "
+                     "changes can be sent from a case that is not decomposed");
             }
-            forAll(parts[rank], cell)
-            {
-                scalar* value = &values[numComponents*(cells_.size() ? cells_[rank][cell] : next++)];
-                for (direction d = 0; d < numComponents; ++d) value[d] = component(parts[rank][cell], d);
+            forAll(parts[rank], cell) {
+                const std::size_t place = places_.size() ? places_[rank][cell] : next++;
+                for (direction d = 0; d < numComponents; ++d) {
+                    values[numComponents * place + d] = component(parts[rank][cell], d);
+                }
             }
         }
-        std::vector<std::int64_t> count{std::int64_t(numCells)};
+        std::vector<std::int64_t> count{numCells};
         if (numComponents > 1) count.push_back(numComponents);
+        // A block of cells may be a grid in study.json, such as [20, 20, 3].
         std::int64_t shape[STREAM_MAX_DIMENSIONS];
-        const int numDimensions = stream_field_shape(simulation_->handle(), field.c_str(), shape);
-        // A structured mesh may be a grid in study.json, such as [20, 20, 3].
-        const stream::Extents whole(std::vector<std::int64_t>(shape, shape + std::max(numDimensions, 0)));
+        const int numDimensions = std::max(0, stream_field_shape(simulation_->handle(), field.c_str(), shape));
+        const stream::Extents whole(std::vector<std::int64_t>(shape, shape + numDimensions));
         const bool isWhole = whole.is_given() && whole.product() == std::int64_t(values.size());
         simulation_->put(field, values.data(), isWhole ? whole : stream::Extents(count));
     }
 
-    bool send()
-    {
+    // False: that was the last time step of the study, or it wants no more.
+    bool send() {
         const stream::TimeSteps steps = simulation_->time_steps();
-        const bool isWanted = simulation_->send(steps.first + steps.every*numSent_);
-        return isWanted && (!steps.num || numSent_ + 1 < *steps.num);
+        return simulation_->send(steps.first + steps.every * numSent_) && (!steps.num || numSent_ + 1 < *steps.num);
     }
 
-    void refuse(const word& field)
-    {
-        OStringStream text;
-        text<< "fields must be volume fields of the case, which at time " << time_.timeName() << " are ";
-        const wordList known[] =
-        {
-            mesh_.names<volScalarField>(), mesh_.names<volVectorField>(), mesh_.names<volSphericalTensorField>(),
-            mesh_.names<volSymmTensorField>(), mesh_.names<volTensorField>()
-        };
-        for (const wordList& names : known)
-        {
-            for (const word& each : names) text<< each << ' ';
+    void refuse(const word& field) {
+        std::string text = "fields must be volume fields of the case, which at time " + time_.timeName() + " are ";
+        const wordList known[] = {mesh_.names<volScalarField>(), mesh_.names<volVectorField>(),
+                                  mesh_.names<volSphericalTensorField>(), mesh_.names<volSymmTensorField>(),
+                                  mesh_.names<volTensorField>()};
+        for (const wordList& names : known) {
+            for (const word& each : names) text += each + " ";
         }
-        text<< "- but " << field << " is none of them";
-        fail(text.str());
+        fail(text + "- but " + field + " is none of them");
     }
 };
 
@@ -269,5 +195,5 @@ defineTypeNameAndDebug(streamFields, 0);
 addToRunTimeSelectionTable(functionObject, streamFields, dictionary);
 label streamFields::numMade_ = 0;
 
-} // End namespace functionObjects
-} // End namespace Foam
+}  // namespace functionObjects
+}  // namespace Foam
