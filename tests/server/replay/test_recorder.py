@@ -107,6 +107,14 @@ def test_what_is_told_before_the_first_sample_waits_for_it(folder: StudyFolder) 
     assert [entry.kind for entry in entries(it.folder)] == [EntryKind.WITHDRAWN, EntryKind.PARAMETERS, EntryKind.SAMPLE]
 
 
+def test_a_checkpoint_counts_on_what_was_told_since_the_last_sample(folder: StudyFolder, slots: Slots) -> None:
+    with recorder(small_study(folder), slots) as it:
+        it.append([0])
+        assert it.position() == 2
+        it.finish(2)
+        assert it.position() == 3
+
+
 def test_a_rank_without_samples_has_a_record_all_the_same(folder: StudyFolder) -> None:
     with recorder(small_study(folder), Slots({"u": (2, 3), "v": ()}, 1)) as it:
         it.finish(3)

@@ -243,6 +243,21 @@ def test_they_are_in_the_record_once_before_the_first_sample(
         record.close()
 
 
+def test_what_is_told_before_any_of_them_has_come_waits_for_their_types(plain: StudyConfig) -> None:
+    slots = slots_with([])
+    with recorder(plain, slots) as it:
+        it.withdraw(4)
+        slots.simulation_ids[0] = 3
+        slots.statics.put(3, statics_of(3))
+        it.append([0])
+    record = RankRecord(plain.output_dir / "record", 0)
+    try:
+        assert kinds_in(record) == [EntryKind.WITHDRAWN, EntryKind.PARAMETERS, EntryKind.STATICS, EntryKind.SAMPLE]
+        assert list(record.read(2).fields) == ["mesh", "gravity", "edges"]
+    finally:
+        record.close()
+
+
 @pytest.mark.parametrize(("num_recorded", "num_ranks"), [(1, 1), (2, 2), (1, 2), (3, 2), (2, 1)])
 def test_each_replayed_sample_has_them_on_any_number_of_ranks(
     config: StudyConfig, num_recorded: int, num_ranks: int
