@@ -129,6 +129,12 @@ def test_a_damaged_journal_is_refused_with_advice(tmp_path: Path) -> None:
         pass
 
 
+def test_a_journal_that_cannot_be_opened_is_told(tmp_path: Path) -> None:
+    (tmp_path / "run").touch()
+    with pytest.raises(ConfigError, match=r"journal\.jsonl cannot be opened: "), Journal(tmp_path / "run"):
+        pass
+
+
 def test_only_one_launcher_at_a_time_has_a_journal(tmp_path: Path) -> None:
     with Journal(tmp_path), pytest.raises(ConfigError, match="another launcher runs the study"), Journal(tmp_path):
         pass
