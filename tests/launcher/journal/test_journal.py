@@ -99,6 +99,16 @@ def test_junk_gives_one_error_that_names_the_line(line: bytes) -> None:
         list(records.decode(journal_of(BEGIN) + line + b"\n"))
 
 
+def test_a_bit_that_has_changed_in_any_byte_is_noticed() -> None:
+    journal = journal_of(BEGIN, PlanTaken(incarnation=2), AttemptEnded(simulation=0, attempt=1, reason="exit code 0"))
+    for place, byte in enumerate(journal):
+        if byte != ord("\n"):
+            changed = journal[:place] + bytes([byte ^ 1]) + journal[place + 1 :]
+            line = journal.count(b"\n", 0, place) + 1
+            with pytest.raises(DamagedJournal, match=f"^line {line} is no record"):
+                list(records.decode(changed))
+
+
 @given(st.binary(max_size=60))
 def test_any_bytes_give_records_or_one_typed_error(content: bytes) -> None:
     try:
@@ -209,6 +219,13 @@ def test_an_attempt_without_an_end_is_open() -> None:
     ]
     assert all(past.simulations[it].attempt is past.attempts[it].attempt for it in (0, 1))
     assert past.highest == {0: 0, 1: 3}
+
+
+def test_an_attempt_of_a_client_that_attached_by_itself_is_open_and_of_no_job() -> None:
+    past = History.of([BEGIN, Attached(token=1, simulation=4, attempt=2, client="mine")])
+    [begun] = past.attempts.values()
+    assert (begun.key, begun.attempt.client, begun.starting, begun.state) == ((4, 2), "mine", None, "running")
+    assert past.jobs == {}
 
 
 def test_attempts_of_one_job_are_known_as_such_also_when_some_have_ended() -> None:
