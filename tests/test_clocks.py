@@ -14,7 +14,7 @@ TIME_OF_DAY = {
 }
 # Each puts it into words for people, into a name, or into a question about days.
 MAY_TELL_IT = {
-    "analysis/attempts.py": "until when an attempt ran, in what the page in the browser shows",
+    "analysis/timeline.py": "until when an attempt ran, in what the page in the browser shows",
     "analysis/run_status.py": "how old a checkpoint is, in what stream-study shows",
     "analysis/simulations.py": "for how long an attempt runs, in what stream-study shows",
     "dashboard/page.py": "when the page was brought up to date, in its title line",

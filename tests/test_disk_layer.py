@@ -23,7 +23,12 @@ FILES = sorted(
     path
     for pattern in (
         *("server/checkpoint/*.py", "server/replay/*.py", "server/model/*.py", "launcher/journal/*.py"),
-        *("launcher/simulations/attempts.py", "storage/[!d]*.py", "server/run/report.py", "server/run/output.py"),
+        *(
+            "launcher/simulations/attempt_folders.py",
+            "storage/[!d]*.py",
+            "server/run/report.py",
+            "server/run/output.py",
+        ),
         *("messages/connection.py", "server/metrics/writers.py", "machine/study_lock.py"),
     )
     for path in PACKAGE.glob(pattern)
@@ -32,7 +37,7 @@ FILES = sorted(
 # Nothing is promised of these after a crash; or they are the layer's own.
 PAST_IT = {
     "storage/links.py": {"os.open"},
-    "launcher/simulations/attempts.py": {"os.mkdir", "target.chmod", "(spec.folder / LOG_FILE).symlink_to"}
+    "launcher/simulations/attempt_folders.py": {"os.mkdir", "target.chmod", "(spec.folder / LOG_FILE).symlink_to"}
     | {"(self.folder(*finished) / WORKER_END_FILE).touch", "(self.folder(*following) / WORKER_START_FILE).touch"},
     "server/replay/recorder.py": {"open"},
     "server/metrics/writers.py": {"place.open"},

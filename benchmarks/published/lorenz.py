@@ -18,7 +18,7 @@ import numpy as np
 from benchmarks.published import offline
 from benchmarks.published.runs import Run, from_files, online, overrides
 from stream_server.config import StudyConfig, load
-from stream_server.launcher.simulations.attempts import simulation_seed
+from stream_server.launcher.simulations.attempt_folders import simulation_seed
 from stream_server.server.user.components import load_server_class
 
 LORENZ = Path(__file__).parents[2] / "configs" / "lorenz"

@@ -5,10 +5,10 @@ from collections.abc import Mapping, Sequence
 from itertools import cycle, pairwise
 from typing import Any
 
-from stream_server.analysis.attempts import AttemptSpan
 from stream_server.analysis.reading import Line, is_validation_loss, names_in
 from stream_server.analysis.run_status import in_words
 from stream_server.analysis.simulations import SimulationSummary
+from stream_server.analysis.timeline import AttemptSpan
 from stream_server.analysis.validations import RecordedValidation
 from stream_server.launcher.journal.history import CANCELLED, ENDED, FAILED, INTERRUPTED, RUNNING
 from stream_server.messages.simulation_phase import QUEUED, SimulationPhase

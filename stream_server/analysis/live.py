@@ -11,10 +11,10 @@ from typing import TypeVar
 
 import zmq
 
-from stream_server.analysis.attempts import newest_failures
 from stream_server.analysis.reading import RunFolder
 from stream_server.analysis.run_status import ORPHANED, RUNNING, RunStatus, status_of
 from stream_server.analysis.simulations import SimulationSummary, seconds_of, simulations_of
+from stream_server.analysis.timeline import newest_failures
 from stream_server.analysis.validations import errors_of_simulations
 from stream_server.errors import ConfigError, MalformedMessage, NotRunning
 from stream_server.messages import operator

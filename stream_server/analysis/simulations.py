@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from sys import intern
 from typing import Any
 
-from stream_server.analysis.attempts import history_of, span_of
 from stream_server.analysis.growing import PIECE_BYTES
 from stream_server.analysis.reading import RunFolder
 from stream_server.analysis.run_status import SavedCheckpoint, newest_checkpoint
+from stream_server.analysis.timeline import history_of, span_of
 from stream_server.config.parameters import ID_COLUMN, ORIGIN_COLUMNS
 from stream_server.errors import DamagedCheckpoint
 from stream_server.launcher.journal.history import ENDED, FAILED, INTERRUPTED

@@ -2,11 +2,11 @@
 
 from collections import Counter
 
-from stream_server.analysis.attempts import journal_of
 from stream_server.analysis.live import ask_simulations
 from stream_server.analysis.reading import RunFolder
 from stream_server.analysis.run_status import status_of
 from stream_server.analysis.simulations import simulations_of
+from stream_server.analysis.timeline import journal_of
 from stream_server.errors import NotRunning, StreamServerError
 from stream_server.launcher.journal import records
 from stream_server.launcher.journal.history import ENDED, History

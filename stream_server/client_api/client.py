@@ -12,7 +12,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from stream_server.client_api.handshake import ask
+from stream_server.client_api.hello import ask
 from stream_server.client_api.session import Session
 from stream_server.client_api.simulation import Simulation, StudyParameters
 from stream_server.client_api.watch import ConnectionWatch, watch

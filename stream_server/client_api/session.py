@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from stream_server.client_api.data_connection import DataConnection
-from stream_server.client_api.handshake import SilenceTimer, ask
+from stream_server.client_api.hello import SilenceTimer, ask
 from stream_server.client_api.retention import OrderedSteps, Retention, Steps
 from stream_server.client_api.transport import Transport
 from stream_server.client_api.watch import ConnectionWatch

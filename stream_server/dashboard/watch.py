@@ -13,12 +13,12 @@ from types import TracebackType
 from typing import Any, Self
 
 from stream_server.analysis import live
-from stream_server.analysis.attempts import AttemptSpan, AttemptTimeline
 from stream_server.analysis.growing import GrowingFile
 from stream_server.analysis.reading import Line, RunFolder, named, parse_records, paths_of_ranks
 from stream_server.analysis.run_status import ORPHANED, RUNNING, RunStatus, damages_of, status_of
 from stream_server.analysis.runs import runs_below
 from stream_server.analysis.simulations import SimulationSummary, simulations_of
+from stream_server.analysis.timeline import AttemptSpan, AttemptTimeline
 from stream_server.analysis.validations import RecordedValidation, read_validation, version_of
 from stream_server.errors import NotRunning, StreamServerError
 

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from stream_server.analysis import columns
-from stream_server.analysis.attempts import AttemptSpan
 from stream_server.analysis.run_status import account_rows
 from stream_server.analysis.simulations import SimulationSummary
+from stream_server.analysis.timeline import AttemptSpan
 from stream_server.analysis.validations import RecordedRollouts, RecordedValidation
 
 

@@ -12,7 +12,7 @@ from typing import Self
 import numpy as np
 import pytest
 
-from stream_server.client_api import handshake, session, watch
+from stream_server.client_api import hello, session, watch
 from stream_server.messages.client import End, FieldSpec, Ping
 from tests.fakes.server import FakeServer
 from tests.native.conformance import driver
@@ -120,7 +120,7 @@ class PythonClient(Client):
 def quicken(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the Python client wait no longer than the others."""
     for name, seconds in QUICK_S.items():
-        [owner] = (it for it in (handshake, session, watch) if hasattr(it, name))
+        [owner] = (it for it in (hello, session, watch) if hasattr(it, name))
         monkeypatch.setattr(owner, name, seconds)
 
 

@@ -9,7 +9,7 @@ from stream_server.config import check_ranks
 from stream_server.config.loading import without_training
 from stream_server.config.placeholders import BUILT_IN
 from stream_server.errors import ConfigError
-from stream_server.launcher.simulations import attempts
+from stream_server.launcher.simulations import attempt_folders
 from tests.support.studies import StudyFolder
 
 
@@ -300,7 +300,7 @@ def test_an_element_of_the_command_may_not_hold(folder: StudyFolder, element: st
 
 
 def test_the_placeholders_are_those_that_the_launcher_fills_in(folder: StudyFolder) -> None:
-    filled_in = attempts.placeholders({}, simulation=1, attempt=0, seed=0, study_dir=folder.path)
+    filled_in = attempt_folders.placeholders({}, simulation=1, attempt=0, seed=0, study_dir=folder.path)
     assert {name: type(value) for name, value in filled_in.items()} == {
         name: type(value) for name, value in BUILT_IN.items()
     }

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from bokeh.document import Document
 
-from stream_server.analysis.attempts import AttemptSpan
 from stream_server.analysis.reading import RunFolder
 from stream_server.analysis.run_status import RunStatus
 from stream_server.analysis.simulations import SimulationSummary
+from stream_server.analysis.timeline import AttemptSpan
 from stream_server.analysis.validations import RecordedRollouts, RecordedValidation, RenderedSample
 from stream_server.dashboard import texts
 from stream_server.dashboard.page import Page, first_shown

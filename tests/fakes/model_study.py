@@ -15,7 +15,7 @@ from unittest import mock
 
 import numpy as np
 
-from stream_server.client_api import data_connection, handshake, session
+from stream_server.client_api import data_connection, hello, session
 from stream_server.client_api.retention import ENTRY_BYTES
 from stream_server.messages.client import (
     Ack,
@@ -266,7 +266,7 @@ class Study:
             mock.patch.object(session, "ask", self._ask),
             mock.patch.object(session, "RELEASE_S", TURN_S),
             mock.patch.object(data_connection, "time", clock),
-            mock.patch.object(handshake, "time", clock),
+            mock.patch.object(hello, "time", clock),
         ):
             yield
 

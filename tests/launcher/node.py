@@ -19,7 +19,7 @@ from stream_server.launcher.journal import records
 from stream_server.launcher.journal.history import History
 from stream_server.launcher.journal.journal import Journal
 from stream_server.launcher.simulations import attempt_jobs, ensemble, starter
-from stream_server.launcher.simulations.attempts import CONNECTION_FILE
+from stream_server.launcher.simulations.attempt_folders import CONNECTION_FILE
 from stream_server.messages import launcher_link
 from stream_server.storage.lines import LineFile
 from tests.fakes.one_rank import OneRank

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from stream_server.launcher.simulations.attempts import AttemptFolders
+from stream_server.launcher.simulations.attempt_folders import AttemptFolders
 from stream_server.messages.connection import ConnectionFile, Security
 from stream_server.messages.curve import KeyPair
 

@@ -31,7 +31,7 @@ from stream_server.launcher.journal.history import History
 from stream_server.launcher.journal.records import AttemptEnded
 from stream_server.launcher.schedule.shared_jobs import ENDED_WITH_JOB, excuse_of_failed
 from stream_server.launcher.schedule.simulation import RESTARTED
-from stream_server.launcher.simulations.attempts import CONNECTION_FILE, AttemptFolders
+from stream_server.launcher.simulations.attempt_folders import CONNECTION_FILE, AttemptFolders
 from stream_server.launcher.simulations.last_words import explanation, last_mistake, python_of
 from stream_server.machine.log_end import log_end, words_at_end
 from stream_server.storage.disk import MAX_TEXT_BYTES, UnusableFile, read_file

@@ -25,8 +25,8 @@ from stream_server.launcher.journal.history import History
 from stream_server.launcher.journal.journal import Journal
 from stream_server.launcher.schedule.schedule import SimulationSchedule
 from stream_server.launcher.schedule.simulation import Action, Cancel, Continue, ScheduledState, Submit
+from stream_server.launcher.simulations.attempt_folders import AttemptFolders
 from stream_server.launcher.simulations.attempt_jobs import AttemptJobs
-from stream_server.launcher.simulations.attempts import AttemptFolders
 from stream_server.launcher.simulations.server_connection import ServerConnection
 from stream_server.launcher.simulations.starter import Starter
 from stream_server.machine.log_end import log_end

@@ -21,8 +21,8 @@ from stream_server.launcher.journal.records import LauncherLeft
 from stream_server.launcher.schedule.retry_policy import ScheduleLimits
 from stream_server.launcher.schedule.schedule import SimulationSchedule
 from stream_server.launcher.schedule.shared_jobs import MANY
+from stream_server.launcher.simulations.attempt_folders import AttemptFolders
 from stream_server.launcher.simulations.attempt_jobs import AttemptJobs
-from stream_server.launcher.simulations.attempts import AttemptFolders
 from stream_server.launcher.simulations.ensemble import Ensemble
 from stream_server.launcher.simulations.remote_access import RemoteAccess, endpoint_file, remove_old_endpoint_files
 from stream_server.launcher.simulations.server_connection import ServerConnection

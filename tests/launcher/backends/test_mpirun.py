@@ -15,7 +15,7 @@ from stream_server.launcher.backends import mpirun
 from stream_server.launcher.backends.backend import JobSpec, JobState, JobStatus
 from stream_server.launcher.backends.local import LocalBackend
 from stream_server.launcher.backends.mpirun import Mpirun, missing_program, shown
-from stream_server.launcher.simulations.attempts import AttemptFolders
+from stream_server.launcher.simulations.attempt_folders import AttemptFolders
 from stream_server.machine import processes
 from tests.support.connections import NOWHERE
 from tests.support.launch import IMPLEMENTATIONS, MPICH_PREFIX, OPENMPI_PREFIX

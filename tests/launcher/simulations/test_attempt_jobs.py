@@ -12,12 +12,12 @@ from stream_server.launcher.journal.history import History
 from stream_server.launcher.journal.records import AttemptCancelled, AttemptStarted, AttemptStarting
 from stream_server.launcher.schedule.simulation import RESTARTED
 from stream_server.launcher.simulations import attempt_jobs
+from stream_server.launcher.simulations.attempt_folders import AttemptFolders
 from stream_server.launcher.simulations.attempt_jobs import (
     FORGOTTEN_S,
     SUBMIT_PAUSE_S,
     AttemptJobs,
 )
-from stream_server.launcher.simulations.attempts import AttemptFolders
 from stream_server.launcher.simulations.last_words import last_exception, last_line, missing_package, python_of
 from tests.support.connections import NOWHERE
 

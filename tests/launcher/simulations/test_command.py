@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from stream_server.launcher.simulations.attempts import arguments, placeholders, render, simulation_seed
+from stream_server.launcher.simulations.attempt_folders import arguments, placeholders, render, simulation_seed
 
 VALUES = placeholders({"initial": 100.0, "left": 1 / 3}, simulation=7, attempt=2, seed=0, study_dir=Path("/study"))
 

@@ -23,7 +23,7 @@ from stream_server.launcher.backends.oar import Oar
 from stream_server.launcher.backends.pbs import Pbs
 from stream_server.launcher.backends.scheduler import JobKind
 from stream_server.launcher.backends.slurm import Slurm
-from stream_server.launcher.simulations.attempts import AttemptFolders
+from stream_server.launcher.simulations.attempt_folders import AttemptFolders
 from tests.support.connections import NOWHERE
 from tests.support.timing import until
 

@@ -11,7 +11,7 @@ import pytest
 import zmq
 from zmq.utils import z85
 
-from stream_server.client_api import connect, handshake
+from stream_server.client_api import connect, hello
 from stream_server.errors import MalformedMessage, Refused, Unreachable
 from stream_server.messages import operator, wire
 from stream_server.messages.client import Hello
@@ -61,9 +61,9 @@ WRONG = ["another", "an older attempt's", "none"]
 
 @pytest.mark.parametrize("what", WRONG)
 def test_a_wrong_key_in_python(server: FakeServer, what: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert handshake.REFUSED_S + handshake.REPEAT_S < LIMIT_S
-    monkeypatch.setattr(handshake, "REFUSED_S", 0.2)
-    monkeypatch.setattr(handshake, "REPEAT_S", 0.1)
+    assert hello.REFUSED_S + hello.REPEAT_S < LIMIT_S
+    monkeypatch.setattr(hello, "REFUSED_S", 0.2)
+    monkeypatch.setattr(hello, "REPEAT_S", 0.1)
     with pytest.raises((Refused, Unreachable) if what == "none" else Refused, match=f"{TOLD}|{SILENT}"):
         connect(wrong_key(server, what), timeout_s=timeout_s(what))
     assert server.hellos == []

@@ -12,7 +12,7 @@ import pytest
 from msgspec.structs import replace
 
 from stream_server.client_api import connect, simulations
-from stream_server.client_api.handshake import ask
+from stream_server.client_api.hello import ask
 from stream_server.client_api.watch import ConnectionWatch
 from stream_server.errors import Refused, Unreachable
 from stream_server.messages.client import Invalidate, Reason, Refusal

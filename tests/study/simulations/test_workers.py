@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from stream_server.analysis.attempts import AttemptTimeline
 from stream_server.analysis.reading import RunFolder
+from stream_server.analysis.timeline import AttemptTimeline
 from tests.support.runs import NUMPY_STUDY, Run, assert_complete, run_here
 
 pytestmark = pytest.mark.slow

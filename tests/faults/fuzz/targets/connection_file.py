@@ -6,7 +6,7 @@ import math
 from msgspec.structs import replace
 
 from stream_server.errors import ConfigError
-from stream_server.launcher.simulations.attempts import AttemptFolders
+from stream_server.launcher.simulations.attempt_folders import AttemptFolders
 from stream_server.messages import wire
 from stream_server.messages.client import Hello
 from stream_server.messages.connection import ConnectionFile, Security

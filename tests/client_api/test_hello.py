@@ -2,15 +2,15 @@
 
 import pytest
 
-from stream_server.client_api import handshake
-from stream_server.client_api.handshake import SilenceTimer
+from stream_server.client_api import hello
+from stream_server.client_api.hello import SilenceTimer
 from tests.support.timing import Clock
 
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr(handshake, "time", clock)
+    monkeypatch.setattr(hello, "time", clock)
     return clock
 
 

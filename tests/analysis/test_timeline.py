@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from stream_server.analysis.attempts import AttemptTimeline, newest_failures
 from stream_server.analysis.reading import RunFolder
+from stream_server.analysis.timeline import AttemptTimeline, newest_failures
 from stream_server.launcher.journal import records
 from stream_server.messages.launcher_link import Attached, Failed
 from tests.dashboard.made_runs import STARTED, add_to_journal
