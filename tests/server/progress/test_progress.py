@@ -1,8 +1,9 @@
 """The one clock of a training."""
 
+import numpy as np
 import pytest
 
-from stream_server.server.progress.batches import StepCounts, StepOutcome, UnionBatch
+from stream_server.server.progress.batches import Batch, StepCounts, StepOutcome, UnionBatch
 from stream_server.server.progress.length import TrainingLength
 from stream_server.server.progress.progress import Progress
 from tests.server.progress.runs_of_ranks import study
@@ -27,6 +28,23 @@ def test_progress_comes_back_as_it_was() -> None:
     assert restored.state_dict() == progress.state_dict()
     assert (restored.skipped, restored.lonely_steps) == (3, 1)
     assert restored.elapsed_s == pytest.approx(5.0)
+
+
+def test_of_a_batch_those_samples_are_new_that_are_drawn_for_the_first_time() -> None:
+    keys, is_first = np.zeros((2, 3), np.int64), np.array([True, False, True])
+    batch = Batch(data=None, size=3, keys=keys, is_first=is_first, num_added=1, num_dropped=4, num_first_dropped=2)
+    assert batch.counts == StepCounts(2, 1, 4, 2)
+
+
+def test_a_study_whose_length_is_not_known_any_more_goes_on_where_its_schedules_were() -> None:
+    before = Progress(1, length=TrainingLength(samples=8, draws=8, batches=2))
+    before.count_batch(union_batch(4))
+    before.count_update(StepOutcome())
+    after = Progress(1, length=TrainingLength())
+    after.load_state_dict(before.state_dict())
+    after.count_batch(union_batch(4))
+    after.count_update(StepOutcome())
+    assert (before.lr_steps, after.lr_steps, after.fraction) == (1, 1, None)
 
 
 def test_what_an_update_leaves_out_is_skipped_and_the_rest_is_trained() -> None:

@@ -36,6 +36,8 @@ def test_whichever_comes_first_and_what_was_done_counts_for_all() -> None:
 
 def test_nothing_is_never_due() -> None:
     assert due_after(Schedule(), 5) == []
+    assert Schedule().is_empty
+    assert not any(it.is_empty for it in (Schedule(every=3), Schedule(every_s=2.5), Schedule(at=(2,))))
 
 
 def test_fractions_of_the_run() -> None:
