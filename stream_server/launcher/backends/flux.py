@@ -71,7 +71,6 @@ class Flux(CommandScheduler):
         return answered(["flux", "batch", *options], job.script, full=FULL, away=AWAY).strip()
 
     def queue(self) -> list[QueueEntry]:
-        """Call flux jobs."""
         told = listed(["flux", "jobs", "-a", "-n", "-c", str(MOST), "-o", "|".join(FIELDS)])
         entries = (entry_of(line, self.resources.walltime) for line in told.splitlines())
         return [entry for entry in entries if entry is not None]

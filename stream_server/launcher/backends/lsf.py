@@ -76,12 +76,10 @@ class Lsf(CommandScheduler):
         return told.partition("<")[2].partition(">")[0]
 
     def queue(self) -> list[QueueEntry]:
-        """Call bjobs."""
         told = listed(["bjobs", "-a", "-json", "-o", " ".join(FIELDS)], none_found=NONE_FOUND)
         return entries_in(told, self.resources.walltime)
 
     def cancel(self, ids: Collection[str], *, at_once: bool = False) -> None:
-        """Call bkill."""
         told_all(["bkill", *(["-s", "KILL"] if at_once else [])], ids, away=AWAY)
 
 

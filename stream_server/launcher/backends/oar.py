@@ -89,7 +89,6 @@ class Oar(CommandScheduler):
         self._has_taken_one = False
 
     def submit(self, job: BatchJob) -> str:
-        """Call oarsub."""
         placing = ["-n", job.name, "-d", str(job.folder), "-O", "/dev/null", "-E", "/dev/null"]
         script = shlex.join(["/bin/bash", "-c", FORWARDING.format(script=shlex.quote(job.script))])
         # A job like those that it took before is too large only while nodes are away.

@@ -118,7 +118,6 @@ class Pbs(CommandScheduler):
         return [*self._ended.values(), *(entry for id_, entry in found.items() if id_ not in self._ended)]
 
     def cancel(self, ids: Collection[str], *, at_once: bool = False) -> None:
-        """Call qdel."""
         if at_once:
             told_all(["qsig", "-s", "SIGKILL"], ids, away=AWAY)
         told_all(["qdel"], ids, away=AWAY)

@@ -137,7 +137,7 @@ class CommandScheduler(ABC):
     variables: tuple[str, ...]
     commands: Sequence[str]
     whose_commands: str = ""
-    hints: Sequence[tuple[str, str]]
+    hints: Sequence[tuple[str, str]] = ()
     job_variables: Sequence[str] = ()
     rank_variables: tuple[str, ...] = ()
     not_given_out: Mapping[str, str] = {}
@@ -224,9 +224,10 @@ class CommandScheduler(ABC):
             subprocess.SubprocessError: it does not answer.
         """
 
-    def hint(self, message: str) -> str:
-        """Advice for a user whose job was refused, "" if there is none."""
-        return advice(message, self.hints)
+    @classmethod
+    def hint(cls, message: str) -> str:
+        """Advice for a user whose job was refused, that of the first of `hints` whose words are there; "" without."""
+        return next((text for words, text in cls.hints if words in message), "")
 
     def _ask(self) -> object:
         return self.queue()
@@ -356,11 +357,6 @@ def told_all(command: Sequence[str], ids: Collection[str], *, away: Sequence[str
         done = call([*command, *ordered[begin : begin + MANY]])
         if done.returncode and any(words in done.stderr for words in away):
             raise subprocess.CalledProcessError(done.returncode, command[0], stderr=done.stderr)
-
-
-def advice(message: str, hints: Sequence[tuple[str, str]]) -> str:
-    """The advice of the first hint whose words are in a refusal, "" if there is none."""
-    return next((text for words, text in hints if words in message), "")
 
 
 def option_words(job: JobSettings, dash: str) -> list[str]:

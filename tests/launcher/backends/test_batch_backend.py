@@ -58,9 +58,6 @@ class AnswerlessScheduler(CommandScheduler):
     def cancel(self, ids: Collection[str], *, at_once: bool = False) -> None:
         self._answer("cancel at once" if at_once else "cancel")
 
-    def hint(self, message: str) -> str:
-        return ""
-
 
 def test_what_nobody_expects_of_a_scheduler_is_an_outage_and_its_jobs_are_cancelled_at_the_end(tmp_path: Path) -> None:
     scheduler = AnswerlessScheduler()
@@ -137,9 +134,6 @@ class CountingScheduler(CommandScheduler):
 
     def cancel(self, ids: Collection[str], *, at_once: bool = False) -> None:
         """Nobody asks for that here."""
-
-    def hint(self, message: str) -> str:
-        return ""
 
 
 class FillingScheduler(CountingScheduler):

@@ -11,7 +11,7 @@ from stream_server.errors import ConfigError
 from stream_server.launcher.backends import job_script, slurm
 from stream_server.launcher.backends.backend import JobState, Outage
 from stream_server.launcher.backends.registry import load_backend
-from stream_server.launcher.backends.scheduler import SubmitRefusal, advice, refusal_of
+from stream_server.launcher.backends.scheduler import SubmitRefusal, refusal_of
 from tests.support.studies import StudyFolder
 
 # As Slurm 22.05 with slurmdbd answered, each limit on a line of its own before the sentence.
@@ -83,10 +83,10 @@ def test_a_refusal_is_a_limit_of_the_site_no_answer_or_the_fault_of_the_job(
 
 
 def test_a_wrong_account_or_time_limit_comes_with_what_to_write() -> None:
-    assert "simulation.job.account" in advice("Invalid account or account/partition combination specified", slurm.HINTS)
-    assert "sacctmgr show qos" in advice(f"QOSMaxCpuPerJobLimit {BY_LIMITS}", slurm.HINTS)
-    assert "simulation.job.walltime" in advice(f"QOSMaxWallDurationPerJobLimit {BY_LIMITS}", slurm.HINTS)
-    assert "simulation.job.walltime" in advice("Requested time limit is invalid (missing or exceeds)", slurm.HINTS)
+    assert "simulation.job.account" in slurm.Slurm.hint("Invalid account or account/partition combination specified")
+    assert "sacctmgr show qos" in slurm.Slurm.hint(f"QOSMaxCpuPerJobLimit {BY_LIMITS}")
+    assert "simulation.job.walltime" in slurm.Slurm.hint(f"QOSMaxWallDurationPerJobLimit {BY_LIMITS}")
+    assert "simulation.job.walltime" in slurm.Slurm.hint("Requested time limit is invalid (missing or exceeds)")
 
 
 @pytest.mark.parametrize(
