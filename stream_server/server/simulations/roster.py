@@ -17,10 +17,9 @@ from stream_server.server.intake.account import SimulationEnd
 from stream_server.server.intake.attempts import why_stale
 from stream_server.server.intake.mailbox import SimulationsFailed, SimulationWarning
 from stream_server.server.intake.parameters import Origin
-from stream_server.server.simulations.failed_attempts import FailedAttempt, FailedAttempts
 from stream_server.server.simulations.handshake import Action, Handshake, Reply, StudyFacts, brought, refuse
 from stream_server.server.simulations.simulation_table import SimulationState, SimulationTable
-from stream_server.server.simulations.warnings import SimulationWarnings
+from stream_server.server.simulations.warnings import FailedAttempt, FailedAttempts, SimulationWarnings
 
 MOST_NAMED = 5
 # Their samples are trained on.
