@@ -35,12 +35,12 @@ def reader_of(suffix: str) -> Reader:
     if suffix in OWN:
         with extra_packages(f"following {suffix}"):
             if suffix in HDF5 | NETCDF:
-                import h5py  # noqa: F401
+                import h5py  # type: ignore[import-untyped]  # noqa: F401
             elif suffix in ADIOS:
-                import adios2  # noqa: F401
+                import adios2  # type: ignore[import-untyped]  # noqa: F401
         return OWN[suffix]
     with extra_packages(f"following {suffix}"):
-        import meshio
+        import meshio  # type: ignore[import-untyped]
     if suffix not in meshio.extension_to_filetypes:
         raise ConfigError(
             f"files that end with {suffix!r} cannot be followed: expected one of {', '.join(OWN)}, .vtk, .vtu, .xdmf "
@@ -121,7 +121,7 @@ def variables(path: Path) -> Iterator[dict[str, Any]]:
         with datasets(path) as found:
             yield found
         return
-    from scipy.io import netcdf_file
+    from scipy.io import netcdf_file  # type: ignore[import-untyped]
 
     # Not mapped into memory: a file that is cut short then would end this process.
     with netcdf_file(path, "r", mmap=False) as file:

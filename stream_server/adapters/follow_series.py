@@ -98,7 +98,7 @@ def _netcdf(path: Path, names: Sequence[str], has_ended: bool) -> Iterator[Whole
 
 @contextmanager
 def _adios(path: Path, names: Sequence[str], has_ended: bool) -> Iterator[WholeSteps]:
-    import adios2
+    import adios2  # type: ignore[import-untyped]
 
     with adios2.FileReader(str(path)) as file:
         found = file.available_variables()
@@ -112,7 +112,7 @@ def _xdmf(path: Path, names: Sequence[str], has_ended: bool) -> Iterator[WholeSt
     if not has_ended:
         yield _nothing_yet()
         return
-    import meshio
+    import meshio  # type: ignore[import-untyped]
 
     with meshio.xdmf.TimeSeriesReader(path) as file:
         points, cells = file.read_points_cells()

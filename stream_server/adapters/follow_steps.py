@@ -176,7 +176,7 @@ class Follower:
 
     def _send(self, step: int, statics: Mapping[str, Any], values: Mapping[str, Any], path: Path) -> None:
         if not self._num_sent and not self._simulation.fields:
-            told = ", ".join(f"{name or 'an array'} {it.dtype} {it.shape}" for name, it in values.items())
+            told = ", ".join(f"{name or 'an array'} {it.dtype.name} {it.shape}" for name, it in values.items())
             print(f"stream-follow: without a study; {path} has {told}", file=sys.stderr)
         try:
             self._simulation.send_static(**statics)
