@@ -52,7 +52,7 @@ class StepFiles:
         """All files of the solver's, finished or not."""
         found = [Path(path) for path in glob.glob(self.pattern)]
         if self._before:
-            self._before = {path: it for path, it in self._before.items() if path in found and signature(path) == it}
+            self._before = {path: it for path, it in self._before.items() if signature(path) == it}
         return sorted(StepFile(self._number(path), path) for path in found if path not in self._before)
 
     def is_finished(self, path: Path, *, next_is_there: bool) -> bool:
