@@ -3,7 +3,7 @@
 import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -67,6 +67,16 @@ class Victim:
     def num_files(self) -> int:
         """How many descriptors it has open."""
         return len(os.listdir(f"/proc/{self.pid}/fd"))
+
+    @property
+    def is_at_rest(self) -> bool:
+        """No thread of it runs or waits for a core: it has dealt with what came."""
+        states = []
+        for thread in psutil.Process(self.pid).threads():
+            # It may have ended meanwhile.
+            with suppress(OSError):
+                states.append(Path(f"/proc/{self.pid}/task/{thread.id}/stat").read_text().rpartition(") ")[2][0])
+        return "R" not in states
 
     def memory(self) -> dict[str, int]:
         """Resident bytes now, and at their peak since `forget_peak`."""
