@@ -27,6 +27,10 @@ def follow() -> int:
     return _run("stream_server.adapters.follow")
 
 
+def adios() -> int:
+    return _run("stream_server.adapters.adios")
+
+
 def _run(module: str) -> int:
     """Run `main` of a module; 2 where a package is missing, as in an environment of the client alone."""
     _begin()

@@ -44,7 +44,7 @@ DOORS = {
         *(f"samplers/{name}.py" for name in ("breed", "generative", "learning", "uncertainty", "vocs")),
     ],
     "tensorboard": ["server/metrics/tensorboard_writer.py"],
-    "adios2": ["adapters/follow_formats.py", "adapters/follow_series.py"],
+    "adios2": ["adapters/adios_stream.py"],
     "h5py": ["adapters/follow_formats.py", "server/replay/simulation_file.py"],
     "meshio": ["adapters/follow_formats.py", "adapters/follow_series.py"],
     "IPython": ["studies/notebook.py"],

@@ -1,4 +1,4 @@
-"""Steps of an ADIOS2 stream: through SST without a file, or of a BP file while it grows. openPMD's names are known."""
+"""Steps of an ADIOS2 stream: through SST without a file, or of a file of BP, also while it grows."""
 
 import signal
 import sys
@@ -8,7 +8,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from stream_server.adapters.adios_variables import AdiosStep, time_steps
+from stream_server.adapters.adios_variables import AdiosStep, arrays_of, time_steps
+from stream_server.adapters.fields import Arrays
+from stream_server.adapters.program import SIGNALS
 from stream_server.errors import ConfigError, SimulationError
 from stream_server.extras import extra_packages
 
@@ -73,6 +75,27 @@ def read_steps(
         time.sleep(LOOK_S)
 
 
+@contextmanager
+def only_step(path: Path) -> Iterator[Arrays]:
+    """The arrays of a file of BP with one step, by name; signals wait meanwhile.
+
+    Raises:
+        EOFError: the step is not whole.
+        ConfigError: there are more steps.
+    """
+    with _undisturbed():
+        io = import_adios2().Adios().declare_io(str(path))
+        io.set_engine(BP)
+        io.set_parameters({"OpenTimeoutSecs": "0"})
+        with import_adios2().Stream(io, str(path), "r") as reader:
+            if reader.begin_step(timeout=0) != _statuses().OK:
+                raise EOFError("no step in it is whole")
+            if (num := reader.num_steps()) > 1:
+                raise ConfigError(f"{path} has {num} time steps: expected one in each file, or stream-adios {path}")
+            yield arrays_of(reader)
+            reader.end_step()
+
+
 def state_of(stream: str, engine: str = "") -> tuple[int, ...] | None:
     """What tells a stream that a writer has opened anew from an earlier one of the same name; None if there is none."""
     for path in _paths(stream, engine or _engine_of(stream)):
@@ -97,7 +120,7 @@ def _opened(
     stream: str, engine: str, before: tuple[int, ...] | None, has_ended: Callable[[], bool], timeout_s: float
 ) -> Any:
     with extra_packages("the reader of ADIOS2"), _undisturbed():
-        adios2 = _adios2()
+        adios2 = import_adios2()
     deadline = time.monotonic() + timeout_s
     problem = f"there is no {' or '.join(map(str, _paths(stream, engine)))}"
     while True:
@@ -127,14 +150,14 @@ def _opened(
 @contextmanager
 def _undisturbed() -> Iterator[None]:
     """Hold signals back, which crash ADIOS2 at several places; threads that it starts within never get any."""
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     try:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
-def _adios2() -> Any:
+def import_adios2() -> Any:
     """The package. It imports torch if that is there, for tensors of which none is read here: 1.6 s of each start."""
     is_there = "torch" in sys.modules
     sys.modules.setdefault("torch", None)  # type: ignore[arg-type]
@@ -146,10 +169,15 @@ def _adios2() -> Any:
     return adios2
 
 
-def _steps(reader: Any, stream: str, has_ended: Callable[[], bool], timeout_s: float) -> Iterator[int]:
-    """Count the steps of the stream, each while it is open."""
+def _statuses() -> Any:
     from adios2.bindings import StepStatus  # type: ignore[import-untyped]
 
+    return StepStatus
+
+
+def _steps(reader: Any, stream: str, has_ended: Callable[[], bool], timeout_s: float) -> Iterator[int]:
+    """Count the steps of the stream, each while it is open."""
+    statuses = _statuses()
     index, last, end, pause_s = 0, time.monotonic(), float("inf"), LOOK_S
     while True:
         if has_ended():
@@ -157,12 +185,12 @@ def _steps(reader: Any, stream: str, has_ended: Callable[[], bool], timeout_s: f
         # SST has crashed while it waited for a time (github.com/ornladios/ADIOS2/issues/1862), also as of 2.12.
         with _undisturbed():
             status = reader.begin_step(timeout=0)
-        if status == StepStatus.EndOfStream:
+        if status == statuses.EndOfStream:
             return
-        if status == StepStatus.OK:
+        if status == statuses.OK:
             yield index
             index, last, pause_s = index + 1, time.monotonic(), LOOK_S
-        elif status == StepStatus.OtherError or time.monotonic() > end:
+        elif status == statuses.OtherError or time.monotonic() > end:
             raise BrokenStream(f"{stream} broke off after {index} steps: its writer has ended without closing it")
         elif time.monotonic() - last > timeout_s:
             raise ConfigError(f"{stream}: nothing came after {index} steps for {timeout_s:g} s; see --timeout-s")

@@ -1,11 +1,13 @@
 """What a step of an ADIOS2 stream has for the fields of a study: variables by name, or by openPMD's conventions."""
 
-import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
+
+from stream_server.adapters.fields import Arrays, matches
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -24,10 +26,9 @@ class AdiosStep:
 
 def time_steps(reader: Any, variables: Mapping[str, str]) -> Iterator[AdiosStep]:
     """The time steps in one step: more than one if openPMD has written several iterations at once."""
-    names, attributes = list(reader.available_variables()), reader.available_attributes()
-    constants = [name for name in (it.removesuffix("/value") for it in attributes) if f"{name}/shape" in attributes]
-    found = {field: _matches(name, names) for field, name in variables.items()}
-    same = {field: _matches(name, constants) for field, name in variables.items()}
+    arrays, names, attributes = arrays_of(reader), set(reader.available_variables()), reader.available_attributes()
+    found = {field: matches(name, names) for field, name in variables.items()}
+    same = {field: matches(name, arrays.keys() - names) for field, name in variables.items()}
     snapshot = reader.read_attribute("/data/snapshot") if "/data/snapshot" in attributes else None
     iterations: list[int | None] = [*sorted({it for each in found.values() for it in each if it is not None})]
     for iteration in iterations or [None]:
@@ -40,21 +41,18 @@ def time_steps(reader: Any, variables: Mapping[str, str]) -> Iterator[AdiosStep]
             it: float(reader.read_attribute(f"{here[it]}/unitSI")) for it in here if f"{here[it]}/unitSI" in attributes
         }
         label = iteration if snapshot is None or iteration is not None else int(np.ravel(snapshot)[0])
-        fields = {it: _array(reader, here[it], names) if it in here else None for it in variables}
-        yield AdiosStep(time_step=label, fields=fields, found=here, units=units, names=names + constants)
+        fields = {it: np.asarray(arrays[here[it]]()) if it in here else None for it in variables}
+        yield AdiosStep(time_step=label, fields=fields, found=here, units=units, names=list(arrays))
 
 
-def _matches(name: str, names: Sequence[str]) -> dict[int | None, str]:
-    """The variable of this name, or of each openPMD iteration, /data/20/NAME, or of the present one, /data/NAME."""
-    if name in names:
-        return {None: name}
-    pattern = re.compile(rf"/data/(?:(\d+)/)?{re.escape(name)}")
-    matches = ((pattern.fullmatch(it), it) for it in names)
-    return {None if match[1] is None else int(match[1]): it for match, it in matches if match}
+def arrays_of(reader: Any) -> Arrays:
+    """All arrays of the present step: variables, and the constant components of openPMD, which are attributes."""
+    attributes = reader.available_attributes()
+    constants = [name for name in (it.removesuffix("/value") for it in attributes) if f"{name}/shape" in attributes]
 
-
-def _array(reader: Any, name: str, names: Sequence[str]) -> np.ndarray:
-    if name not in names:
+    def constant(name: str) -> np.ndarray:
         shape = np.ravel(reader.read_attribute(f"{name}/shape")).astype(int)
         return np.full(shape, reader.read_attribute(f"{name}/value"))
-    return np.asarray(reader.read(name))
+
+    found = {name: partial(constant, name) for name in constants}
+    return {name: partial(reader.read, name) for name in reader.available_variables()} | found

@@ -1,15 +1,14 @@
 """`stream-follow`: runs a code that is not changed, and sends each time step that it writes to files."""
 
 import argparse
-import signal
 import sys
 import time
 from collections.abc import Sequence
 
 from stream_server.adapters.follow_files import WHEN_QUIET, lock_of
 from stream_server.adapters.follow_formats import Unreadable
-from stream_server.adapters.follow_solver import InterruptedBySignal, Solver, interruptions
 from stream_server.adapters.follow_steps import Follower
+from stream_server.adapters.program import InterruptedBySignal, Interruptions, Program
 from stream_server.client_api import connect
 from stream_server.errors import ConfigError, SimulationError
 
@@ -45,7 +44,7 @@ def parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("pattern", metavar="PATTERN", help="files of one step each, 'out/step_*.vtk', or one file that grows")
     add("solver", metavar="SOLVER", nargs="+", help="its command")
-    add("--field", metavar="FIELD=NAME", action="append", default=[], help="the name that a field has in the files")
+    add("--field", metavar="FIELD=NAME", action="append", default=[], help="what a field of the study is called there")
     add("--in-order", action="store_true", help="count the files, instead of taking the numbers in their names")
     add(
         "--finished-by",
@@ -53,33 +52,27 @@ def parser() -> argparse.ArgumentParser:
         default=WHEN_QUIET,
         help="when a file is finished: quiet (default), rename, or with another file, such as {}.done",
     )
-    add("--quiet", metavar="S", type=float, default=2.0, help="seconds without a change for `quiet` (default: 2)")
-    add("--patience", metavar="S", type=float, default=60.0, help="longest time that one cannot be read (default: 60)")
+    add("--quiet-s", metavar="S", type=float, default=2.0, help="seconds without a change for `quiet` (default: 2)")
+    add("--patience-s", metavar="S", type=float, default=60.0, help="how long one may be unreadable (default: 60)")
     add("--delete", action="store_true", help="delete the files of steps that a checkpoint of the study has")
     add("--earlier", action="store_true", help="also send what is there at the start: an earlier attempt wrote it")
     return parser
 
 
 def _follow(options: argparse.Namespace) -> int:
-    with interruptions(), lock_of(options.pattern) as lock, connect() as simulation:
+    with Interruptions() as interruptions, lock_of(options.pattern) as lock, connect() as simulation:
         follower = Follower(options, simulation)
-        solver = Solver(options.solver, inherited=lock)
-        try:
+        with Program(options.solver, interruptions, inherited=[lock]) as solver:
             while follower.is_wanted:
                 # Before the look: what a solver that has ended wrote is found then.
-                has_ended, before = solver.has_ended(), time.monotonic()
-                follower.turn(has_ended=has_ended and solver.status == 0)
+                has_ended, before = solver.has_ended, time.monotonic()
+                follower.turn(has_ended=has_ended and solver.wait() == 0)
                 if has_ended:
                     break
                 solver.wait(max(POLL_S, (time.monotonic() - before) / SHARE))
-            else:
-                solver.end()
-        except BaseException as error:
-            solver.end(error.number if isinstance(error, InterruptedBySignal) else signal.SIGTERM)
-            raise
-        if follower.is_wanted and solver.status:
+        if follower.is_wanted and (status := solver.wait()):
             # Leaving so, the simulation is not finished, and the study tries it again.
-            sys.exit(solver.status)
+            sys.exit(status)
         follower.check()
         simulation.finish()
         follower.delete_durable()

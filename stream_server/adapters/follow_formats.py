@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 
+from stream_server.adapters.adios_stream import import_adios2, only_step
+from stream_server.adapters.fields import Arrays
 from stream_server.errors import ConfigError, StreamServerError
 from stream_server.extras import extra_packages
 
-# By name; each is read when it is called.
-Arrays = Mapping[str, Callable[[], Any]]
 Reader = Callable[[Path], AbstractContextManager[Arrays]]
 HDF5 = frozenset((".h5", ".hdf5"))
 NETCDF = frozenset((".nc", ".nc4", ".cdf"))
@@ -37,7 +37,7 @@ def reader_of(suffix: str) -> Reader:
             if suffix in HDF5 | NETCDF:
                 import h5py  # type: ignore[import-untyped]  # noqa: F401
             elif suffix in ADIOS:
-                import adios2  # type: ignore[import-untyped]  # noqa: F401
+                import_adios2()
         return OWN[suffix]
     with extra_packages(f"following {suffix}"):
         import meshio  # type: ignore[import-untyped]
@@ -141,28 +141,6 @@ def _netcdf(path: Path) -> Iterator[Arrays]:
 
 
 @contextmanager
-def _adios(path: Path) -> Iterator[Arrays]:
-    import adios2
-
-    with adios2.FileReader(str(path)) as file:
-        if not file.num_steps():
-            raise Unreadable(f"{path} cannot be read: no step in it is whole")
-        if not file.num_steps():
-            raise Unreadable(f"{path} cannot be read: no step in it is whole")
-        yield adios_step(file, file.available_variables(), file.num_steps() - 1)
-
-
-def adios_step(file: Any, found: Mapping[str, Mapping[str, str]], index: int) -> Arrays:
-    """The arrays of one step of a file of ADIOS2."""
-
-    def read(name: str) -> Any:
-        shape = [int(extent) for extent in found[name]["Shape"].split(",") if extent.strip()]
-        return np.asarray(file.read(name, step_selection=[index, 1])).reshape(shape)
-
-    return {name: partial(read, name) for name in found}
-
-
-@contextmanager
 def _meshio(path: Path) -> Iterator[Arrays]:
     import meshio
 
@@ -195,5 +173,5 @@ OWN: Mapping[str, Reader] = {
     ".npz": _npz,
     **dict.fromkeys(sorted(HDF5), _hdf5),
     **dict.fromkeys(sorted(NETCDF), _netcdf),
-    **dict.fromkeys(sorted(ADIOS), _adios),
+    **dict.fromkeys(sorted(ADIOS), only_step),
 }

@@ -11,7 +11,6 @@ from stream_server.adapters.follow_formats import (
     HDF5,
     NETCDF,
     Arrays,
-    adios_step,
     datasets,
     of_mesh,
     reader_of,
@@ -42,9 +41,12 @@ def series_reader_of(suffix: str) -> SeriesReader:
     Raises:
         ConfigError: nothing reads such a file, or a package for it is missing.
     """
-    reader_of(suffix)
     if suffix in ADIOS:
-        return _adios
+        raise ConfigError(
+            f"a file that ends with {suffix!r} and grows is a stream of ADIOS2: stream-adios sends its steps as they "
+            "come (docs/guide/adios.md)"
+        )
+    reader_of(suffix)
     if suffix in HDF5:
         return _hdf5
     if suffix in NETCDF:
@@ -53,7 +55,7 @@ def series_reader_of(suffix: str) -> SeriesReader:
         return _xdmf
     raise ConfigError(
         f"a file that ends with {suffix!r} has one time step: expected a pattern such as 'out/step_*{suffix}', or one "
-        "file with all steps that ends with .h5, .nc, .xdmf or .bp"
+        "file with all steps that ends with .h5, .nc or .xdmf"
     )
 
 
@@ -94,17 +96,6 @@ def _netcdf(path: Path, names: Sequence[str], has_ended: bool) -> Iterator[Whole
         return
     with variables(path) as found:
         yield _rows_of(found, names, has_ended)
-
-
-@contextmanager
-def _adios(path: Path, names: Sequence[str], has_ended: bool) -> Iterator[WholeSteps]:
-    import adios2  # type: ignore[import-untyped]
-
-    with adios2.FileReader(str(path)) as file:
-        found = file.available_variables()
-        # ADIOS2 shows no step before it is whole.
-        nums = [int(found[name]["AvailableStepsCount"]) for name in names if name in found]
-        yield WholeSteps(min(nums, default=0), partial(adios_step, file, found))
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from stream_server.adapters.follow_fields import FieldsOfFiles
+from stream_server.adapters.fields import FieldsOfFiles
 from stream_server.adapters.follow_files import WHEN_QUIET, WILDCARD, Signature, StepFile, StepFiles, signature
 from stream_server.adapters.follow_formats import Unreadable, reader_of, reading
 from stream_server.adapters.follow_series import series_reader_of
@@ -44,7 +44,7 @@ class Follower:
         if WILDCARD.search(self._pattern):
             self._read = reader_of(suffix)
             self._files = StepFiles(
-                self._pattern, finished_by=options.finished_by, quiet_s=options.quiet, earlier=options.earlier
+                self._pattern, finished_by=options.finished_by, quiet_s=options.quiet_s, earlier=options.earlier
             )
             return
         self._read_series = series_reader_of(suffix)
@@ -98,7 +98,7 @@ class Follower:
             if signature(path) != before:
                 raise ConfigError(
                     f"{path} was changed after it was sent, so it had not been finished: have the solver say when a "
-                    "file is (--finished-by), or wait for longer (--quiet)"
+                    "file is (--finished-by), or wait for longer (--quiet-s)"
                 )
         for file in self._files.look() if self._files else ():
             if file.path not in self._sent and file.path not in self._surplus:
@@ -129,7 +129,7 @@ class Follower:
         except Unreadable:
             since = since if unreadable == before else now
             self._unreadable[path] = before, since, now
-            if not may_wait or now - since >= self._options.patience:
+            if not may_wait or now - since >= self._options.patience_s:
                 raise
             return
         if signature(path) == before:

@@ -11,6 +11,7 @@ import runpy
 import sys
 import time
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -19,9 +20,11 @@ import numpy as np
 
 from stream_server import client_api
 from stream_server.client_api.device_arrays import DeviceArrays
+from stream_server.messages.client import PER_SIMULATION, PER_STEP, FieldSpec
 
 SHAPE = (4, 3)
 ENOUGH = 40
+STATIC = "coefficient"
 SLOW_S = 0.4
 
 
@@ -30,8 +33,12 @@ class Collector:
 
     time_steps = range(100, 200, 10)
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, words: Sequence[str] = ()) -> None:
         self._path = path
+        names = [pair.partition("=")[0] for option, pair in pairwise(words) if option == "--field"]
+        self.fields = {
+            name: FieldSpec(name=name, shape=(), per=PER_SIMULATION if name == STATIC else PER_STEP) for name in names
+        }
         self.sent: list[tuple[str, Any]] = []
 
     def __enter__(self) -> Self:
@@ -89,7 +96,7 @@ if __name__ == "__main__":
         run_solver(module, Path(path), {name: float(value) for name, value in (it.split("=") for it in words)})
         sys.exit()
     adapter = importlib.import_module(module)
-    adapter.connect = lambda: Collector(Path(path))
-    result = adapter.main(words)
+    adapter.connect = lambda: Collector(Path(path), words)
+    result = adapter.adapt(words)
     sys.stdout.flush()
     os._exit(result)

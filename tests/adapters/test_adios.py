@@ -16,7 +16,7 @@ import pytest
 
 from stream_server.server.replay.record_format import SAMPLES, EntryKind
 from stream_server.server.replay.record_reader import RankRecord
-from tests.adapters.collecting import ENOUGH
+from tests.adapters.collecting import ENOUGH, STATIC
 from tests.configs.test_studies import CONFIGS
 from tests.support.launch import alone
 from tests.support.runs import LEFT_BY_WORK, LiveRun, Run, run_study, start_study
@@ -81,11 +81,11 @@ def assert_sent(sent: Sent, expected: dict[str, dict[str, np.ndarray]]) -> None:
 
 @pytest.mark.parametrize(("stream", "engine"), [("out.sst", "SST"), ("out.bp", "BP5"), ("out.bp", "BP4")])
 def test_each_step_of_a_stream_is_sent_as_it_was_written(tmp_path: Path, stream: str, engine: str) -> None:
-    words = (stream, "--field", "u", "--field", "t=time", "--static", "c=coefficient")
+    words = (stream, "--field", "u", "--field", "t=time", "--field", STATIC)
     sent, exit_code, said = adapt(tmp_path, words, writer(stream, engine, "pause=0.05"))
     assert exit_code == 0, said
     steps = {str(100 + 10 * step): {"u": field(step, OFFSET), "t": np.array(0.5 * step)} for step in range(NUM_STEPS)}
-    assert_sent(sent, {"static": {"c": np.full(2, OFFSET)}, **steps})
+    assert_sent(sent, {"static": {STATIC: np.full(2, OFFSET)}, **steps})
 
 
 @pytest.mark.parametrize("stream", ["heat.sst", "heat.bp"])
@@ -167,14 +167,14 @@ def test_a_stream_that_an_earlier_run_has_left_is_passed_over(tmp_path: Path) ->
             ("out.sst", "--field", "u"),
             writer("out.sst", "SST", "trouble=die"),
             137,
-            "steps: its writer has ended without closing it (exit code 137)",
+            "steps: its writer has ended without closing it (exit status 137)",
             id="a writer of SST that is killed",
         ),
         pytest.param(
             ("out.bp", "--field", "u"),
             writer("out.bp", "BP5", "trouble=die"),
             137,
-            "steps: its writer has ended without closing it (exit code 137)",
+            "steps: its writer has ended without closing it (exit status 137)",
             id="a writer of BP that is killed",
         ),
         pytest.param(
@@ -188,7 +188,7 @@ def test_a_stream_that_an_earlier_run_has_left_is_passed_over(tmp_path: Path) ->
             ("out.bp", "--field", "u"),
             ["sh", "-c", "exit 3"],
             3,
-            "out.bp did not open as BPFile before its writer ended: there is no out.bp/md.idx (exit code 3)",
+            "out.bp did not open as BPFile before its writer ended: there is no out.bp/md.idx (exit status 3)",
             id="a writer that fails at once",
         ),
         pytest.param(
@@ -202,7 +202,7 @@ def test_a_stream_that_an_earlier_run_has_left_is_passed_over(tmp_path: Path) ->
             ("out.bp", "--field", "u"),
             ["sh", "-c", f"{' '.join(writer('out.bp', 'BP5'))} && exit 5"],
             5,
-            "sh has ended with exit code 5 after its last step",
+            "sh has ended with exit status 5 after its last step",
             id="a writer that fails at its end",
         ),
     ],
@@ -240,11 +240,11 @@ def test_a_study_that_wants_no_more_ends_the_writer(tmp_path: Path, stream: str,
 def test_a_signal_ends_the_writer_too(tmp_path: Path, number: signal.Signals, after: str) -> None:
     program = writer("out.sst", "SST", "pause=30")
     words = command(tmp_path, ("out.sst", "--field", "u"), program)
-    with subprocess.Popen(words, env=environment(), stdout=subprocess.PIPE) as adapter:
+    with subprocess.Popen(words, env=environment(), stderr=subprocess.PIPE) as adapter:
         try:
             until(lambda: any(_words(it)[1:2] == [str(WRITER)] for it in _children_in(tmp_path)))
             if after == "the first step":
-                assert b"field u is u" in adapter.stdout.readline()
+                assert b"field u is u" in adapter.stderr.readline()
             adapter.send_signal(number)
             assert adapter.wait(LIMIT_S) == 128 + number
         finally:
@@ -319,7 +319,7 @@ def test_kills_of_writer_adapter_and_server_cost_no_sample_and_send_none_twice(t
     for name in ("heat-openpmd", "heat-numpy"):
         shutil.copytree(CONFIGS / name, tmp_path / name, ignore=LEFT_BY_WORK)
     stream = "out.sst" if engine == "SST" else "out.bp"
-    words = ["python", "-P", "-m", ADAPTER, stream, "--field", "temperature=u", "--"]
+    words = ["stream-adios", stream, "--field", "temperature=u", "--"]
     program = ["python", str(WRITER), stream, engine, "10", "{initial}", "pause=0.4"]
     if engine == "SST":
         program += ["QueueLimit=2", "QueueFullPolicy=Block"]
@@ -327,7 +327,7 @@ def test_kills_of_writer_adapter_and_server_cost_no_sample_and_send_none_twice(t
     study = tmp_path / "heat-openpmd" / "study.json"
     with start_study(study, tmp_path / "run", program="stream-launcher", mpi=None, settings=settings) as live:
         _kill(live, lambda words: words[1:2] == [str(WRITER)])
-        _kill(live, lambda words: ADAPTER in words)
+        _kill(live, lambda words: any(it.endswith("stream-adios") for it in words[:6]))
         live.wait_until(lambda: list((live.output_dir / "checkpoints").glob("0*")), LIMIT_S)
         live.ranks[0].kill()
         done = live.end(200)

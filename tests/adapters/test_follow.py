@@ -204,7 +204,7 @@ def cut(folder: Path) -> None:
         (None, "./none", (), PATTERN, None),
         (other_shape, PUT, (), PATTERN, "out/step_002.npz: field 'u' must have the shape (4,), but has (5,)"),
         (cut, PUT, (), PATTERN, "out/step_002.npz cannot be read: "),
-        (cut, f"{PUT}; sleep 1000", ("--patience", "0.1"), PATTERN, "out/step_002.npz cannot be read: "),
+        (cut, f"{PUT}; sleep 1000", ("--patience-s", "0.1"), PATTERN, "out/step_002.npz cannot be read: "),
     ],
 )
 def test_what_does_not_fit_is_told_and_loses_nothing(
@@ -243,7 +243,7 @@ def test_a_file_that_changes_after_it_was_sent_is_told(
 
     other = Thread(target=write_again)
     other.start()
-    assert follow(f"{PUT}; read line < go; echo >> out/step_001.npz", "--quiet", "0.01") == 2
+    assert follow(f"{PUT}; read line < go; echo >> out/step_001.npz", "--quiet-s", "0.01") == 2
     other.join()
     assert "out/step_001.npz was changed after it was sent" in capfd.readouterr().err
 

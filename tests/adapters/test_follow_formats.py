@@ -5,10 +5,13 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import adios2
 import h5py
 import numpy as np
+import openpmd_api as openpmd
 import pytest
 
+from stream_server.adapters.fields import FieldsOfFiles
 from stream_server.adapters.follow_formats import Unreadable, reader_of, reading
 from stream_server.errors import ConfigError
 from tests.adapters.files import FIELDS, POINTS, WRITERS, arrays, write
@@ -68,6 +71,37 @@ def test_a_file_that_is_gone_is_unreadable(tmp_path: Path) -> None:
         read(path)
 
 
+@pytest.mark.parametrize("engine", ["BP4", "BP5"])
+def test_a_file_of_several_steps_of_adios_is_refused(tmp_path: Path, engine: str) -> None:
+    io = adios2.Adios().declare_io("writer")
+    io.set_engine(engine)
+    with adios2.Stream(io, str(tmp_path / "all_1.bp"), "w") as stream:
+        for step in range(2):
+            stream.begin_step()
+            stream.write("t", float(step))
+            stream.end_step()
+    with pytest.raises(ConfigError, match="has 2 time steps: expected one in each file, or stream-adios"):
+        read(tmp_path / "all_1.bp")
+
+
+@pytest.mark.parametrize("ending", [".bp", ".h5"])
+def test_openpmd_may_write_a_file_for_each_iteration(tmp_path: Path, ending: str) -> None:
+    series = openpmd.Series(f"{tmp_path}/out_%T{ending}", openpmd.Access_Type.create)
+    values = np.arange(12.0).reshape(4, 3)
+    for number in (10, 20):
+        iteration = series.write_iterations()[number]
+        component = iteration.meshes["E"]["x"]
+        component.reset_dataset(openpmd.Dataset(values.dtype, values.shape))
+        component.store_chunk(values + number)
+        iteration.close()
+    series.close()
+    for number in (10, 20):
+        path = tmp_path / f"out_{number}{ending}"
+        with reading(path), reader_of(ending)(path) as found:
+            _, fields = FieldsOfFiles(["Ex=meshes/E/x"], {}).take(found, path, is_first=True)
+        assert np.array_equal(fields["Ex"], values + number)
+
+
 def test_an_unknown_ending_says_what_is_known() -> None:
     with pytest.raises(ConfigError, match=r"'\.foo' cannot be followed: expected one of \.npy, .* \.vtk"):
         reader_of(".foo")
@@ -83,7 +117,9 @@ def test_a_missing_package_names_its_extra(monkeypatch: pytest.MonkeyPatch, endi
         return real(name, *rest)
 
     monkeypatch.setattr(builtins, "__import__", without)
-    with pytest.raises(ConfigError, match=rf"following \{ending} needs {package}.*pip install '\.\[(follow|hdf5)\]'"):
+    with pytest.raises(
+        ConfigError, match=rf"following \{ending} needs {package}.*pip install '\.\[(follow|hdf5|adios)\]'"
+    ):
         reader_of(ending)
 
 

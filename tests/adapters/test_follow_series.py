@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import adios2
 import h5py
 import meshio
 import numpy as np
@@ -95,19 +94,6 @@ def netcdf(path: Path) -> Iterator[Add]:
 
 
 @contextmanager
-def bp(path: Path) -> Iterator[Add]:
-    with adios2.Stream(str(path), "w") as stream:
-
-        def add(step: int) -> None:
-            stream.begin_step()
-            for name, values in arrays(step).items():
-                stream.write(name, values, values.shape, [0] * values.ndim, values.shape)
-            stream.end_step()
-
-        yield add
-
-
-@contextmanager
 def xdmf(path: Path) -> Iterator[Add]:
     with meshio.xdmf.TimeSeriesWriter(path) as writer:
         writer.write_points_cells(POINTS, CELLS)
@@ -123,15 +109,6 @@ def test_a_step_of_hdf5_is_whole_once_the_next_one_has_begun(tmp_path: Path, rea
             assert read(path, "runs") == expected(step)
         # The file of a solver that was killed is left so.
         assert read(path, "ended") == expected(NUM)
-    assert read(path, "ended") == expected(NUM)
-
-
-def test_a_step_of_adios_is_whole_at_once(tmp_path: Path, read: Read) -> None:
-    path = tmp_path / "all.bp"
-    with bp(path) as add:
-        for step in range(NUM):
-            add(step)
-            assert read(path, "runs") == expected(step + 1)
     assert read(path, "ended") == expected(NUM)
 
 
@@ -163,6 +140,11 @@ def test_a_variable_without_a_time_is_told(tmp_path: Path) -> None:
 def test_a_format_that_does_not_grow_says_what_to_write() -> None:
     with pytest.raises(ConfigError, match=r"has one time step: expected a pattern such as 'out/step_\*\.vtk'"):
         series_reader_of(".vtk")
+
+
+def test_a_stream_of_adios_has_a_command_of_its_own() -> None:
+    with pytest.raises(ConfigError, match=r"a stream of ADIOS2: stream-adios sends .* \(docs/guide/adios\.md\)"):
+        series_reader_of(".bp")
 
 
 def test_a_field_that_all_steps_share_is_whole_beside_the_rows(tmp_path: Path) -> None:

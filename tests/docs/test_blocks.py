@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from stream_server import config
+from stream_server.adapters.adios import parser as adios_parser
 from stream_server.adapters.follow import parser as follow_parser
 from stream_server.commands.cli import parser as study_parser
 from stream_server.launcher.supervision.cli import parser as launcher_parser
@@ -41,6 +42,7 @@ PARSERS = {
     "stream-launcher": launcher_parser,
     "stream-study": study_parser,
     "stream-follow": follow_parser,
+    "stream-adios": adios_parser,
 }
 # Not installed for the tests; a page shows how to use it.
 FOREIGN = {"dolfinx", "lammps", "melissa_api", "optuna", "petsc4py", "ufl", "wandb", "warp"}

@@ -1,14 +1,17 @@
-"""The fields of a study, and what they are called in the files of a solver."""
+"""The fields of a study, and what they are called in what a code writes."""
 
 import math
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 
-from stream_server.adapters.follow_formats import Arrays
 from stream_server.errors import ConfigError
+
+# By name; each is read when it is called.
+Arrays = Mapping[str, Callable[[], Any]]
 
 
 class KnownField(Protocol):
@@ -30,12 +33,12 @@ class FieldsOfFiles:
     Without a study it takes what the options name, or all that there is.
 
     Raises:
-        ConfigError: an option names no field of the study, or is no pair.
+        ConfigError: an option names no field of the study, or has no name.
     """
 
     def __init__(self, options: Sequence[str], specs: Mapping[str, KnownField]) -> None:
         self._specs = specs
-        self._names = _names_of(options, specs)
+        self._names = names_of(options, specs)
 
     @property
     def of_steps(self) -> list[str]:
@@ -53,9 +56,11 @@ class FieldsOfFiles:
                 continue
             if list(arrays) == [""] and len(self._names) < 2:
                 name = ""
+            elif len(found := matches(name, arrays)) == 1:
+                name = next(iter(found.values()))
             if name in arrays:
-                found = _shaped(arrays[name](), () if spec is None or spec.ragged else spec.shape)
-                (statics if spec is not None and spec.is_static else values)[field] = found
+                array = _shaped(arrays[name](), () if spec is None or spec.ragged else spec.shape)
+                (statics if spec is not None and spec.is_static else values)[field] = array
             elif spec is None or not spec.optional:
                 there = ", ".join(arrays) if list(arrays) != [""] else "one array without a name"
                 raise ConfigError(
@@ -65,18 +70,29 @@ class FieldsOfFiles:
         return statics, values
 
 
-def _names_of(options: Sequence[str], known: Mapping[str, KnownField]) -> dict[str, str]:
-    """What each field of the study is called in the files; those of the options alone without a study.
+def names_of(options: Sequence[str], known: Mapping[str, KnownField]) -> dict[str, str]:
+    """What each field of the study is called by the code, from options FIELD=NAME, or FIELD where both have one name.
+
+    Without a study these are the fields of the options alone.
 
     Raises:
-        ConfigError: an option names no field of the study, or is no pair.
+        ConfigError: an option names no field of the study, or has no name.
     """
-    given = dict(option.partition("=")[::2] for option in options)
+    given = dict((option if "=" in option else f"{option}={option}").partition("=")[::2] for option in options)
     for field, name in given.items():
-        if not name or (known and field not in known):
+        if not field or not name or (known and field not in known):
             fields = f"; the study has the fields {', '.join(known)}" if known else ""
             raise ConfigError(f"--field {field}={name} must be FIELD=NAME, such as velocity=U{fields}")
     return {**{field: field for field in known}, **given}
+
+
+def matches(name: str, names: Iterable[str]) -> dict[int | None, str]:
+    """The array of this name, or of each iteration of openPMD, /data/20/NAME, or of the present one, /data/NAME."""
+    if name in names:
+        return {None: name}
+    pattern = re.compile(rf"/?data/(?:(\d+)/)?{re.escape(name)}")
+    found = ((pattern.fullmatch(it), it) for it in names)
+    return {None if match[1] is None else int(match[1]): it for match, it in found if match}
 
 
 def _shaped(value: Any, shape: Sequence[int]) -> Any:

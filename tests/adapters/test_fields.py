@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stream_server.adapters.follow_fields import FieldsOfFiles
+from stream_server.adapters.fields import FieldsOfFiles
 from stream_server.errors import ConfigError
 from stream_server.messages.client import PER_SIMULATION, FieldSpec
 
@@ -52,8 +52,17 @@ def test_a_field_that_is_not_there_names_those_that_are() -> None:
     assert "p" not in take("velocity=U", arrays=without)[1]
 
 
-@pytest.mark.parametrize("option", ["velocity", "velocity=", "speed=U", "=U"])
-def test_an_option_that_is_no_pair_or_names_no_field_is_refused(option: str) -> None:
+def test_openpmd_has_a_field_in_whatever_iteration_there_is() -> None:
+    for name in ("data/20/meshes/U", "/data/meshes/U"):
+        arrays = {name: lambda: U, "mesh": lambda: MESH}
+        assert np.array_equal(take("velocity=meshes/U", arrays=arrays)[1]["velocity"], U.reshape(2, 3, 2))
+    two = {"data/20/meshes/U": lambda: U, "data/30/meshes/U": lambda: U}
+    with pytest.raises(ConfigError, match="has no 'meshes/U'"):
+        take("velocity=meshes/U", arrays=two)
+
+
+@pytest.mark.parametrize("option", ["velocity=", "speed=U", "=U"])
+def test_an_option_without_a_name_or_that_names_no_field_is_refused(option: str) -> None:
     with pytest.raises(ConfigError, match=r"must be FIELD=NAME, such as .* the study has the fields velocity, p, mesh"):
         take(option)
 
