@@ -84,10 +84,11 @@ def only_step(path: Path) -> Iterator[Arrays]:
         ConfigError: there are more steps.
     """
     with _undisturbed():
-        io = import_adios2().Adios().declare_io(str(path))
+        adios2 = import_adios2()
+        io = adios2.Adios().declare_io(str(path))
         io.set_engine(BP)
         io.set_parameters({"OpenTimeoutSecs": "0"})
-        with import_adios2().Stream(io, str(path), "r") as reader:
+        with adios2.Stream(io, str(path), "r") as reader:
             if reader.begin_step(timeout=0) != _statuses().OK:
                 raise EOFError("no step in it is whole")
             if (num := reader.num_steps()) > 1:
