@@ -6,11 +6,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from stream_server.adapters.fields import Arrays
 from stream_server.adapters.follow_formats import (
     ADIOS,
     HDF5,
     NETCDF,
-    Arrays,
     datasets,
     of_mesh,
     reader_of,
