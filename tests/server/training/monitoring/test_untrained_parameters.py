@@ -212,6 +212,16 @@ def test_single_weights_that_are_too_short_for_their_updates_are_told() -> None:
     assert re.match(STUCK.format("50%"), said)
 
 
+def test_a_parameter_that_is_alone_in_its_optimizer_and_too_short_for_its_updates_is_told() -> None:
+    class Alone(InShortNumbers):
+        def prepare_training_attributes(self) -> Any:
+            model, _, _ = super().prepare_training_attributes()
+            model[1].requires_grad_(False)
+            return model, torch.optim.SGD([model[0]], lr=0.001)
+
+    assert any(re.search(STUCK.format("100%"), said) for said in trained(Alone, num=32, precision="32-true").warnings)
+
+
 def trained(
     kind: type[Encoder], *, num: int = 2, is_restarted: bool = False, precision: str = "64-true"
 ) -> UntrainedParameters:
