@@ -8,16 +8,22 @@ Why: docs/decisions/0100-newest-word.md
 
 import ast
 import copy
+import hashlib
+import inspect
 import logging
+import re
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
+from stream_server.errors import UserCodeError
 from stream_server.server.progress.changes import Changes
 from stream_server.server.training.torch.learning_rates import as_list
 from stream_server.server.training.torch.model import kinds, load_state
@@ -28,10 +34,15 @@ from stream_server.wording import listed
 if TYPE_CHECKING:
     from stream_server.config import StudyConfig
 
-# Private attributes by which the schedules of torch differ.
-_PRIVATE = ("_milestones", "_schedule_phases", "_anneal_func_type")
+# What torch counts and keeps for itself; the rates of a scheduler are those of its optimizer.
+_OF_TORCH = (
+    *("optimizer", "base_lrs", "last_epoch", "_last_lr", "_step_count", "_is_initial", "_get_lr_called_within_step"),
+    "_scale_fn_ref",
+)
 # Functions of the step, as of LambdaLR, are compared by their values at these steps.
-_PROBED = (0, 1, 10, 100, 1000, 10_000, 100_000)
+_PROBED = [*range(2000), *(int(2000 * 1.01**num) for num in range(1, 626))]
+# The text of what cannot be compared.
+_UNSEEN = "unseen"
 # With one of these an optimizer has a further state, which was not saved.
 _NEEDING_STATE = (".amsgrad", ".centered", ".momentum")
 
@@ -39,7 +50,7 @@ _log = logging.getLogger(__name__)
 
 
 def settings_of(server: TorchServer) -> dict[str, str]:
-    """The settings of optimizers and schedulers by name, as text; called before either has taken a step."""
+    """The settings of optimizers and schedulers by place, as text; called before either has taken a step."""
     every: dict[str, str] = {}
     for place, optimizer in enumerate(as_list(server.optimizer)):
         for number, group in enumerate(optimizer.param_groups):
@@ -47,9 +58,9 @@ def settings_of(server: TorchServer) -> dict[str, str]:
             settings = {**group, "lr": group.get("initial_lr", group["lr"])}
             for key in settings.keys() & {"params", "initial_lr"}:
                 del settings[key]
-            every |= _settings(_group_name(server, place, number), settings)
+            every |= _settings(_group_name(place, number), settings)
     for place, scheduler in enumerate(as_list(server.lr_scheduler)):
-        every |= _settings(_name_of("lr_scheduler", place, server.lr_scheduler), vars(scheduler))
+        every |= _settings(f"lr_scheduler[{place}]", vars(scheduler))
     return every
 
 
@@ -84,22 +95,35 @@ class Hyperparameters:
             UserCodeError: the user's code makes something else than what was saved.
         """
         server, now = self._server, self.made
-        before: dict[str, str] = state.get("made", {})
-        changed = [name for name, text in now.items() if before.get(name, text) != text]
-        self._changed = {name: (_value(before[name]), _value(now[name])) for name in changed}
+        before = _by_place(state.get("made", {}), state["kinds"]["schedulers"])
+        pairs = {name: (_value(before[name]), _value(now[name])) for name in now.keys() & before.keys()}
+        self._changed = {name: pairs[name] for name in now if name in pairs and pairs[name][0] != pairs[name][1]}
         self.changes = Changes(server.progress.batches)
+        if self._keeps_saved:
+            self._refuse_functions()
+        for unseen in (self._shown(name) for name, text in now.items() if text == _UNSEEN):
+            _log.info("%s is neither numbers, text nor a function of the step: a change of it is not seen", unseen)
         takes_newest, made_rates = before and not self._keeps_saved, _rates(server)
         load_state(server, state, self._renew if takes_newest else None)
         self.made = now if takes_newest else before or now
         name = f"{type(server).__name__}.prepare_training_attributes"
-        if self._keeps_saved and changed:
-            _log.info("load.hyperparameters is saved: %s of %s are not taken", listed(changed), name)
+        if self._keeps_saved and self._changed:
+            shown = listed(list(map(self._shown, self._changed)))
+            _log.info("load.hyperparameters is saved: %s of %s are not taken", shown, name)
         if not before and not as_list(server.lr_scheduler) and made_rates != _rates(server):
             return (
                 f"{name} makes the learning rates {made_rates}, and {_rates(server)} go on, which were saved by a "
                 "version that did not note what was made: change them once more after the next checkpoint"
             )
         return ""
+
+    def _refuse_functions(self) -> None:
+        if functions := [self._shown(name) for name in self._changed if "'function " in self.made[name]]:
+            raise UserCodeError(
+                f"{type(self._server).__name__}.prepare_training_attributes makes {listed(functions)} otherwise than "
+                "before, and functions are not saved, so that what was saved cannot go on: make the same as before, or "
+                "start without --keep-saved (load.hyperparameters)"
+            )
 
     def _renew(self, state: dict[str, Any]) -> None:
         """Put the newest word into a state before it is loaded; what is to stay as it is made now becomes None."""
@@ -116,23 +140,27 @@ class Hyperparameters:
     def _renew_optimizer(
         self, place: int, optimizer: Any, state: dict[str, Any], own: Mapping[int, Any], *, is_scheduled_anew: bool
     ) -> None:
-        name, saved = _name_of("optimizer", place, self._server.optimizer), state["optimizers"][place]
-        schedules = {n: _name_of("lr_scheduler", n, self._server.lr_scheduler) for n in own}
+        name, saved = f"optimizer[{place}]", state["optimizers"][place]
+        schedules = {n: f"lr_scheduler[{n}]" for n in own}
         mine = {key: pair for key, pair in self._changed.items() if key.startswith((f"{name}.", *schedules.values()))}
         was, now = state["kinds"]["optimizers"][place], kinds(optimizer)[0]
         if not (mine or was != now or is_scheduled_anew):
             return
         made, note = [_texts(group) for group in optimizer.param_groups], ""
-        follows_losses = any(isinstance(each, ReduceLROnPlateau) for each in own.values())
+        plateaus = tuple(schedules[n] for n, each in own.items() if isinstance(each, ReduceLROnPlateau))
+        follows_losses, moving = bool(plateaus), _moving(place, optimizer, saved, mine, plateaus)
+        if len(own) > len(plateaus) > 0 and moving:
+            self._refuse_beside_plateau(moving[0])
         for n in own if follows_losses else ():
             _set_changed(own[n], state["schedulers"][n], schedules[n], mine)
-        if own and not follows_losses:
+        has_other_rate = any(f"{_group_name(place, number)}.lr" in mine for number in range(len(made)))
+        if own and not follows_losses and (was != now or moving or has_other_rate):
             note = f"; the schedule goes on at its step {self._step_again(own, state['schedulers']):,}"
         begins_anew = was != now or any(key.endswith(_NEEDING_STATE) and not pair[0] for key, pair in mine.items())
         for number, (group, its_saved) in enumerate(zip(optimizer.param_groups, saved["param_groups"], strict=True)):
-            prefix, texts = f"{_group_name(self._server, place, number)}.", _texts(group)
+            prefix, texts = f"{_group_name(place, number)}.", _texts(group)
             taken = {key for key in texts if was != now or prefix + key in mine or texts[key] != made[number][key]}
-            if is_scheduled_anew or note:
+            if is_scheduled_anew or note or f"{prefix}lr" in mine:
                 taken |= {"lr", "initial_lr"} & group.keys()
             rate = its_saved["lr"]
             its_saved |= {key: group[key] for key in taken}
@@ -149,6 +177,15 @@ class Hyperparameters:
             self._note(name, was, now, note)
         for key, pair in mine.items():
             self._note(key, *pair, note)
+
+    def _refuse_beside_plateau(self, name: str) -> None:
+        before, now = self._changed[name]
+        raise UserCodeError(
+            f"{type(self._server).__name__}.prepare_training_attributes makes another {self._shown(name)}, {before} "
+            f"before and {now} now. Beside a ReduceLROnPlateau a changed schedule cannot go on at its place, since the "
+            "losses that the rate has followed are gone: make the same as before, or leave the ReduceLROnPlateau out, "
+            "by which all schedulers begin anew. --keep-saved goes on with numbers as they were saved"
+        )
 
     def _step_again(self, own: Mapping[int, Any], states: list[Any]) -> int:
         """Let new schedulers of one optimizer take the steps that were saved; returns their number."""
@@ -167,12 +204,33 @@ class Hyperparameters:
     def _note(self, name: str, before: Any, now: Any, note: str) -> None:
         component = self._training.optimizer if name.startswith("optimizer") else self._training.lr_scheduler
         source = self._class_file if component is None else "study.json"
-        shown = "learning rate" if name == "optimizer.lr" else name
-        self.changes.note(shown, before=before, now=now, source=source, note=note)
+        self.changes.note(self._shown(name), before=before, now=now, source=source, note=note)
+
+    def _shown(self, name: str) -> str:
+        parts = self._server.optimizer if name.startswith("optimizer") else self._server.lr_scheduler
+        short = name if isinstance(parts, tuple | list) else name.replace("[0]", "", 1)
+        return "learning rate" if short == "optimizer.lr" else short
 
 
 def _rates(server: TorchServer) -> list[float]:
     return [float(group["lr"]) for optimizer in as_list(server.optimizer) for group in optimizer.param_groups]
+
+
+def _moving(
+    place: int, optimizer: Any, saved: Mapping[str, Any], changed: Mapping[str, Any], plateaus: tuple[str, ...]
+) -> list[str]:
+    """The changed settings of schedules that follow no losses, and those of the optimizer that something has moved.
+
+    A schedule may keep its own settings in the groups of the optimizer, where they are no defaults of it.
+    """
+    moving = [key for key in changed if key.startswith("lr_scheduler") and not (plateaus and key.startswith(plateaus))]
+    defaults = getattr(optimizer, "defaults", {})
+    for number, group in enumerate(saved["param_groups"]):
+        for key in group.keys() - {"lr"}:
+            pair = changed.get(name := f"{_group_name(place, number)}.{key}")
+            if pair is not None and (key not in defaults or _value(_text(group[key])) != pair[0]):
+                moving.append(name)
+    return moving
 
 
 def _set_changed(scheduler: Any, state: dict[str, Any], name: str, changed: Mapping[str, Any]) -> None:
@@ -181,6 +239,9 @@ def _set_changed(scheduler: Any, state: dict[str, Any], name: str, changed: Mapp
             state[key] = getattr(scheduler, key)
     if f"{name}.mode" in changed:
         state |= {"best": scheduler.best, "num_bad_epochs": 0}
+    parts = zip(getattr(scheduler, "_schedulers", ()), state.get("_schedulers", ()), strict=False)
+    for place, (part, its_state) in enumerate(parts):
+        _set_changed(part, its_state, f"{name}[{place}]", changed)
 
 
 def _schedules(scheduler: Any, optimizer: Any, *, is_first: bool) -> bool:
@@ -195,12 +256,20 @@ def _position(state: Mapping[str, Any], otherwise: int) -> int:
     return max((_position(part, otherwise) for part in state.get("_schedulers", ())), default=otherwise)
 
 
-def _name_of(name: str, place: int, parts: Any) -> str:
-    return f"{name}[{place}]" if isinstance(parts, tuple | list) else name
+def _group_name(place: int, number: int) -> str:
+    return f"optimizer[{place}]" + (f".param_groups[{number}]" if number else "")
 
 
-def _group_name(server: TorchServer, place: int, number: int) -> str:
-    return _name_of("optimizer", place, server.optimizer) + (f".param_groups[{number}]" if number else "")
+def _by_place(made: Mapping[str, str], kinds_of_schedulers: Sequence[str]) -> dict[str, str]:
+    """The settings as made, which early versions named without a place where there was no list."""
+    has_parts = len(kinds_of_schedulers) == 1 and "(" in kinds_of_schedulers[0]
+    for part in ("optimizer", "lr_scheduler"):
+        is_without = any(name.startswith(f"{part}.") for name in made)
+        if part == "lr_scheduler" and has_parts:
+            is_without |= not any(name.startswith("lr_scheduler[0][") for name in made)
+        if is_without:
+            made = {re.sub(rf"^{part}", f"{part}[0]", name): text for name, text in made.items()}
+    return dict(made)
 
 
 def _settings(name: str, values: Mapping[str, Any]) -> dict[str, str]:
@@ -209,44 +278,71 @@ def _settings(name: str, values: Mapping[str, Any]) -> dict[str, str]:
         if key == "_schedulers":
             for place, part in enumerate(value):
                 settings |= _settings(f"{name}[{place}]", vars(part))
-        elif key == "lr_lambdas":
-            settings[f"{name}.{key}"] = repr([_probe(function) for function in value])
-        # The rates of a scheduler are those of its optimizer.
-        elif (
-            (not key.startswith("_") or key in _PRIVATE)
-            and key not in ("base_lrs", "last_epoch")
-            and _is_setting(value)
-        ):
-            settings[f"{name}.{key}"] = _text(value)
+        elif key not in _OF_TORCH:
+            settings[f"{name}.{key}"] = _text(value, is_function=key in ("lr_lambdas", "_scale_fn_custom"))
     return settings
-
-
-def _probe(function: Callable[[int], float]) -> list[float | None]:
-    values: list[float | None] = [None] * len(_PROBED)
-    # One that is an object may count its calls; one that looks into a table may not know all steps.
-    with suppress(Exception):
-        function = copy.copy(function)
-        for place, step in enumerate(_PROBED):
-            values[place] = float(function(step))
-    return values
 
 
 def _texts(group: Mapping[str, Any]) -> dict[str, str]:
     return {key: _text(value) for key, value in group.items() if key != "params"}
 
 
-def _text(value: Any) -> str:
-    return repr(value.item() if isinstance(value, torch.Tensor) and value.numel() == 1 else value)
+def _text(value: Any, *, is_function: bool = False) -> str:
+    try:
+        return repr(_plain(value, is_function=is_function))
+    except (TypeError, ValueError, RuntimeError):
+        return _UNSEEN
+
+
+def _plain(value: Any, *, is_function: bool) -> Any:
+    """A value of Python's numbers, texts and containers, with digests of arrays and functions.
+
+    Raises:
+        TypeError: it has something else in it.
+    """
+    plain = partial(_plain, is_function=is_function)
+    if isinstance(value, torch.Tensor):
+        value = (value.detach().float() if value.dtype == torch.bfloat16 else value.detach()).cpu().numpy()
+    if isinstance(value, np.ndarray) and value.size != 1:
+        if value.dtype.hasobject:
+            raise TypeError("an array of objects")
+        return f"array of shape {value.shape}, {_digest(np.ascontiguousarray(value).tobytes())}"
+    if isinstance(value, np.ndarray | np.generic):
+        # A number in 32 bits means the decimal one that it is written as.
+        return float(str(np.float32(value.item()))) if value.dtype == np.float32 else plain(value.item())
+    if isinstance(value, tuple | list):
+        return [*map(plain, value)] if isinstance(value, list) else (*map(plain, value),)
+    if isinstance(value, Mapping):
+        return type(value)({plain(key): plain(item) for key, item in value.items()})  # type: ignore[call-arg]
+    if callable(value) and (is_function or inspect.isfunction(value) or isinstance(value, partial)):
+        # torch saves what an object holds.
+        is_saved = not (inspect.isroutine(value) or isinstance(value, partial))
+        return f"{'object' if is_saved else 'function'} {_probe(value)}"
+    if value is None or isinstance(value, int | float | str):
+        return value
+    raise TypeError(f"a {type(value).__name__}")
+
+
+def _probe(function: Callable[[int], float]) -> str:
+    # One that is an object may count its calls; one that looks into a table may not know all steps.
+    function = copy.copy(function)
+    values = [""] * len(_PROBED)
+    for place, step in enumerate(_PROBED):
+        with suppress(Exception):
+            values[place] = f"{float(function(step)):.9g}"
+        if step == 2 and not any(values):
+            raise TypeError("no function of the step")
+    return _digest(",".join(values).encode())
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.blake2b(data, digest_size=4).hexdigest()
 
 
 def _value(text: str) -> Any:
+    # Early versions wrote numbers of NumPy as they are.
+    text = re.sub(r"np\.\w+\(([^()]*)\)", r"\1", text)
     try:
         return ast.literal_eval(text)
     except (ValueError, SyntaxError):
         return text
-
-
-def _is_setting(value: Any) -> bool:
-    if isinstance(value, tuple | list | Mapping):
-        return all(map(_is_setting, value))
-    return isinstance(value, int | float | str | None) or (isinstance(value, torch.Tensor) and value.numel() == 1)

@@ -166,7 +166,7 @@ def load_state(
                 if its_state is not None:
                     component.load_state_dict(its_state)
                     _keep_types(component, its_state)
-    except (RuntimeError, ValueError, KeyError) as error:
+    except (RuntimeError, ValueError, KeyError, TypeError, AttributeError) as error:
         name = f"{type(server).__name__}.prepare_training_attributes"
         text = f"{name} makes something else than what was saved: {error}"
         raise UserCodeError(

@@ -6,11 +6,13 @@ from collections.abc import Callable
 from math import cos, pi
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 from torch.optim import lr_scheduler as schedules
 
+from stream_server.errors import UserCodeError
 from stream_server.server.ranks.communicator import SoloRanks
 from stream_server.server.training.torch.step import TorchStep
 from stream_server.server.user.torch_server import TorchServer
@@ -45,9 +47,16 @@ class Quadratic(TorchServer):
         return (self.model(data) ** 2).mean()
 
 
-def step_of(make_optimizer: Any, make_schedule: Any = None, *, hyperparameters: str = "new", **keys: Any) -> TorchStep:
+def step_of(
+    make_optimizer: Any,
+    make_schedule: Any = None,
+    *,
+    hyperparameters: str = "new",
+    kind: type[Quadratic] = Quadratic,
+    **keys: Any,
+) -> TorchStep:
     made = {"optimizers": make_optimizer} | ({} if make_schedule is None else {"schedulers": make_schedule})
-    kind = type("Quadratic", (Quadratic,), {name: staticmethod(make) for name, make in made.items()})
+    kind = type("Quadratic", (kind,), {name: staticmethod(make) for name, make in made.items()})
     config = settings(**keys)
     config.load.hyperparameters = hyperparameters
     return TorchStep(kind(config), SoloRanks(), config)
@@ -463,3 +472,267 @@ def test_a_change_names_the_file_that_says_so(component: str | None, source: str
         assert [str(change) for change in step.changes] == [
             f"learning rate 0.1 → 0.2, from {source}; optimizer state kept"
         ]
+
+
+def sgd(rate: Any = 0.1, **keys: Any) -> Any:
+    return lambda model: torch.optim.SGD(model.parameters(), lr=rate, **keys)
+
+
+def saved_by(make_optimizer: Any, make_schedule: Any = None, *, kind: type[Quadratic] = Quadratic) -> bytes:
+    with step_of(make_optimizer, make_schedule, kind=kind) as step:
+        train(step, 0, CHANGED)
+        return to_bytes(step.state_dict())
+
+
+def beside_plateau(make: MakeSchedule, **keys: Any) -> MakeSchedule:
+    return lambda it: [make(it), schedules.ReduceLROnPlateau(it, **{"patience": 10**6, **keys})]
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "said"),
+    [
+        (
+            lambda it: schedules.LinearLR(it, start_factor=0.1, total_iters=20),
+            lambda it: schedules.LinearLR(it, start_factor=0.1, total_iters=40),
+            r"lr_scheduler\[0\]\.total_iters, 20 before and 40 now.*--keep-saved",
+        ),
+        (
+            lambda it: schedules.LambdaLR(it, lambda step: 0.9**step),
+            lambda it: schedules.LambdaLR(it, lambda step: 0.8**step),
+            r"lr_scheduler\[0\]\.lr_lambdas",
+        ),
+        (
+            lambda it: schedules.OneCycleLR(it, 0.1, total_steps=20, div_factor=10),
+            lambda it: schedules.OneCycleLR(it, 0.2, total_steps=20, div_factor=20),
+            r"optimizer\.max_lr, 0\.1 before and 0\.2 now",
+        ),
+    ],
+)
+def test_another_changed_schedule_beside_a_plateau_is_refused(
+    before: MakeSchedule, after: MakeSchedule, said: str
+) -> None:
+    state = saved_by(sgd(), beside_plateau(before))
+    with step_of(sgd(), beside_plateau(after)) as step, pytest.raises(UserCodeError, match=said):
+        step.load_state_dict(from_bytes(state))
+
+
+def test_a_schedule_beside_a_plateau_follows_a_changed_rate_and_plateaus_may_change() -> None:
+    def warm_up(it: Any) -> Any:
+        linear = schedules.LinearLR(it, start_factor=0.1, total_iters=20)
+        return schedules.SequentialLR(it, [linear, schedules.LambdaLR(it, lambda step: 0.9**step)], milestones=[20])
+
+    state = saved_by(sgd(), beside_plateau(warm_up, factor=0.5))
+    with step_of(sgd(0.2), beside_plateau(warm_up, factor=0.1)) as step:
+        said = restarted(step, state)
+        assert [text.partition(":")[0] for text in said] == ["learning rate", "lr_scheduler[1].factor"]
+        for index in range(CHANGED, 24):
+            factor = 0.9 ** (index - 20) if index > 20 else 0.1 + 0.9 * index / 20
+            assert rates(step._server.optimizer) == pytest.approx([0.2 * factor])
+            train(step, index, index + 1)
+
+
+def test_a_list_of_one_is_compared_with_the_one() -> None:
+    class ByHand(Quadratic):
+        automatic_optimization = False
+
+        def training_step(self, data: Any, batch_idx: int) -> Any:
+            loss = super().training_step(data, batch_idx)
+            self.manual_backward(loss)
+            return loss
+
+    def listed(make: Any) -> Any:
+        return lambda it: [make(it)]
+
+    def of_one(make: MakeSchedule) -> MakeSchedule:
+        return lambda it: make(it[0] if isinstance(it, list) else it)
+
+    def chained(gamma: float) -> MakeSchedule:
+        return of_one(lambda it: schedules.ChainedScheduler([schedules.ExponentialLR(it, gamma)]))
+
+    def alone(make: Any) -> Any:
+        return make
+
+    for first, then in ((alone, listed), (listed, alone)):
+        state = saved_by(first(sgd(0.1)), first(chained(0.9)), kind=ByHand)
+        with step_of(then(sgd(0.2)), then(chained(0.8)), kind=ByHand) as step:
+            said = restarted(step, state)
+            part = "[0]" if then is listed else ""
+            assert [text.partition(";")[0] for text in said] == [
+                "optimizer[0].lr: 0.1 → 0.2" if part else "learning rate: 0.1 → 0.2",
+                f"lr_scheduler{part}[0].gamma: 0.9 → 0.8",
+            ]
+
+
+@pytest.mark.parametrize("parts", ["one", "list"])
+def test_a_state_with_the_names_of_an_earlier_version_is_compared(parts: str) -> None:
+    def schedule(gamma: float) -> MakeSchedule:
+        return lambda it: (
+            [schedules.ExponentialLR(it, gamma)] if parts == "list" else schedules.ExponentialLR(it, gamma)
+        )
+
+    earlier = from_bytes(saved_by(sgd(), schedule(0.9)))
+    alone = {"optimizer[0]": "optimizer"} | ({"lr_scheduler[0]": "lr_scheduler"} if parts == "one" else {})
+    for name in list(earlier["made"]):
+        part, _, key = name.partition(".")
+        earlier["made"][f"{alone.get(part, part)}.{key}"] = earlier["made"].pop(name)
+    earlier["made"]["optimizer.lr"] = "np.float64(0.1)"
+    with step_of(sgd(), schedule(0.9)) as step:
+        assert restarted(step, to_bytes(earlier)) == []
+    with step_of(sgd(0.2), schedule(0.8)) as step:
+        assert len(restarted(step, to_bytes(earlier))) == 2
+
+
+@pytest.mark.parametrize("change", [{"weight_decay": 0.1}, {"foreach": False}])
+def test_a_rate_that_a_callback_has_set_under_a_schedule_outlives_other_changes(change: dict[str, Any]) -> None:
+    with step_of(sgd(), SCHEDULES["ExponentialLR"]) as step:
+        train(step, 0, CHANGED)
+        step._server.optimizer.param_groups[0]["lr"] /= 10
+        state = to_bytes(step.state_dict())
+    with step_of(sgd(**change), SCHEDULES["ExponentialLR"]) as step:
+        [said] = restarted(step, state)
+        assert said.endswith("optimizer state kept")
+        for index in range(CHANGED, CHANGED + 2):
+            assert rates(step._server.optimizer) == pytest.approx([0.01 * 0.9**index])
+            train(step, index, index + 1)
+
+
+def test_a_changed_setting_that_the_schedule_moves_is_taken_at_its_place() -> None:
+    def cycle(peak: float, part: float) -> MakeSchedule:
+        return lambda it: schedules.OneCycleLR(it, peak, total_steps=20, div_factor=part)
+
+    state = saved_by(sgd(momentum=0.9), cycle(0.1, 10))
+    own = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1, momentum=0.9)
+    expected = cycle(0.2, 20)(own)
+    with step_of(sgd(momentum=0.9), cycle(0.2, 20)) as step:
+        assert any(text.startswith("optimizer.max_lr: 0.1 → 0.2") for text in restarted(step, state))
+        for _ in range(CHANGED):
+            own.step()
+            expected.step()
+        assert rates(step._server.optimizer) == rates(own)
+
+
+class Table(schedules.LRScheduler):
+    """Reads its factors from an array, and multiplies them by those of a function."""
+
+    def __init__(
+        self, optimizer: Any, factors: Any, *, part: float = 1.0, own: Any = None, unknown: Any = None
+    ) -> None:
+        self._factors, self._part, self.own, self.unknown = factors, part, own, unknown
+        super().__init__(optimizer)
+
+    def get_lr(self) -> Any:
+        own = 1.0 if self.own is None else self.own(self.last_epoch)
+        return [base * float(self._factors[self.last_epoch]) * self._part * own for base in self.base_lrs]
+
+    def state_dict(self) -> Any:
+        return {"last_epoch": self.last_epoch, "_last_lr": self._last_lr}
+
+
+RISING, FALLING = np.linspace(0.1, 1.0, 100), np.linspace(1.0, 0.1, 100)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "factor", "said"),
+    [
+        (lambda it: Table(it, RISING), lambda it: Table(it, FALLING), FALLING, "_factors: array of shape"),
+        (
+            lambda it: Table(it, torch.tensor(RISING)),
+            lambda it: Table(it, torch.tensor(FALLING)),
+            FALLING,
+            "_factors: array of shape",
+        ),
+        (lambda it: Table(it, RISING), lambda it: Table(it, RISING, part=0.5), 0.5 * RISING, "_part: 1.0 → 0.5"),
+        (
+            lambda it: Table(it, RISING, own=lambda step: 1.0),
+            lambda it: Table(it, RISING, own=lambda step: 0.5),
+            0.5 * RISING,
+            "own: function",
+        ),
+    ],
+)
+def test_changed_settings_of_a_class_of_the_user_are_seen(
+    before: MakeSchedule, after: MakeSchedule, factor: Any, said: str
+) -> None:
+    state = saved_by(sgd(), before)
+    with step_of(sgd(), before) as step:
+        assert restarted(step, state) == []
+    with step_of(sgd(), after) as step:
+        [text] = restarted(step, state)
+        assert said in text
+        assert rates(step._server.optimizer) == pytest.approx([0.1 * factor[CHANGED]])
+
+
+def test_what_cannot_be_compared_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    def schedule(it: Any) -> Any:
+        return Table(it, RISING, unknown=object())
+
+    state = saved_by(sgd(), schedule)
+    with caplog.at_level("INFO"), step_of(sgd(), schedule) as step:
+        assert restarted(step, state) == []
+    assert "lr_scheduler.unknown" in caplog.text
+    assert "a change of it is not seen" in caplog.text
+
+
+@pytest.mark.parametrize("boundaries", [(300, 500), (1999, 2000), (40_000, 60_000)])
+@pytest.mark.parametrize(
+    "make",
+    [
+        schedules.LambdaLR,
+        schedules.MultiplicativeLR,
+        lambda it, own: schedules.CyclicLR(it, 0.1, 0.2, scale_fn=own, scale_mode="iterations"),
+    ],
+    ids=["LambdaLR", "MultiplicativeLR", "CyclicLR"],
+)
+def test_functions_are_compared_at_many_steps(make: Any, boundaries: tuple[int, int]) -> None:
+    def schedule(boundary: int) -> MakeSchedule:
+        # 0 has no value.
+        return lambda it: make(it, lambda step: 1.0 / (step + 1e-9) if step == 0 else 1.0 if step < boundary else 0.1)
+
+    first, then = boundaries
+    state = saved_by(sgd(momentum=0.9), schedule(first))
+    for boundary in boundaries:
+        with step_of(sgd(momentum=0.9), schedule(boundary)) as step:
+            assert len(restarted(step, state)) == (boundary == then)
+
+
+@pytest.mark.parametrize("name", ["LambdaLR", "MultiplicativeLR"])
+def test_a_changed_function_is_refused_where_what_was_saved_is_to_be_kept(name: str) -> None:
+    make = getattr(schedules, name)
+    state = saved_by(sgd(), lambda it: make(it, lambda step: 0.9))
+    with step_of(sgd(0.2), lambda it: make(it, lambda step: 0.9), hyperparameters="saved") as step:
+        assert restarted(step, state) == []
+    with (
+        step_of(sgd(), lambda it: make(it, lambda step: 0.8), hyperparameters="saved") as step,
+        pytest.raises(UserCodeError, match=r"lr_scheduler\.lr_lambdas.*functions are not saved.*without --keep-saved"),
+    ):
+        step.load_state_dict(from_bytes(state))
+
+
+NUMBERS = {
+    "np.float64": np.float64(0.1),
+    "np.float32": np.float32(0.1),
+    "torch.float32": torch.tensor(0.1),
+    "torch.float64": torch.tensor(0.1, dtype=torch.float64),
+    "float": 0.1,
+}
+
+
+@pytest.mark.parametrize("after", NUMBERS)
+@pytest.mark.parametrize("before", NUMBERS)
+def test_the_kind_of_a_number_is_no_change(before: str, after: str) -> None:
+    def make(rate: Any, decay: Any) -> Any:
+        return lambda model: torch.optim.Adam(model.parameters(), lr=rate, weight_decay=decay, foreach=False)
+
+    state = saved_by(make(NUMBERS[before], 0))
+    with step_of(make(NUMBERS[after], np.float64(0.0))) as step:
+        assert restarted(step, state) == []
+
+
+def test_numbers_of_numpy_are_taken_under_a_plateau() -> None:
+    def schedule(it: Any) -> Any:
+        return schedules.ReduceLROnPlateau(it, factor=0.5, patience=1, min_lr=[np.float64(0.0)])
+
+    state = saved_by(sgd(np.float64(0.1)), schedule)
+    with step_of(sgd(np.float64(0.4)), schedule) as step:
+        assert restarted(step, state) == ["learning rate: 0.1 → 0.4; optimizer state kept"]
+        assert rates(step._server.optimizer) == pytest.approx([0.4 / 8])
