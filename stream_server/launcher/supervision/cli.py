@@ -120,6 +120,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         require(config)
         if arguments.retry is not None and arguments.fresh:
             raise ConfigError("--retry goes on with a study whose simulations were given up: drop --fresh")
+        if arguments.fresh and "load.hyperparameters=saved" in arguments.set and config.load.checkpoint is None:
+            raise ConfigError("--fresh begins anew, with nothing saved: drop --keep-saved, or write load.checkpoint")
         command = ServerCommand.of(
             config, arguments.config, arguments.set, resume=arguments.resume, retry=arguments.retry
         )

@@ -316,6 +316,8 @@ def _load(arguments: argparse.Namespace) -> study_config.StudyConfig:
         config = study_config.load(arguments.config, [*arguments.set, *(_ranks_started() if arguments.check else [])])
         if arguments.retry is not None and (arguments.fresh or arguments.replay):
             raise ConfigError("--retry goes on with a study whose simulations were given up: drop --fresh and --replay")
+        if arguments.fresh and "load.hyperparameters=saved" in arguments.set and config.load.checkpoint is None:
+            raise ConfigError("--fresh begins anew, with nothing saved: drop --keep-saved, or write load.checkpoint")
         if arguments.replay is not None and config.offline.write_files:
             raise ConfigError("offline.write_files writes what simulations send, but with --replay none runs: drop one")
         if not (arguments.fast_dev_run or arguments.evaluate or arguments.replay):

@@ -345,7 +345,7 @@ class StudyRank(Composition):
 
     def _announce(self) -> None:
         """Say at the start, on the screen and in the log, what those who run the study should know of it."""
-        texts = [f"cores: {self.cores}", *self.cores.warnings]
+        texts, load = [f"cores: {self.cores}", *self.cores.warnings], self.config.load
         if not self.is_replay:
             texts.append(f"failures: {allowed_failures(self.config)}")
         if self.progress.expected_batches is None:
@@ -353,6 +353,8 @@ class StudyRank(Composition):
             log.info("the number of batches is not known in advance; learning-rate schedules count %s", clock)
         if self.continuation.description:
             texts = [f"{self.config.study.name}: {self.continuation.description}", *map(str, self.changes.new), *texts]
+        if (self.continuation.base, load.checkpoint, load.hyperparameters) == (None, None, "saved"):
+            texts.append("load.hyperparameters is saved, but nothing was saved so far: this start takes what it makes")
         for text in texts:
             log.info("%s", text)
             print(text, file=sys.stderr, flush=True)

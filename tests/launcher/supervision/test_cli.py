@@ -13,6 +13,7 @@ import pytest
 from stream_server.launcher.supervision.cli import main
 from stream_server.messages import launcher_link
 from tests.launcher.study_run import DEADLINE_S, StudyRun
+from tests.support.runs import NUMPY_STUDY
 
 pytestmark = pytest.mark.slow
 
@@ -321,3 +322,8 @@ def test_help_tells_what_the_signals_do_and_what_the_exit_codes_mean(capsys: pyt
     assert "75 saved: run the same command again" in said
     assert "Ctrl-C" in said
     assert "--link" not in said
+
+
+def test_fresh_has_nothing_to_keep(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--config", str(NUMPY_STUDY), "--fresh", "--keep-saved"]) == 2
+    assert "--fresh begins anew, with nothing saved: drop --keep-saved" in capsys.readouterr().err

@@ -68,3 +68,8 @@ def test_an_evaluation_ends_with_its_exit_code(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr("stream_server.server.commands.evaluate.evaluate", lambda _, path: asked.append(path) or 7)
     assert main(["--config", str(NUMPY_STUDY), "--evaluate", "runs/ripple"]) == 7
     assert asked == [Path("runs/ripple")]
+
+
+def test_fresh_has_nothing_to_keep(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--config", str(NUMPY_STUDY), "--fresh", "--keep-saved"]) == 2
+    assert "--fresh begins anew, with nothing saved: drop --keep-saved" in capsys.readouterr().err

@@ -146,5 +146,12 @@ def test_the_saved_rate_is_kept_for_one_who_asks_for_it(interrupted: Path, tmp_p
     assert_weights(done, loop(done, {0: 0.05}))
     said = (done.output_dir / "logs" / "server-0.log").read_text()
     assert (
-        "load.hyperparameters is saved: optimizer.lr of TunedServer.prepare_training_attributes are not taken" in said
+        "load.hyperparameters is saved: learning rate of TunedServer.prepare_training_attributes are not taken" in said
     )
+
+
+def test_a_start_that_has_nothing_to_keep_says_so(tmp_path: Path) -> None:
+    settings = {"training.max_batches": 1, "study.simulations": 2}
+    done = run_study(NUMPY_STUDY, tmp_path / "run", num_ranks=1, settings=settings, arguments=["--keep-saved"])
+    said = (done.output_dir / "logs" / "server-0.log").read_text()
+    assert "nothing was saved so far: this start takes what it makes" in said
