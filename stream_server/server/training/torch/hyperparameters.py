@@ -118,7 +118,7 @@ class Hyperparameters:
         return ""
 
     def _refuse_functions(self) -> None:
-        if functions := [self._shown(name) for name in self._changed if "'function " in self.made[name]]:
+        if functions := [self._shown(name) for name, pair in self._changed.items() if "'function " in repr(pair)]:
             raise UserCodeError(
                 f"{type(self._server).__name__}.prepare_training_attributes makes {listed(functions)} otherwise than "
                 "before, and functions are not saved, so that what was saved cannot go on: make the same as before, or "

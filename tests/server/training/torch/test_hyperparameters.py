@@ -695,15 +695,28 @@ def test_functions_are_compared_at_many_steps(make: Any, boundaries: tuple[int, 
             assert len(restarted(step, state)) == (boundary == then)
 
 
-@pytest.mark.parametrize("name", ["LambdaLR", "MultiplicativeLR"])
-def test_a_changed_function_is_refused_where_what_was_saved_is_to_be_kept(name: str) -> None:
-    make = getattr(schedules, name)
-    state = saved_by(sgd(), lambda it: make(it, lambda step: 0.9))
-    with step_of(sgd(0.2), lambda it: make(it, lambda step: 0.9), hyperparameters="saved") as step:
+def triangles(it: Any, own: Any) -> Any:
+    return schedules.CyclicLR(it, 0.1, 0.2, scale_fn=own)
+
+
+@pytest.mark.parametrize(
+    ("make", "name"),
+    [
+        (schedules.LambdaLR, "lr_lambdas"),
+        (schedules.MultiplicativeLR, "lr_lambdas"),
+        (triangles, "_scale_fn_custom"),
+        (lambda it, own: triangles(it, own if own(1) == 0.9 else None), "_scale_fn_custom"),
+    ],
+)
+def test_a_changed_function_is_refused_where_what_was_saved_is_to_be_kept(make: Any, name: str) -> None:
+    optimizer = sgd(momentum=0.9)
+    state = saved_by(optimizer, lambda it: make(it, lambda step: 0.9))
+    changed_rate = sgd(0.2, momentum=0.9)
+    with step_of(changed_rate, lambda it: make(it, lambda step: 0.9), hyperparameters="saved") as step:
         assert restarted(step, state) == []
     with (
-        step_of(sgd(), lambda it: make(it, lambda step: 0.8), hyperparameters="saved") as step,
-        pytest.raises(UserCodeError, match=r"lr_scheduler\.lr_lambdas.*functions are not saved.*without --keep-saved"),
+        step_of(optimizer, lambda it: make(it, lambda step: 0.8), hyperparameters="saved") as step,
+        pytest.raises(UserCodeError, match=rf"lr_scheduler\.{name}.*functions are not saved.*without --keep-saved"),
     ):
         step.load_state_dict(from_bytes(state))
 
@@ -736,3 +749,16 @@ def test_numbers_of_numpy_are_taken_under_a_plateau() -> None:
     with step_of(sgd(np.float64(0.4)), schedule) as step:
         assert restarted(step, state) == ["learning rate: 0.1 → 0.4; optimizer state kept"]
         assert rates(step._server.optimizer) == pytest.approx([0.4 / 8])
+
+
+def test_a_class_that_cannot_take_its_own_state_is_told_in_words() -> None:
+    class Broken(schedules.StepLR):
+        def load_state_dict(self, state: Any) -> None:
+            raise TypeError("'function' object is not iterable")
+
+    state = saved_by(sgd(), lambda it: Broken(it, step_size=3))
+    with (
+        step_of(sgd(), lambda it: Broken(it, step_size=3)) as step,
+        pytest.raises(UserCodeError, match="makes something else than what was saved: 'function' object"),
+    ):
+        step.load_state_dict(from_bytes(state))
