@@ -152,13 +152,17 @@ class Difference(NamedTuple):
         return self.rule.permission is Permission.TOLD
 
 
-def check_continuation(before: Mapping[str, Any], config: StudyConfig) -> None:
+def check_continuation(before: Mapping[str, Any], config: StudyConfig, saved: Mapping[str, Any] | None = None) -> None:
     """Check that `config` can continue a run whose resolved study.json is `before`.
+
+    The keys that are told are those of the newest checkpoint, `saved` (empty: there is none), where that says them: a
+    start that changed them and died before it saved has changed nothing.
 
     Raises:
         ConfigError: something that may not change has; both values are named, and the reason.
     """
-    found = differences(before, config)
+    found = [it for it in differences(before, config) if not it.is_told]
+    found += [it for it in differences(before if saved is None else saved, config) if it.is_told]
     problems = [_problem(it) for it in found if it.rule.refuses(it.before, it.now)]
     problems += _other_order(_completed(before), config.resolved())
     if problems:

@@ -317,6 +317,20 @@ def test_some_keys_may_change_to_some_values(
         check_continuation(was, config)
 
 
+def test_a_change_that_no_checkpoint_has_may_be_taken_back(folder: StudyFolder) -> None:
+    """A start that changed it has died before it saved; what is refused is so from the start on."""
+    died = folder.load({"training.draws_per_sample": 8.0, "training.lr_clock": "samples"})
+    now = folder.load({"training.lr_clock": "samples"})
+    with pytest.raises(ConfigError, match=r"training\.draws_per_sample: missing"):
+        check_continuation(resolved(died), now)
+    check_continuation(resolved(died), now, resolved(now))
+    check_continuation(resolved(died), now, {})
+    with pytest.raises(ConfigError, match=r"training\.draws_per_sample: missing"):
+        check_continuation(resolved(now), now, resolved(died))
+    with pytest.raises(ConfigError, match=r"study\.seed"):
+        check_continuation(resolved(folder.load({"study.seed": 7})), now, resolved(now))
+
+
 def keys_of(model: type[BaseModel], path: str = "") -> Iterator[str]:
     for name, field in model.model_fields.items():
         key = f"{path}.{field.alias or name}".lstrip(".")

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -21,7 +22,7 @@ from stream_server.server.ranks.communicator import Ranks
 from stream_server.server.run import build
 from stream_server.server.run.identity import Identity
 from stream_server.server.run.output import OutputFolder
-from stream_server.storage.disk import remove_file
+from stream_server.storage.disk import read_text, remove_file
 from stream_server.storage.plain_state import damage_in, read_state
 from stream_server.user_code import digest_of
 from stream_server.wording import counted
@@ -32,8 +33,8 @@ class Continuation:
     """The same on all ranks. `base` is the checkpoint that is continued; None: the study begins.
 
     `retried` are the simulations that are tried again, although they are given up in that checkpoint.
-    `has_other_class`: the file with the server class is not what it was then. `earlier` is the resolved study.json of
-    the start before, if there was one.
+    `has_other_class`: the file with the server class is not what it was then. `earlier` is the resolved study.json that
+    counts where the checkpoint has none, if there is one.
     """
 
     identity: Identity
@@ -84,7 +85,7 @@ class Continuation:
     def changed_settings(self, state: Mapping[str, Any], config: StudyConfig) -> list[Difference]:
         """The keys of study.json, of those that count, that are not what they were when that state was saved.
 
-        A checkpoint of an earlier version does not have them: then the start before counts.
+        A checkpoint of an earlier version does not have them: then the last start of that version counts.
         """
         with damage_in(STUDY):
             before = json.loads(state["settings"]) if "settings" in state else self.earlier
@@ -165,6 +166,23 @@ def find_continuation(
         retried=frozenset(retried),
         earlier=earlier,
     )
+
+
+def saved_settings(config: StudyConfig, folder: OutputFolder) -> Any:
+    """The resolved study.json with which the newest checkpoint was saved; {} where there is none yet. Rank 0.
+
+    A checkpoint of an earlier version does not have it. Then it is what the first start of this one kept, None so far.
+    """
+    checkpoints = CheckpointFolder(config.checkpoint.dir or folder.checkpoints)
+    numbers = checkpoints.numbers()
+    for number in reversed(numbers):
+        with suppress(DamagedCheckpoint, OSError), damage_in(STUDY):
+            if (settings := read_state(checkpoints.path(number) / STUDY).get("settings")) is not None:
+                return json.loads(settings)
+            break
+    if not numbers:
+        return {}
+    return json.loads(read_text(folder.study_before)) if folder.study_before.exists() else None
 
 
 def _read_identity(folder: OutputFolder, ranks: Ranks, incarnation: int) -> Identity:

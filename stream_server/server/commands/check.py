@@ -14,6 +14,7 @@ from stream_server.machine import network, run_folder
 from stream_server.machine.descriptors import FOR_CONNECTIONS, STRANGERS, beyond_limit, verdict
 from stream_server.machine.screen import size_shown
 from stream_server.samplers.generator import check_class
+from stream_server.server.checkpoint.continuation import saved_settings
 from stream_server.server.metrics.writers import writer_makers
 from stream_server.server.model.warm_start import find_source
 from stream_server.server.ranks.communicator import SoloRanks, environment_rank
@@ -112,7 +113,7 @@ def _require_folder(config: StudyConfig, *, fresh: bool) -> None:
     folder, group = OutputFolder(config.output_dir), config.study.share_with
     if group is not None:
         run_folder.number_of_group(group)
-    if not fresh and folder.check_start(config, resume=False):
+    if not fresh and folder.check_start(config, resume=False, saved=saved_settings(config, folder)) is not None:
         return
     if config.load.checkpoint is not None:
         find_source(Path(config.load.checkpoint))

@@ -57,6 +57,11 @@ class OutputFolder:
         return self.path / run_folder.STUDY_FILE
 
     @property
+    def study_before(self) -> Path:
+        """The study.json of checkpoints that do not have it, which are of an earlier version."""
+        return self.path / "study.before.json"
+
+    @property
     def report(self) -> Path:
         return self.path / "report.json"
 
@@ -176,10 +181,11 @@ class OutputFolder:
         require_given_up(wanted, given_up)
         return bool(given_up)
 
-    def check_start(self, config: StudyConfig, *, resume: bool) -> Any:
+    def check_start(self, config: StudyConfig, *, resume: bool, saved: Mapping[str, Any] | None = None) -> Any:
         """Ensure that a run may begin here, or go on as `config` says; nothing is changed.
 
-        Gives the resolved study.json of the run that goes on, None if none does.
+        `saved` is the resolved study.json in the newest checkpoint, as `saved_settings` gives it. Gives that of the run
+        that goes on, None if none does.
 
         Raises:
             ConfigError: what is in the folder is no run, not our own, or one of another study; or `resume` insists on a
@@ -191,28 +197,31 @@ class OutputFolder:
         before = self._earlier_study()
         if not self._has_begun(before):
             return None
-        check_continuation(before, config)
-        return before
+        check_continuation(before, config, saved)
+        return before if saved is None else saved
 
     def set_aside(self) -> str:
         """Give the folder of an earlier run, if there is one, the name NAME.1 or the next that is free; says so."""
         return run_folder.set_aside(self.path) if run_folder.holds_anything(self.path) else ""
 
-    def prepare(self, config: StudyConfig, *, resume: bool) -> Any:
+    def prepare(self, config: StudyConfig, *, resume: bool, saved: Mapping[str, Any] | None = None) -> Any:
         """Make the folder, or see that `config` can continue the run in it, and put the resolved study into it.
 
-        Gives the one that was there, as `check_start` does. The report of the last run is removed, since it is not
-        known yet how this one ends.
+        Takes and gives what `check_start` does, and keeps it where no checkpoint does. The report of the last run is
+        removed, since it is not known yet how this one ends.
 
         Raises:
             ConfigError: what is in the folder is no run, or one of another study; or `resume` insists on a run, and
                 there is none.
         """
-        before = self.check_start(config, resume=resume)
+        before = self.check_start(config, resume=resume, saved=saved)
         make_folder(self.path)
         failpoint("server.before_study_file")
+        if before is not None and saved is None:
+            replace_file(self.study_before, read_text(self.study).encode())
         for file in (
             self.study,
+            self.study_before,
             self.report,
             self.exit,
             self.connection,

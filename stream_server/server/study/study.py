@@ -28,7 +28,7 @@ from stream_server.machine.garbage import collect_seldom
 from stream_server.machine.screen import print_escaped, write_escaped
 from stream_server.machine.study_lock import RUN_LOCK, SERVER_LOCK, StudyLock
 from stream_server.messages.simulation_phase import SimulationPhase
-from stream_server.server.checkpoint.continuation import by_rank_0, find_continuation
+from stream_server.server.checkpoint.continuation import by_rank_0, find_continuation, saved_settings
 from stream_server.server.checkpoint.folder import STUDY, CheckpointFolder
 from stream_server.server.progress.stop import Interrupted, StopRequests
 from stream_server.server.ranks.collectives import CollectiveCalls
@@ -138,7 +138,10 @@ def _run(config: StudyConfig, ranks: Ranks, start: StartOptions, stops: StopRequ
         for used in (folder.path, config.checkpoint.dir):
             if ranks.rank != 0 and used is not None:
                 locks.enter_context(hold_folder(used))
-        earlier = by_rank_0(ranks, lambda: folder.prepare(config, resume=start.resume))
+        earlier = by_rank_0(
+            ranks,
+            lambda: folder.prepare(config, resume=start.resume, saved=saved_settings(config, folder)),
+        )
         continuation = find_continuation(config, ranks, folder, partial(_chosen_to_retry, start.retry), earlier)
         watchdog.is_outdated = continuation.is_outdated
         exit_watch.note_incarnation(continuation.identity.incarnation)

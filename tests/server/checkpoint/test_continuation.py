@@ -11,7 +11,7 @@ from stream_server.buffers import Fifo
 from stream_server.buffers.policy import generator
 from stream_server.config import StudyConfig
 from stream_server.errors import ConfigError, NoUsableCheckpoint
-from stream_server.server.checkpoint.continuation import Continuation, by_rank_0, find_continuation
+from stream_server.server.checkpoint.continuation import Continuation, by_rank_0, find_continuation, saved_settings
 from stream_server.server.checkpoint.folder import CheckpointFolder
 from stream_server.server.checkpoint.incarnations import read_incarnations
 from stream_server.server.intake.source import REPLAY, ReceptionSnapshot
@@ -19,6 +19,7 @@ from stream_server.server.ranks.communicator import SoloRanks
 from stream_server.server.run.build import BUFFER_STREAM, make_policy
 from stream_server.server.run.identity import Identity
 from stream_server.server.run.output import OutputFolder
+from stream_server.storage import plain_state
 from tests.fakes.thread_ranks import Job, ThreadRanks, on_ranks
 from tests.support import checkpoint_stores as stores
 from tests.support.saved_ranks import SavedStudyRank, save_all
@@ -83,6 +84,30 @@ def test_of_a_checkpoint_of_an_earlier_version_the_start_before_says_what_study_
     now = folder.load({"training.batch_size": 30})
     assert [it.path for it in replace(find(now), earlier=earlier).changed_settings({}, now)] == ["training.batch_size"]
     assert find(now).changed_settings({}, now) == []
+
+
+def saved_study(config: StudyConfig, number: int, state: dict[str, Any]) -> None:
+    (folder := output(config).checkpoints / f"{number:06}").mkdir(parents=True)
+    with (folder / "study.state").open("wb") as file:
+        plain_state.encode(state).write(file)
+
+
+def test_starts_that_die_before_they_save_find_the_same_changes_since_an_earlier_version(folder: StudyFolder) -> None:
+    before, now, later = (folder.load({"training.batch_size": size}) for size in (20, 30, 40))
+    run = output(before)
+    run.prepare(before, resume=False, saved=saved_settings(before, run))
+    begun = find(before)
+    saved_study(before, 1, {})
+    for config in (now, now, later):
+        earlier = run.prepare(config, resume=False, saved=saved_settings(config, run))
+        found = replace(begun, earlier=earlier).changed_settings({}, config)
+        assert [(it.path, it.before) for it in found] == [("training.batch_size", 20)]
+    saved_study(later, 2, {"settings": json.dumps(later.resolved())})
+    assert saved_settings(now, run)["training"]["batch_size"] == 40
+
+
+def test_without_a_checkpoint_nothing_was_saved(config: StudyConfig) -> None:
+    assert saved_settings(config, output(config)) == {}
 
 
 def test_each_incarnation_has_keys_of_its_own(config: StudyConfig) -> None:
