@@ -125,6 +125,14 @@ class Policy(ABC):
         There may be more slots than the capacity. Then there is no room until what must be drawn is below it.
         """
 
+    @staticmethod
+    def with_other_bound(state: State, before: float | None, now: float) -> State:
+        """A saved state that goes on with another `draws_per_sample`: it is that of the samples to come.
+
+        The default leaves it as it is, for policies that keep no count of that.
+        """
+        return state
+
     @classmethod
     def deal(cls, states: Sequence[State], seeds: Sequence[Seed]) -> list[State]:
         """Deal the states of all ranks of a run to those of a run that continues it, one for each of `seeds`.

@@ -197,13 +197,15 @@ class Reservoir(Policy):
 
     @staticmethod
     def with_other_bound(state: State, before: float | None, now: float) -> State:
-        """A saved state that goes on with another `draws_per_sample`: it is that of the samples to come.
+        """See `Policy`. As many draws of those that have come are left as there were by the bound `before`.
 
-        As many draws of those that have come are left as there were by the bound `before`, without one none.
+        Without one none are, but in a closed buffer, whose samples were to be drawn once more.
         """
         if before is None:
-            return {**state, "num_draws": round(now * state["num_inserts"])}
-        return {**state, "num_draws": state["num_draws"] + round((now - before) * state["num_inserts"])}
+            num_left = len(state["slots"]) if state["closed"] else 0
+        else:
+            num_left = round(before * state["num_inserts"]) - state["num_draws"]
+        return {**state, "num_draws": round(now * state["num_inserts"]) - num_left}
 
     @classmethod
     def deal(cls, states: Sequence[State], seeds: Sequence[Seed]) -> list[State]:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from stream_server.buffers import Reservoir
+from stream_server.buffers import Fifo, Reservoir
 from tests.buffers.models import ReservoirModel, are_equally_likely
 from tests.buffers.policy_machine import MACHINE_SETTINGS, PolicyMachine
 from tests.support.examples import examples
@@ -259,6 +259,36 @@ def test_another_bound_on_draws_holds_for_the_samples_to_come(before: float | No
         assert least - 1 <= drawn.total() <= least + 10
     else:
         assert second.total() <= 30 * now + 10
+
+
+def test_samples_of_a_closed_buffer_that_gets_a_bound_are_drawn_once_more_as_without() -> None:
+    policy = Reservoir(capacity=20, watermark=1, seed=1)
+    policy.put(range(20))
+    while policy.num_unseen:
+        policy.draw(1)
+    policy.close()
+    other = Reservoir(capacity=20, watermark=1, draws_per_sample=3.0, seed=2)
+    other.load_state_dict(Reservoir.with_other_bound(policy.state_dict(), None, 3.0))
+    assert other.num_left == policy.num_left == 20
+    drawn = [slot for _ in range(5) for slot in other.draw(other.ready(4)).slots.tolist()]
+    assert (sorted(drawn), other.num_left) == ([*range(20)], 0)
+
+
+@pytest.mark.parametrize(("before", "now"), [(2.3, 1.1), (1.1, 2.3), (3.7, 3.6)])
+def test_another_bound_leaves_exactly_the_draws_that_were_left(before: float, now: float) -> None:
+    policy = Reservoir(capacity=50, watermark=1, draws_per_sample=before, seed=1)
+    for size in range(1, 50):
+        policy.put([size])
+        if policy.ready(1):
+            policy.draw(1)
+        other = Reservoir(capacity=50, watermark=1, draws_per_sample=now, seed=2)
+        other.load_state_dict(Reservoir.with_other_bound(policy.state_dict(), before, now))
+        assert other.num_left == policy.num_left
+
+
+def test_a_policy_without_such_counts_stays_as_it_is() -> None:
+    state = Fifo(capacity=3).state_dict()
+    assert Fifo.with_other_bound(state, 2.0, 3.0) is state
 
 
 def pour(policy: Reservoir, slots: range, *, most: int) -> Counter[int]:

@@ -12,7 +12,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from stream_server.buffers import Buffer, Policy, Reservoir
+from stream_server.buffers import Buffer, Policy
 from stream_server.buffers.redeal import Dealt, redeal
 from stream_server.buffers.statics import StaticFields
 from stream_server.errors import DamagedCheckpoint
@@ -137,11 +137,9 @@ class RankRestore:
         buffer: dict[str, Any] = self.saved[0].state["buffer"] if self.dealt is None else self.dealt.state
         return buffer
 
-    def bound_draws(self, before: float | None, now: float) -> None:
-        """Go on with another `training.draws_per_sample`; a policy of the user's without such counts sees to it."""
-        policy = self.buffer["policy"]
-        if {"num_inserts", "num_draws"} <= policy.keys():
-            self.buffer["policy"] = Reservoir.with_other_bound(policy, before, now)
+    def bound_draws(self, policy: Policy, before: float | None, now: float) -> None:
+        """Let the state for `policy` go on with another `training.draws_per_sample`."""
+        self.buffer["policy"] = policy.with_other_bound(self.buffer["policy"], before, now)
 
     @property
     def waiting(self) -> list[int]:

@@ -83,7 +83,7 @@ class Progress:
     def fraction(self) -> float | None:
         """The fraction of the run that is done, 0 to 1, by draws or else by new samples; None if it is not known.
 
-        It never falls, but for a study that is continued with more to train, and is 1 at the end.
+        It never falls, but for a study that is continued with more to train or draw, and is 1 at the end.
         """
         ends = self._ends(by_draws=self.length.draws is not None)
         return max(self._fraction, *(min(1.0, done / max(1, total)) for done, total in ends)) if ends else None
@@ -132,6 +132,7 @@ class Progress:
     def change_draws(self, draws_per_sample: float) -> None:
         """The samples that are yet to be drawn for the first time are drawn so often, unlike those before."""
         self._draws_beyond = self.draws - round(draws_per_sample * self._num_drawn)
+        self._fraction = 0.0
 
     @property
     def round_has_samples(self) -> bool:

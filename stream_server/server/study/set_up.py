@@ -129,8 +129,6 @@ class StudyRank(Composition):
             self.restored = continuation.rank(config, ranks, is_replay=self.is_replay)
             for path, before, now, rule in continuation.changed_settings(self.saved, config):
                 self.changes.note(path, before=before, now=now, source=STUDY_FILE, note=rule.reason)
-                if path == DRAWS:
-                    self.restored.bound_draws(before, now)
         self.cores = share_cores(ranks, simulation_cores(config, start))
         wait_passively(self.cores.nodes[ranks.node])
         self.started_s = self._began_s - (0.0 if self.saved is None else self.saved["wall_s"])
@@ -152,8 +150,10 @@ class StudyRank(Composition):
         self.source = self._make_source(start, plan, design)
         if self.saved is not None and self.restored is not None:
             self.progress.load_state_dict(self.saved["progress"])
-            if any(change.name == DRAWS for change in self.changes.new):
-                self.progress.change_draws(config.training.draws_per_sample or 1.0)
+            for change in self.changes.new:
+                if change.name == DRAWS:
+                    self.restored.bound_draws(buffer.policy, change.before, change.now)
+                    self.progress.change_draws(change.now)
             # Now, so that a study that fails in its set-up reports those of earlier incarnations, too.
             self.restored.load({"phases": self.phases})
 

@@ -80,6 +80,7 @@ def test_a_run_whose_draws_per_sample_change_is_done_after_the_draws_of_both(
     progress.change_draws(draws_now)
     again = Progress(1, length=TrainingLength(samples=8, draws=8 * draws_now))
     again.load_state_dict(progress.state_dict())
+    assert again.fraction == (before.draws / (before.draws + 4 * draws_now))
     for number in range(4 * draws_now):
         assert again.fraction != 1.0
         again.count_batch(union_batch(1, num_first=number < 4))
