@@ -17,7 +17,7 @@ from stream_server.analysis.reading import RunFolder, named
 from stream_server.errors import EXIT_SAVED
 from stream_server.machine.run_folder import was_set_aside
 from stream_server.machine.study_lock import RUN_LOCK, SERVER_LOCK, holder_of
-from stream_server.messages.operator import Change, StudyStatus
+from stream_server.messages.operator import Change, StudyStatus, newest_changes
 from stream_server.messages.simulation_phase import SimulationPhase
 from stream_server.storage.checksums import parse_checksummed_json
 from stream_server.storage.disk import MAX_TEXT_BYTES, by_own_links, read_file, read_text
@@ -41,7 +41,6 @@ LAUNCHER = "stream-launcher"
 BUSY_S = 20.0
 MAX_CHARACTERS = 2000
 MAX_MANIFESTS = 100
-MAX_CHANGES = 5
 Count = Annotated[int, Meta(ge=0, le=1 << 62)]
 
 _CHECKPOINT = re.compile(r"\d{6,}")
@@ -276,11 +275,8 @@ def account_rows(report: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def change_rows(changes: Sequence[Change]) -> list[tuple[str, str]]:
-    """The newest of what restarts have changed, each with the batch from which it holds."""
-    texts = [change.with_batch for change in changes[-MAX_CHANGES:]]
-    if (num_more := len(changes) - len(texts)) > 0:
-        texts.insert(0, f"{counted(num_more, 'earlier change')}, and")
-    return [("" if number else "changed", text) for number, text in enumerate(texts)]
+    """The newest of what restarts have changed, as rows of a table."""
+    return [("" if number else "changed", text) for number, text in enumerate(newest_changes(changes))]
 
 
 def damages_of(run: RunFolder) -> list[str]:

@@ -27,20 +27,23 @@ class Permission(StrEnum):
 class Rule(NamedTuple):
     """What a restart may do with the keys that match one of `patterns`, and the reason, or what follows from it.
 
-    Of those that are told, a change may be one that the rule does not `allow`, by the values before and now.
+    Of those that are told, a change may be one that the rule does not `allow`, by the values before and now, for which
+    `refusal` is the reason. What `is_compared` is free, and told by what the server makes of it.
     """
 
     permission: Permission
     reason: str
     patterns: tuple[str, ...]
     allow: Callable[[Any, Any], bool] = lambda before, now: True
+    refusal: str = ""
+    is_compared: bool = False
 
     def refuses(self, before: Any, now: Any) -> bool:
         return self.permission is Permission.REFUSED or not self.allow(before, now)
 
 
-def _rule(permission: Permission, reason: str, *patterns: str) -> Rule:
-    return Rule(permission, reason, patterns)
+def _rule(permission: Permission, reason: str, *patterns: str, **further: Any) -> Rule:
+    return Rule(permission, reason, patterns, **further)
 
 
 def _keeps_weights(before: Any, now: Any) -> bool:
@@ -85,20 +88,37 @@ RULES = (
         *("simulation.job.*", "server.backend", "server.ranks*", "server.job.*", "launcher.*", "client.*", "network.*"),
     ),
     _rule(TOLD, "a buffer that holds more takes nothing in until there is room", "buffer.capacity"),
-    _rule(TOLD, "", "buffer.watermark"),
+    _rule(TOLD, "from now on", "buffer.watermark", "normalization.every_batches"),
     _rule(REFUSED, "what the buffer holds is the state of that policy", "buffer.policy", "buffer.args*"),
     _rule(REFUSED, "the samples that are in the buffer count down from it", "buffer.pseudo_epochs"),
     _rule(REFUSED, "the steps of simulations that run go to the ranks by it", "buffer.routing"),
     _rule(TOLD, "batches that were drawn before stay as they are", "training.batch_size"),
-    Rule(TOLD, "it bounds the draws of samples to come", ("training.draws_per_sample",), _is_bounded),
-    _rule(TOLD, "from this update on", "training.accumulate", "training.clip_norm", "training.clip_value"),
-    _rule(TOLD, "", "training.matmul_precision", "training.uneven", "training.max_nonfinite"),
+    _rule(
+        TOLD,
+        "it bounds the draws of samples to come",
+        "training.draws_per_sample",
+        allow=_is_bounded,
+        refusal="without a bound nobody knows how far the run is",
+    ),
+    _rule(
+        TOLD,
+        "from this update on",
+        *("training.accumulate", "training.clip_norm", "training.clip_value"),
+        *("training.matmul_precision", "training.uneven", "training.max_nonfinite"),
+    ),
     _rule(TOLD, "counted from the beginning", "training.max_batches", "training.max_s", "training.early_stop*"),
-    Rule(TOLD, "weights and optimizer stay in the format that they have", ("training.precision",), _keeps_weights),
+    _rule(
+        TOLD,
+        "weights and optimizer stay in the format that they have",
+        "training.precision",
+        allow=_keeps_weights,
+        refusal="weights and optimizer would need another format than they were saved in",
+    ),
     _rule(
         FREE,
         "what they make is compared with what was saved",
         *("training.optimizer*", "training.lr_scheduler*"),
+        is_compared=True,
     ),
     _rule(REFUSED, "the weights that were saved are those of that model", "training.model*"),
     _rule(REFUSED, "what was saved is the state of that class", "training.callbacks"),
@@ -125,16 +145,15 @@ RULES = (
     ),
     _rule(
         TOLD,
-        "",
+        "counted from the beginning",
         *("validation.every_batches", "validation.every_s", "validation.at", "validation.after_batches"),
     ),
     _rule(FREE, "when, where and what is saved", "checkpoint.*"),
     _rule(FREE, "whether what is made now or what was saved wins", "load.hyperparameters"),
     _rule(REFUSED, "the run goes on with what it has learned since it began with that", "load*"),
-    _rule(TOLD, "", "normalization.every_batches"),
     _rule(REFUSED, "the statistics that there are were kept so", "normalization.*"),
     _rule(REFUSED, "samples that have come were trained or written by it", "offline.*"),
-    _rule(TOLD, "", "user*"),
+    _rule(TOLD, "as the server class takes it", "user*"),
 )
 """The first rule with a pattern that a key matches holds for it."""
 
@@ -150,6 +169,11 @@ class Difference(NamedTuple):
     @property
     def is_told(self) -> bool:
         return self.rule.permission is Permission.TOLD
+
+    @property
+    def is_of_training(self) -> bool:
+        """Whether the training is another by it, beyond the last bits."""
+        return self.is_told or self.rule.is_compared
 
 
 def check_continuation(before: Mapping[str, Any], config: StudyConfig, saved: Mapping[str, Any] | None = None) -> None:
@@ -225,7 +249,7 @@ def _problem(difference: Difference) -> Problem:
     else:
         value = "missing" if now is None else shown(now)
         found, instead = f"{value}, but the run began with {shown(before)}", f"Write {shown(before)}"
-    return Problem(path, found, f"{instead}, or start afresh: {rule.reason}")
+    return Problem(path, found, f"{instead}, or start afresh: {rule.refusal or rule.reason}")
 
 
 def _with_relative_paths(resolved: Any) -> Any:

@@ -7,7 +7,7 @@ Why: docs/decisions/0081-operators-ask-rank-0.md
 """
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any
 
 from msgspec import Meta, field
@@ -16,8 +16,10 @@ from stream_server.messages import codec
 from stream_server.messages.client import Count, Parameters, Text
 from stream_server.messages.codec import JsonMessage, JsonObject
 from stream_server.storage.typed import shortened
+from stream_server.wording import counted
 
 MAX_ROWS = 1000
+MAX_CHANGES = 5
 
 
 class AskStatus(JsonMessage, frozen=True, kw_only=True):
@@ -38,7 +40,7 @@ class AskStop(JsonMessage, frozen=True, kw_only=True):
 
 
 class Change(JsonObject, frozen=True, kw_only=True):
-    """What a restart changed in a run, from a `batch` on: a `name` and its value `before` and `now`, as JSON.
+    """What a restart changed in a run, from a `batch` on: a `name` and its value `before` and `now`, `cut_off`.
 
     `source` is the file that says so, `note` what follows from it or stays as it was. `str()` is for people.
     """
@@ -51,12 +53,31 @@ class Change(JsonObject, frozen=True, kw_only=True):
     note: Text = ""
 
     def __str__(self) -> str:
-        before, now = (shortened(json.dumps(value, ensure_ascii=False)) for value in (self.before, self.now))
+        before, now = (_shown(value) for value in (self.before, self.now))
         return f"{self.name} {before} → {now}, from {self.source}" + (f"; {self.note}" if self.note else "")
 
     @property
     def with_batch(self) -> str:
         return f"from batch {self.batch:,}: {self}"
+
+
+def cut_off(value: Any) -> Any:
+    """A value of a `Change`, or the beginning of its JSON where it is long."""
+    text = json.dumps(value, ensure_ascii=False)
+    return value if text == shortened(text) else shortened(text)
+
+
+def _shown(value: Any) -> str:
+    is_cut_off = isinstance(value, str) and value.endswith("…")
+    return shortened(value if is_cut_off else json.dumps(value, ensure_ascii=False))
+
+
+def newest_changes(changes: Sequence[Change]) -> list[str]:
+    """The newest of what restarts have changed, for people, each with the batch from which it holds."""
+    texts = [change.with_batch for change in changes[-MAX_CHANGES:]]
+    if (num_more := len(changes) - len(texts)) > 0:
+        texts.insert(0, f"{counted(num_more, 'earlier change')}, and")
+    return texts
 
 
 class TrainingStatus(JsonObject, frozen=True, kw_only=True):

@@ -294,6 +294,27 @@ def test_what_changes_the_training_is_told_and_nothing_else(folder: StudyFolder,
     assert not differences(resolved(after), after)
 
 
+def test_of_a_free_change_that_the_server_compares_others_are_told_too(folder: StudyFolder) -> None:
+    """A finished study, or a server that is taken over, has no server that would."""
+    adam = {"class": "torch.optim:Adam", "args": {"lr": 0.1}}
+    before = folder.load({"training.model": NETWORK, "training.optimizer": adam})
+    now = {"training.model": NETWORK, "training.optimizer": {**adam, "args": {"lr": 0.2}}}
+    after = folder.load({**now, "training.prefetch": 2, "training.batch_size": 11})
+    found = differences(resolved(before), after)
+    of_training = [it.path for it in found if it.is_of_training]
+    assert sorted(of_training) == ["training.batch_size", "training.optimizer.args.lr"]
+    assert [it.path for it in found if it.is_told] == ["training.batch_size"]
+
+
+def test_each_rule_has_a_reason_and_what_is_refused_its_own(folder: StudyFolder) -> None:
+    assert all(rule.reason for rule in RULES)
+    with pytest.raises(ConfigError, match="or start afresh: weights and optimizer would need another format"):
+        check_continuation(resolved(folder.load()), folder.load({"training.precision": "64-true"}))
+    bounded = folder.load({"training.draws_per_sample": 2.0, "training.lr_clock": "samples"})
+    with pytest.raises(ConfigError, match="or start afresh: without a bound nobody knows"):
+        check_continuation(resolved(bounded), folder.load({"training.lr_clock": "samples"}))
+
+
 @pytest.mark.parametrize(
     ("before", "now", "is_refused"),
     [

@@ -153,7 +153,8 @@ def _check(config: StudyConfig, named: Sequence[tuple[str, JobKind]]) -> None:
     problems: list[Problem] = []
     for name, kind in named:
         make = load_named(name, BACKENDS, config.study_dir, kind=kind.key)
-        problems += call_user(name, list, make.problems(kind)) if _is_scheduler(make) else []
+        if _is_scheduler(make):
+            problems += call_user(name, lambda make, kind: [*make.problems(kind)], make, kind)
     if problems:
         raise config_error("the study", problems)
     for name, kind in named:

@@ -261,7 +261,7 @@ class Supervisor:
         config = self.servers.config
         with suppress(OSError, ValueError):
             before = json.loads(read_text(config.output_dir / STUDY_FILE))
-            if changed := [it.path for it in differences(before, config) if it.is_told]:
+            if changed := [it.path for it in differences(before, config) if it.is_of_training]:
                 what = "the server trains on with the study.json of its start; once it is started again, this holds: %s"
                 log.warning(what, listed(changed))
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 
-from stream_server.messages.operator import Change
+from stream_server.messages.operator import Change, cut_off
 
 
 class Changes:
@@ -24,7 +24,8 @@ class Changes:
 
     def note(self, name: str, *, before: Any, now: Any, source: str, note: str = "") -> None:
         """Keep a change that this start makes, with values that JSON has; said once all user code was called."""
-        change = Change(name=name, before=before, now=now, source=source, batch=self.batch, note=note)
+        values = {"before": cut_off(before), "now": cut_off(now)}
+        change = Change(name=name, source=source, batch=self.batch, note=note, **values)
         self.new.append(change)
 
     def state_dict(self) -> list[dict[str, Any]]:

@@ -17,7 +17,7 @@ from stream_server.failpoints import failpoint
 from stream_server.machine.screen import escaped
 from stream_server.machine.terminal import terminal_of_stderr
 from stream_server.messages.client import Reason
-from stream_server.messages.operator import Change
+from stream_server.messages.operator import Change, newest_changes
 from stream_server.messages.simulation_phase import SimulationPhase
 from stream_server.server.intake.account import RankAccount
 from stream_server.server.intake.source import Simulations
@@ -314,7 +314,7 @@ def _summary_rows(report: Mapping[str, Any], *, is_online: bool) -> list[tuple[s
         rows.append(("starts", f"{report['restarts'] + 1:,} of the server{survived}"))
     if report["changes"]:
         changes = msgspec.convert(report["changes"], list[Change])
-        rows.append(("changed", _some([change.with_batch for change in changes])))
+        rows.append(("changed", "\n".join(newest_changes(changes))))
     if report["warnings"]:
         rows.append(("warnings", _some(list(report["warnings"]))))
     if not report["balanced"]:

@@ -178,7 +178,7 @@ def _told_that_it_is_over(config: StudyConfig, folder: OutputFolder) -> str:
         if any(checkpoints.manifest(number).class_digest != its_class for number in checkpoints.numbers()[-1:]):
             changed = " The file with the server class has changed since then, and its model has not."
     earlier = folder.check_start(config, resume=False)
-    if earlier is not None and (others := [it.path for it in differences(earlier, config) if it.is_told]):
+    if earlier is not None and (others := [it.path for it in differences(earlier, config) if it.is_of_training]):
         changed += f" What study.json has changed since then ({listed(others)}) has no effect on it."
     return (
         f"{config.study.name} is finished: {folder.report} says how.{changed} More study.simulations go on with it, "

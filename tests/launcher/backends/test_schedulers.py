@@ -14,7 +14,7 @@ import pytest
 
 from stream_server.config import StudyConfig
 from stream_server.config.job_sections import JobSettings
-from stream_server.errors import ConfigError
+from stream_server.errors import ConfigError, UserCodeError
 from stream_server.launcher.backends import batch_backend, flux, lsf, oar, pbs, scheduler
 from stream_server.launcher.backends.backend import JobState, JobStatus, Outage, SavedJob
 from stream_server.launcher.backends.batch_backend import BatchBackend
@@ -404,6 +404,17 @@ def test_the_settings_of_both_jobs_are_told_at_once(tmp_path: Path, monkeypatch:
     told = r"2 problems:\n  server\.job\.options\.ntasks: .*\n  simulation\.job\.memory: "
     with pytest.raises(ConfigError, match=told):
         check_backends(StudyFolder(tmp_path).load(wrong))
+
+
+def test_what_a_scheduler_of_the_users_raises_is_told_as_such(tmp_path: Path) -> None:
+    study = StudyFolder(tmp_path)
+    study.write(
+        "mine.py",
+        "from stream_server.launcher.backends.pbs import Pbs\n\n"
+        "class Mine(Pbs):\n    @classmethod\n    def problems(cls, kind):\n        raise RuntimeError('no queue')\n",
+    )
+    with pytest.raises(UserCodeError, match=r"mine\.py:Mine raised RuntimeError: no queue"):
+        check_backends(study.load({"launcher.backend": "mine.py:Mine"}))
 
 
 JOB = JobSettings(

@@ -18,6 +18,19 @@ def test_a_start_tells_what_it_changes_itself_and_keeps_what_earlier_ones_did() 
     assert [change.name for change in second.new] == ["learning rate"]
 
 
+def test_a_long_value_is_cut_off_once() -> None:
+    changes = Changes()
+    table = {"rows": ["a"] * 100_000}
+    changes.note("user.table", before={"rows": []}, now=table, source="study.json")
+    changes.note("user.path", before="a" * 500, now="b", source="study.json")
+    (_, other), (first, _) = (changes.state_dict() for _ in range(2))
+    assert first["before"] == {"rows": []}
+    assert (len(first["now"]), first["now"][-1], len(other["before"])) == (200, "…", 200)
+    told = str(changes.new[0])
+    assert told.startswith('user.table {"rows": []} → {"rows": ["a", "a", ')
+    assert told.endswith("…, from study.json")
+
+
 def test_a_list_that_was_not_saved_so_is_refused() -> None:
     with pytest.raises(ValueError, match="batch"):
         Changes().load_state_dict([{"name": "x", "before": 1, "now": 2, "source": "y", "batch": "z"}])

@@ -143,6 +143,14 @@ def test_what_restarts_have_changed_is_in_report_and_summary_with_its_batch() ->
     ]
     told = "from batch 1,200: learning rate 0.001 → 0.0003, from server.py; optimizer state kept"
     assert told in summary(found).plain
+    for number in range(6):
+        changes.note(f"user.n{number}", before=0, now=1, source="study.json")
+    shown = summary(report(changes=changes)).plain
+    assert "2 earlier changes, and" in shown
+    assert [name for name in ("learning rate", "user.n0", "user.n1", "user.n5") if name in shown] == [
+        "user.n1",
+        "user.n5",
+    ]
 
 
 def test_a_finished_study_that_balances_ends_with_exit_code_0() -> None:

@@ -134,8 +134,7 @@ def test_a_bound_on_draws_that_rises_holds_for_the_samples_to_come(tmp_path: Pat
         "\ntraining.draws_per_sample 2.0 → 3.0, from study.json; it bounds the draws of samples to come\n"
         in done.output
     )
-    # Of the samples that had come each was to be drawn twice: those of 40 draws, at least 20 and at most 40, and as many
-    # unseen ones as the buffer holds.
+    # Of the samples that had come each was to be drawn twice: the 20 to 40 of 40 draws, and what the buffer holds.
     assert 3 * 80 - 20 >= done.report["draws"] >= 3 * 80 - (40 + 24)
     drawn = Counter(key for of_ranks in batches_of(done).values() for batch in of_ranks for key in batch)
     assert set(drawn) == {(simulation, step) for simulation in range(1, 5) for step in range(20)}
