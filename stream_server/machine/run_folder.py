@@ -17,6 +17,7 @@ from stream_server.storage.ownership import OTHERS, first_untrusted, is_ours, na
 
 STUDY_FILE = "study.json"
 JOURNAL_FILE = "journal.jsonl"
+LAUNCHED_FILE = "launched.json"
 SIMULATIONS = "simulations"
 PRIVATE = 0o700
 # Set-group-ID: new entries have its group.

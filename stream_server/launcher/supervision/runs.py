@@ -1,15 +1,17 @@
 """The composition root of the launcher: builds the parts, runs them, and keeps the journal of that."""
 
+import json
 import logging
 import os
 import signal
 import sys
 import time
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, suppress
+from dataclasses import replace
 from pathlib import Path
 
-from stream_server.config import StudyConfig
+from stream_server.config import StudyConfig, check_continuation
 from stream_server.errors import ConfigError, UserCodeError
 from stream_server.launcher.backends.backend import Backend, Outage
 from stream_server.launcher.backends.environment import release_cores, simulation_environment
@@ -36,7 +38,7 @@ from stream_server.machine.forced_exit import URGENT, UrgentSignals, stop_signal
 from stream_server.machine.screen import LogFile, PlainFormatter
 from stream_server.machine.signals import Signals, ThreadErrors
 from stream_server.machine.study_lock import LOCKS, RUN_LOCK, StudyLock
-from stream_server.storage.disk import hold_folder, make_folder
+from stream_server.storage.disk import hold_folder, make_folder, read_text, replace_file
 
 PROGRAM = "stream-launcher"
 LOG_FORMAT = "%(asctime)s %(levelname)s %(message)s"
@@ -65,11 +67,14 @@ def supervise_study(config: StudyConfig, command: ServerCommand, *, ends_at: flo
             closing(jobs.backend),
             servers,
         ):
-            if command.retry is not None and is_resumed(journal.history, servers.backend, link=None):
-                raise ConfigError(
-                    "--retry is for a study that has ended, but this one goes on: its launcher was killed. Run the "
-                    "command without --retry to take it over; once it has ended, --retry tries again"
-                )
+            if is_resumed(journal.history, servers.backend, link=None):
+                if command.retry is not None:
+                    raise ConfigError(
+                        "--retry is for a study that has ended, but this one goes on: its launcher was killed. Run the "
+                        "command without --retry to take it over; once it has ended, --retry tries again"
+                    )
+                if journal.history.server is not None:
+                    _check_takeover(config)
             if journal.history.server is None:
                 command.require_room()
             address = begin(journal, jobs, servers, link=None).link
@@ -77,7 +82,7 @@ def supervise_study(config: StudyConfig, command: ServerCommand, *, ends_at: flo
             remote = _remote_access(config, command.ranks, folder, journal.history)
             with ServerConnection(address, remote) as link:
                 exit_code = Supervisor(
-                    command=command,
+                    command=replace(command, config=_kept(config)),
                     servers=servers,
                     ensemble=_make_ensemble(config, journal, link, jobs),
                     link=link,
@@ -97,6 +102,23 @@ def supervise_study(config: StudyConfig, command: ServerCommand, *, ends_at: flo
         private_folder.remove(folder)
         journal.note(LauncherLeft(exit_code=exit_code))
     return exit_code
+
+
+def _check_takeover(config: StudyConfig) -> None:
+    """Refuse what the server could not go on with once it is started again, while it runs on.
+
+    Raises:
+        ConfigError: study.json has changed so.
+    """
+    with suppress(OSError, ValueError):
+        check_continuation(json.loads(read_text(config.output_dir / run_folder.STUDY_FILE)), config)
+
+
+def _kept(config: StudyConfig) -> Path:
+    """The file that keeps the study as it is now: each start of the server reads that, and not what it has become."""
+    file = config.output_dir / run_folder.LAUNCHED_FILE
+    replace_file(file, (json.dumps(config.resolved(), indent=2) + "\n").encode())
+    return file
 
 
 def run_simulations(config: StudyConfig, address: str) -> int:

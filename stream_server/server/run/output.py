@@ -19,7 +19,7 @@ from stream_server.storage.disk import make_folder, read_text, remove_file, remo
 INCARNATIONS = "incarnations"
 IDENTITY = "identity.json"
 BEFORE_ANYTHING = {
-    *(run_folder.STUDY_FILE, run_folder.JOURNAL_FILE, *LOCKS),
+    *(run_folder.STUDY_FILE, run_folder.JOURNAL_FILE, run_folder.LAUNCHED_FILE, *LOCKS),
     *("logs", "metrics", "exit.json", "report.json", IDENTITY),
 }
 """The files of a start that failed while it was set up."""

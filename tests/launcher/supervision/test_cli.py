@@ -10,6 +10,7 @@ from typing import Any
 import psutil
 import pytest
 
+from stream_server.config import load
 from stream_server.launcher.supervision.cli import main
 from stream_server.messages import launcher_link
 from tests.launcher.study_run import DEADLINE_S, StudyRun
@@ -55,7 +56,9 @@ def test_the_server_gets_what_the_user_gave_and_where_to_find_us(tmp_path: Path)
     with run:
         assert run.end() == 0, run.errors
         given = run.facts(0)["arguments"]
-        assert given[:4] == ["--config", str(tmp_path / "study.json"), "--set=training.batch_size=4", "--resume"]
+        kept = run.output_dir / "launched.json"
+        assert given[:4] == ["--config", str(kept), "--set=training.batch_size=4", "--resume"]
+        assert load(kept).resolved() == load(tmp_path / "study.json", ["training.batch_size=4"]).resolved()
         assert given[4] == "--time-limit"
         assert given[5].startswith("00:59:")
         assert [given[6], given[8]] == ["--link", "--alive"]
@@ -69,6 +72,19 @@ def test_a_server_that_is_lost_is_started_again_while_its_simulations_go_on(tmp_
         assert "was killed by SIGKILL" in run.errors
         assert "restart 1 of 3" in run.errors
         assert run.facts(0)["mark"] != run.facts(1)["mark"]
+
+
+def test_a_server_that_is_started_again_has_the_study_of_the_launcher_and_not_what_it_has_become(
+    tmp_path: Path,
+) -> None:
+    with StudyRun(tmp_path, [*LOST[:-1], ["wait_for_file", "go"], LOST[-1]], WELL) as run:
+        before = load(tmp_path / "study.json").resolved()
+        run.wait_for_output(0)
+        (tmp_path / "study.json").write_text("edited, and not finished")
+        (tmp_path / "go").touch()
+        assert run.end() == 0, run.errors
+        assert run.num_starts == 2, run.errors
+        assert load(run.facts(1)["arguments"][1]).resolved() == before
 
 
 @pytest.mark.parametrize(

@@ -48,6 +48,23 @@ def test_a_restarted_launcher_takes_over_the_server_and_its_simulations(tmp_path
         assert run.num_starts == 1
 
 
+def test_a_launcher_whose_study_the_server_could_not_go_on_with_leaves_it_alone(tmp_path: Path) -> None:
+    with StudyRun(tmp_path, STAYING) as run:
+        pid = run.wait_for_output(0)
+        (run.output_dir / "study.json").write_text(json.dumps(load(run.folder / "study.json").resolved()))
+        run.launcher.kill()
+        run.launcher.wait()
+        refused = run.start("--set", "study.seed=7")
+        assert refused.wait(60) == 2
+        assert "study.seed: 7, but the run began with 0" in run.errors
+        run.launcher = run.start()
+        run.wait_until(lambda: len(run.attempts(0)) == 2)
+        assert run.wait_for_output(0) == pid
+        (tmp_path / "go").touch()
+        assert run.end() == 0
+        assert run.num_starts == 1
+
+
 def test_a_restarted_launcher_notices_the_end_of_a_server_that_it_did_not_start(tmp_path: Path) -> None:
     with StudyRun(tmp_path, STAYING, QUICK, ranks=2) as run:
         pid = run.wait_for_output(0)
