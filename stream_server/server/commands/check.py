@@ -5,7 +5,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from stream_server.config import StudyConfig, check_ranks
+from stream_server.config import StudyConfig, check_ranks, differences
+from stream_server.config.problems import shown as shown_value
 from stream_server.errors import ConfigError
 from stream_server.launcher.backends.allocation import ServerSize
 from stream_server.launcher.backends.mpirun import missing_program, shown
@@ -88,8 +89,10 @@ def _lines_of_replay(config: StudyConfig, folder: Path) -> list[tuple[str, str]]
     return [("replay", source), *(("", warning) for warning in share.warnings)]
 
 
-def require_start(config: StudyConfig, replay: Path | None = None, *, fresh: bool = False) -> None:
+def require_start(config: StudyConfig, replay: Path | None = None, *, fresh: bool = False) -> list[str]:
     """Refuse a study, or a `replay`, that would be refused when stream-launcher starts it here.
+
+    Gives what that start would say of the keys that it changes in an earlier run.
 
     Raises:
         ConfigError: it cannot run on this many ranks, or go on with the run in its folder unless it starts over, its
@@ -99,24 +102,29 @@ def require_start(config: StudyConfig, replay: Path | None = None, *, fresh: boo
     """
     size, is_here = ServerSize.of(config), config.server.backend == "local"
     check_ranks(config, size.num_ranks)
-    _require_folder(config, fresh=fresh)
+    told = _require_folder(config, fresh=fresh)
     if is_here:
         problem = memory_problem(config, size.num_ranks, size.num_on_node)
         if problem := problem or beyond_limit(make_plan(config).connections + STRANGERS, FOR_CONNECTIONS):
             raise ConfigError(problem)
-    if replay is not None:
-        return
-    check_backends(config)
+    if replay is None:
+        check_backends(config)
+    return told
 
 
-def _require_folder(config: StudyConfig, *, fresh: bool) -> None:
+def _require_folder(config: StudyConfig, *, fresh: bool) -> list[str]:
     folder, group = OutputFolder(config.output_dir), config.study.share_with
     if group is not None:
         run_folder.number_of_group(group)
-    if not fresh and folder.check_start(config, resume=False, saved=saved_settings(config, folder)) is not None:
-        return
+    if not fresh:
+        saved = saved_settings(config, folder)
+        if (before := folder.check_start(config, resume=False, saved=saved)) is not None:
+            is_told = bool(before) and not folder.is_finished(config.resolved())
+            found = [it for it in differences(before, config) if is_told and it.is_told]
+            return [f"{it.path} {shown_value(it.before)} → {shown_value(it.now)}; {it.rule.reason}" for it in found]
     if config.load.checkpoint is not None:
         find_source(Path(config.load.checkpoint))
+    return []
 
 
 def _lines(config: StudyConfig, plan: RankPlan) -> list[tuple[str, str]]:

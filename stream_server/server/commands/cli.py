@@ -236,7 +236,9 @@ def _run(arguments: argparse.Namespace, config: study_config.StudyConfig) -> int
                 return 0
             with ignore_broken_pipe():
                 print(describe(config, arguments.replay))
-            require_start(config, arguments.replay, fresh=arguments.fresh)
+            told = require_start(config, arguments.replay, fresh=arguments.fresh)
+            with ignore_broken_pipe():
+                print("".join(f"{'changed':<13} {text}\n" for text in told), end="")
             return 0
         if arguments.fast_dev_run:
             from stream_server.server.commands.fast_dev_run import fast_dev_run

@@ -9,6 +9,8 @@ import pytest
 from stream_server.config import StudyConfig, load
 from stream_server.errors import ConfigError
 from stream_server.server.commands.check import _at_once, require_start
+from stream_server.server.run.output import OutputFolder
+from stream_server.storage.plain_state import write_state
 from tests.support.runs import NUMPY_STUDY
 
 
@@ -25,6 +27,21 @@ def test_a_study_that_needs_more_memory_than_the_node_has_is_refused_unless_its_
     with pytest.raises(ConfigError, match="too little memory"):
         require_start(study(tmp_path / "run"))
     require_start(study(tmp_path / "run", **{"server.backend": "slurm"}))
+
+
+def test_what_a_restart_would_tell_is_told_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stream_server.server.commands.check.check_backends", lambda _: None)
+    before = study(tmp_path / "run")
+    run = OutputFolder(before.output_dir)
+    run.prepare(before, resume=False)
+    now = study(tmp_path / "run", **{"training.batch_size": 3, "training.prefetch": 2})
+    assert require_start(now) == []
+    (checkpoint := run.checkpoints / "000001").mkdir(parents=True)
+    with (checkpoint / "study.state").open("wb") as file:
+        write_state(file, {"settings": json.dumps(before.resolved())})
+    was = before.training.batch_size
+    assert require_start(now) == [f"training.batch_size {was} → 3; batches that were drawn before stay as they are"]
+    assert require_start(now, fresh=True) == []
 
 
 def test_a_study_without_a_command_tells_only_of_simulations_that_attach(tmp_path: Path) -> None:
