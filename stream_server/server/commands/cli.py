@@ -258,6 +258,7 @@ def _run(arguments: argparse.Namespace, config: study_config.StudyConfig) -> int
 
     age_s = processes.age_s()
     start = StartOptions(
+        overrides=arguments.set,
         fresh=arguments.fresh,
         resume=arguments.resume,
         retry=arguments.retry,

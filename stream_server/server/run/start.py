@@ -8,6 +8,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
+from stream_server.machine.run_folder import STUDY_FILE
+
 if TYPE_CHECKING:
     from stream_server.messages.curve import KeyPair
     from stream_server.messages.launcher_endpoint import LauncherEndpoint
@@ -21,14 +23,16 @@ LARGEST_MARGIN_S = 120.0
 class StartOptions:
     """The options of the command line beside the study itself.
 
-    `fresh` starts over, `resume` insists on an earlier run. `retry` tries these simulations again that were given up,
-    or all of them if it is empty. `replay` is a record to train from instead of simulations.
+    `overrides` are those of `--set`. `fresh` starts over, `resume` insists on an earlier run. `retry` tries these
+    simulations again that were given up, or all of them if it is empty. `replay` is a record to train from instead of
+    simulations.
     After `time_limit_s`, counted from `began_s` of the monotonic clock, the job ends whatever we do. `link` and `alive`
     are the addresses of a launcher that has started us, which asks for `launcher_keys` where we come from another node:
     rank 0 starts one of its own otherwise.
     `is_followed`: that launcher starts another server when this one has saved and left by itself.
     """
 
+    overrides: Sequence[str] = ()
     fresh: bool = False
     resume: bool = False
     retry: Sequence[int] | None = None
@@ -46,6 +50,11 @@ class StartOptions:
         if self.time_limit_s is None:
             return math.inf
         return self.began_s + self.time_limit_s - min(LARGEST_MARGIN_S, self.time_limit_s / 4)
+
+    def source_of(self, path: str) -> str:
+        """Where the value of a key of the study stands."""
+        keys = [override.partition("=")[0].strip() for override in self.overrides]
+        return "--set" if any(f"{path}.".startswith(f"{key}.") for key in keys) else STUDY_FILE
 
     def to_launcher_at(self, endpoint: "LauncherEndpoint") -> Self:
         """The same, but the launcher is reached over the network unless it has started us on its own node."""

@@ -11,7 +11,6 @@ from stream_server.config import StudyConfig
 from stream_server.errors import ConfigError
 from stream_server.failpoints import failpoint
 from stream_server.machine.garbage import keep_modules
-from stream_server.machine.run_folder import STUDY_FILE
 from stream_server.server.checkpoint.agreement import CheckpointAgreement, Milestones
 from stream_server.server.checkpoint.capture import StudyCapture
 from stream_server.server.checkpoint.continuation import Continuation
@@ -128,7 +127,7 @@ class StudyRank(Composition):
                 self.changes.load_state_dict(self.saved.get("changes", []))
             self.restored = continuation.rank(config, ranks, is_replay=self.is_replay)
             for path, before, now, rule in continuation.changed_settings(self.saved, config):
-                self.changes.note(path, before=before, now=now, source=STUDY_FILE, note=rule.reason)
+                self.changes.note(path, before=before, now=now, source=start.source_of(path), note=rule.reason)
         self.cores = share_cores(ranks, simulation_cores(config, start))
         wait_passively(self.cores.nodes[ranks.node])
         self.started_s = self._began_s - (0.0 if self.saved is None else self.saved["wall_s"])

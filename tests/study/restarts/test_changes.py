@@ -77,7 +77,7 @@ def test_a_restart_on_other_ranks_trains_by_what_has_changed_and_tells_it_once(t
 
     settings = BEFORE | NOW
     changed = killed_at("checkpoint.renamed=kill", NUMPY_STUDY, output_dir, num_ranks=3, settings=settings)
-    told = "\ntraining.batch_size 4 → 3, from study.json; batches that were drawn before stay as they are\n"
+    told = "\ntraining.batch_size 4 → 3, from --set; batches that were drawn before stay as they are\n"
     assert told in changed.output
     done = run_study(NUMPY_STUDY, output_dir, num_ranks=3, settings=settings)
     assert_complete(done, num_simulations=4)
@@ -86,10 +86,10 @@ def test_a_restart_on_other_ranks_trains_by_what_has_changed_and_tells_it_once(t
     changes = done.report["changes"]
     assert {each["name"]: each["now"] for each in changes} == NOW
     assert len(changes) == len(NOW)
-    assert {each["source"] for each in changes} == {"study.json"}
+    assert {each["source"] for each in changes} == {"--set"}
     (changed_at,) = {each["batch"] for each in changes}
     assert 5 < changed_at < len(batches_of(done))
-    assert f"from batch {changed_at}: training.clip_norm null → 0.5, from study.json" in done.output
+    assert f"from batch {changed_at}: training.clip_norm null → 0.5, from --set" in done.output
 
     batches = batches_of(done)
     assert [*batches] == [*range(done.report["batches"])]
@@ -111,7 +111,7 @@ def test_a_restart_on_other_ranks_trains_by_what_has_changed_and_tells_it_once(t
     again = run_here(NUMPY_STUDY, tmp_path / "again", settings=settings | {"training.max_batches": 1}, arguments=replay)
     assert again.exit_code == 0
     assert "restarts have changed the recorded run, and not its replay" in again.report["warnings"][0]
-    assert f"from batch {changed_at}: training.batch_size 4 → 3, from study.json" in again.report["warnings"][0]
+    assert f"from batch {changed_at}: training.batch_size 4 → 3, from --set" in again.report["warnings"][0]
 
 
 def test_a_bound_on_draws_that_rises_holds_for_the_samples_to_come(tmp_path: Path) -> None:
@@ -130,10 +130,7 @@ def test_a_bound_on_draws_that_rises_holds_for_the_samples_to_come(tmp_path: Pat
     settings |= {"training.draws_per_sample": 3, "training.precision": "bf16-mixed", "training.max_batches": None}
     done = run_here(NUMPY_STUDY, tmp_path / "run", settings=settings)
     assert_complete(done, num_simulations=4)
-    assert (
-        "\ntraining.draws_per_sample 2.0 → 3.0, from study.json; it bounds the draws of samples to come\n"
-        in done.output
-    )
+    assert "\ntraining.draws_per_sample 2.0 → 3.0, from --set; it bounds the draws of samples to come\n" in done.output
     # Of the samples that had come each was to be drawn twice: the 20 to 40 of 40 draws, and what the buffer holds.
     assert 3 * 80 - 20 >= done.report["draws"] >= 3 * 80 - (40 + 24)
     drawn = Counter(key for of_ranks in batches_of(done).values() for batch in of_ranks for key in batch)
