@@ -58,7 +58,7 @@ def test_a_check_under_mpirun_is_told_once(
     monkeypatch.setenv("PMI_RANK", rank)
     monkeypatch.setenv("PMI_SIZE", "2")
     monkeypatch.setattr("stream_server.server.commands.check.describe", lambda *_: "facts")
-    monkeypatch.setattr("stream_server.server.commands.check.require_start", lambda *_, fresh: None)
+    monkeypatch.setattr("stream_server.server.commands.check.require_start", lambda *_, fresh: [])
     assert main(["--config", str(NUMPY_STUDY), "--check"]) == 0
     assert capsys.readouterr().out == "facts\n" * num_lines
 
