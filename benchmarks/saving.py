@@ -272,6 +272,7 @@ def _config() -> Any:
     return SimpleNamespace(
         **vars(settings(precision="32-true")),
         resolved=dict,
+        study_dir=Path(),
     )
 
 
