@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from stream_server.client_api.device_arrays import DeviceArrays
+from stream_server.client_api.device_arrays import DeviceArrays, readable
 from stream_server.messages.client import DTYPES, Block, FieldSpec
 from stream_server.wording import counted
 
@@ -178,6 +178,10 @@ class Fields:
             self._refuse_surplus(sample)
         return present, arrays
 
+    def close(self) -> None:
+        """Free what was allocated for arrays on a GPU: none of those that `arrays` gave may be used any more."""
+        self._devices.close()
+
     def _spec(self, name: str) -> FieldSpec:
         if name not in self._specs:
             raise ValueError(no_such("field", name, self._specs))
@@ -194,7 +198,7 @@ class Fields:
     def _block(self, spec: FieldSpec, value: Any) -> Block | None:
         if value is None:
             return self._unseen_block(spec)
-        array = _numeric(spec.name, self._devices.on_host(spec.name, value))
+        array = self._array(spec.name, value)
         if self._is_empty(array) and not _has_rows(spec, array.shape):
             return None
         if spec.ragged:
@@ -208,6 +212,9 @@ class Fields:
         offset = self._offset(spec, array.shape)
         dtype = self._sent_dtype(spec, array.dtype)
         return Block(field=spec.name, dtype=dtype.str, shape=spec.shape, offset=offset, count=array.shape)
+
+    def _array(self, name: str, value: Any) -> np.ndarray:
+        return _numeric(name, self._devices.on_host(name, value))
 
     def _is_empty(self, array: np.ndarray) -> bool:
         """Parallel codes may have ranks to which nothing of a field falls."""
@@ -273,7 +280,7 @@ class Fields:
         return kept if kept.itemsize <= dtype.itemsize else wire_dtype(dtype)
 
     def _converted(self, spec: FieldSpec, value: Any, dtype: np.dtype, count: tuple[int, ...]) -> np.ndarray:
-        name, array = spec.name, _numeric(spec.name, self._devices.on_host(spec.name, value))
+        name, array = spec.name, self._array(spec.name, value)
         if spec.ragged:
             _check_rows(spec, array.shape)
         elif array.shape != count:
@@ -315,7 +322,7 @@ class Fields:
         opened = {spec.name for _, spec, *_ in self._expected}
         for name, value in sample.items():
             self._step_spec(name)
-            if value is not None and name not in opened and not self._is_empty(np.asarray(value)):
+            if value is not None and name not in opened and not self._is_empty(self._array(name, value)):
                 raise ValueError(f"rank {self._rank} left field {name!r} out of its first sample without declaring it")
 
 
@@ -372,9 +379,13 @@ def _numeric(name: str, value: Any) -> np.ndarray:
             f"field {name!r} has masked values, which stand for no number: send array.filled(…) with the number that "
             "your model is to see there, and the mask as a field of its own if it needs that"
         )
-    array = np.asarray(value)
+    with readable(name):
+        array = np.asarray(value)
     if array.dtype.kind not in "biufc":
-        raise TypeError(f"field {name!r} must be numeric, but is of {type(value).__name__} with dtype {array.dtype}")
+        hint = ": send bfloat16 as float32" if array.dtype.kind == "V" else ""
+        raise TypeError(
+            f"field {name!r} must be numeric, but is of {type(value).__name__} with dtype {array.dtype}{hint}"
+        )
     try:
         wire_dtype(array.dtype)
     except ValueError as error:

@@ -152,8 +152,8 @@ class Simulation:
             this at different steps on different ranks, and must agree before they leave their loop.
 
         Raises:
-            TypeError: the time step is a bool or no integer, or a field is not numeric, or of a type that cannot
-                become what the study keeps.
+            TypeError: the time step is a bool or no integer, or a field cannot be read, is not numeric, or of a type
+                that cannot become what the study keeps.
             ValueError: a field is unknown, missing or of a wrong shape, or the study has no such time step.
             Refused: the server refused this sample or an earlier one.
             StepsLost: the server went back to a checkpoint, and misses steps that are not retained any more.
@@ -219,7 +219,7 @@ class Simulation:
                 try:
                     self._finish(self._session)
                 finally:
-                    self._session.close()
+                    self._close()
             self._finished = True
 
     def __enter__(self) -> "Simulation":
@@ -233,6 +233,7 @@ class Simulation:
         elif self._session is not None:
             with contextlib.suppress(SimulationError), self._call():
                 self._session.abandon()
+                self._close()
 
     def _send(self, session: Session, fields: Fields, index: int, sample: Mapping[str, Any]) -> None:
         failpoint("client.before_send")
@@ -311,14 +312,17 @@ class Simulation:
             yield
         except SimulationError as error:
             self._failure = error
-            if self._session is not None:
-                self._session.close()
+            self._close()
             raise
         finally:
             self._call_lock.release()
 
-    def _leave(self) -> None:
-        if self._session is not None:
+    def _close(self) -> None:
+        if self._session is not None and self._fields is not None:
             self._session.close()
+            self._fields.close()
+
+    def _leave(self) -> None:
+        self._close()
         self._attempt, self._stop_reason = self.attempt, self.stop_reason
         self._session, self._labels, self._wanted = None, None, False

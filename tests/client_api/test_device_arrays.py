@@ -1,21 +1,25 @@
 """Arrays of other libraries than NumPy: in the memory of the host, and on a GPU, for which another memory stands in."""
 
+import contextlib
 import ctypes
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 
-from stream_server.client_api import device_arrays
+from stream_server.client_api import connect, device_arrays
 from stream_server.client_api.fields import Fields
 from stream_server.messages.client import FieldSpec
+from tests.fakes.server import FakeServer
 
 U = FieldSpec(name="u", shape=(2, 3))
 VALUES = np.arange(6.0).reshape(2, 3)
 OUT_OF_MEMORY = 2
+# What the driver is asked for, and contexts.
+OF_CONTEXT, PRIMARY, OWN = 1, 1001, 1002
 
 
 class Driver:
@@ -25,6 +29,13 @@ class Driver:
         self.called: list[str] = []
         self.pinned: list[Any] = []
         self.codes: dict[str, int] = {}
+        # The context in which arrays are made, if the driver tells it; and those that became current.
+        self.own_context: int | None = None
+        self.pushed: list[int] = []
+
+    @property
+    def num_pinned(self) -> int:
+        return self.called.count("cuMemHostAlloc") - self.called.count("cuMemFreeHost")
 
     def __getitem__(self, name: str) -> Any:
         def function(*arguments: Any) -> int:
@@ -34,6 +45,12 @@ class Driver:
                 arguments[0]._obj.value = ctypes.addressof(self.pinned[-1])
             elif name == "cuMemcpyDtoH_v2":
                 ctypes.memmove(arguments[0], arguments[1].value, arguments[2].value)
+            elif name == "cuPointerGetAttribute" and arguments[1] == OF_CONTEXT:
+                arguments[0]._obj.value = self.own_context
+            elif name == "cuDevicePrimaryCtxRetain":
+                arguments[0]._obj.value = PRIMARY
+            elif name == "cuCtxPushCurrent_v2":
+                self.pushed.append(arguments[0].value)
             return self.codes.get(name, 0)
 
         return function
@@ -101,7 +118,37 @@ def test_rows_on_a_gpu_may_become_more_and_none(driver: Driver) -> None:
         expected = np.arange(2.0 * num).reshape(num, 2)
         [array] = prepared.arrays({"x": OnGpu(expected)})[1]
         np.testing.assert_array_equal(array, expected)
-    assert driver.called.count("cuMemHostAlloc") == driver.called.count("cuMemFreeHost") + 1
+    assert driver.num_pinned == 1
+
+
+def test_a_worker_keeps_no_pinned_memory_of_simulations_that_have_ended(driver: Driver) -> None:
+    with FakeServer((FieldSpec(name="u", shape=(2, 3)),)) as server:
+        for num in range(3):
+            with connect(server.connection, simulation_id=num) as simulation:
+                simulation.send(0, u=OnGpu(VALUES))
+                assert driver.num_pinned == 1
+            assert driver.num_pinned == 0
+        with contextlib.suppress(ZeroDivisionError), connect(server.connection, simulation_id=3) as simulation:
+            simulation.send(0, u=OnGpu(VALUES))
+            raise ZeroDivisionError
+        assert driver.num_pinned == 0
+        simulation = connect(server.connection, simulation_id=4)
+        simulation.send(0, u=OnGpu(VALUES))
+        simulation.invalidate("diverged")
+    assert driver.num_pinned == 0
+    assert driver.called.count("cuMemHostAlloc") == 5
+
+
+def test_what_computes_an_array_is_waited_for_in_its_own_context_or_else_in_the_primary_one(driver: Driver) -> None:
+    for own, expected in ((None, PRIMARY), (OWN, OWN)):
+        driver.own_context = own
+        driver.pushed.clear()
+        prepared = fields(u=OnGpu(VALUES))
+        prepared.close()
+        # Its memory is given back there, too.
+        assert driver.pushed == [expected] * 2
+        assert driver.num_pinned == 0
+    assert driver.called.count("cuDevicePrimaryCtxRetain") == driver.called.count("cuDevicePrimaryCtxRelease_v2") == 1
 
 
 @pytest.mark.parametrize(
@@ -111,6 +158,24 @@ def test_rows_on_a_gpu_may_become_more_and_none(driver: Driver) -> None:
 def test_what_cannot_be_copied_in_one_piece_is_refused(driver: Driver, array: Any, others: Any, told: str) -> None:
     with pytest.raises(TypeError, match=f"field 'u' on a GPU .*{told}.*: send a contiguous copy"):
         sent(OnGpu(array, **others))
+
+
+@pytest.mark.parametrize("lazy", ["conj", "neg"])
+def test_what_a_tensor_on_a_gpu_has_not_applied_yet_is_refused(driver: Driver, lazy: str) -> None:
+    tensor = OnGpu(VALUES)
+    setattr(tensor, f"is_{lazy}", lambda: True)
+    with pytest.raises(TypeError, match=rf"'u' cannot be read .*its \.resolve_{lazy}\(\) was not called"):
+        sent(tensor)
+
+
+def test_an_empty_part_on_a_gpu_may_come_later(driver: Driver) -> None:
+    prepared = Fields((U, FieldSpec(name="v", shape=(2, 3))), rank=1, num_ranks=2)
+    prepared.declare("u", (2, 3), (0, 0))
+    prepared.fix_blocks({"u": VALUES})
+    present, arrays = prepared.arrays({"u": VALUES, "v": OnGpu(np.empty((0, 3)))})
+    assert (present, len(arrays)) == (1, 1)
+    with pytest.raises(ValueError, match="rank 1 left field 'v' out of its first sample"):
+        prepared.arrays({"u": VALUES, "v": OnGpu(VALUES)})
 
 
 def test_an_error_of_cuda_is_told_with_the_field(driver: Driver) -> None:
@@ -134,6 +199,46 @@ class OfDlpack:
 
     def __dlpack_device__(self) -> Any:
         return VALUES.__dlpack_device__()
+
+
+class OfDlpackOnGpu(OfDlpack):
+    """The same, on a GPU."""
+
+    def __dlpack__(self, **options: Any) -> Any:
+        raise BufferError("it is on a GPU")
+
+
+class WithGradient:
+    """A tensor on a GPU that requires a gradient."""
+
+    @property
+    def __cuda_array_interface__(self) -> Any:
+        raise RuntimeError("it requires grad")
+
+
+def unreadable(of: str) -> Any:
+    import torch
+
+    tensor = torch.tensor(VALUES)
+    made: dict[str, Callable[[], Any]] = {
+        "DLPack on a GPU": OfDlpackOnGpu,
+        "with gradient on a GPU": WithGradient,
+        "with gradient": lambda: tensor.clone().requires_grad_(),
+        "conjugate": lambda: tensor.to(torch.complex128).conj(),
+        "negative": lambda: tensor.to(torch.complex128).conj().imag,
+        "bfloat16": lambda: tensor.to(torch.bfloat16),
+    }
+    return made[of]()
+
+
+@pytest.mark.parametrize(
+    "of", ["DLPack on a GPU", "with gradient on a GPU", "with gradient", "conjugate", "negative", "bfloat16"]
+)
+def test_an_array_that_cannot_be_read_is_refused_by_name_with_advice(of: str) -> None:
+    value = unreadable(of)
+    for call in (lambda: fields(u=value), lambda: fields(u=VALUES).arrays({"u": value})):
+        with pytest.raises(TypeError, match=r"field 'u' cannot be read as an array \(.*\.detach\(\), .*\.float\(\)"):
+            call()
 
 
 def arrays_of(library: str) -> Sequence[Any]:
