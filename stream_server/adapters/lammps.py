@@ -23,11 +23,12 @@ from stream_server.client_api import Simulation, connect
 class LammpsStream:
     """Fields of a run of LAMMPS, sent as one sample at each call; the label is LAMMPS's time step.
 
-    Values have the units of LAMMPS's command `units`, in float64 or int32. Those of n atoms are rows of
-    `[{"max": …}, columns]` in study.json:
+    Values have the units of LAMMPS's command `units`, in float64 or int32 (in a LAMMPS that was built as bigbig, id
+    and molecule are int64). Those of n atoms are rows of `[{"max": …}, columns]` in study.json:
 
-    - id, type, molecule, mask, q, radius, rmass: (n,). x (within a periodic box), v, f, omega, angmom, torque: (n, 3).
-      mu, the dipole moment and its length: (n, 4).
+    - id, type, molecule, mask, q, radius, rmass: (n,). x, v, f, omega, angmom, torque: (n, 3). An atom is put back into
+      a periodic box when LAMMPS builds neighbour lists; between, its x may be outside. mu, the dipole moment and its
+      length: (n, 4).
     - c_ID and f_ID: (n,) or (n, columns), of a compute or fix that has values per atom.
     - f_ID of a fix that has a scalar or a vector, such as `ave/time`: (1,) or (values,). c_thermo_temp, c_thermo_press
       and c_thermo_pe: (1,).
@@ -73,7 +74,8 @@ class LammpsStream:
             ended, and must agree before they leave a loop.
 
         Raises:
-            ValueError: LAMMPS has no such field, or no values of it that can be sent; or as for `Simulation.send`.
+            ValueError: LAMMPS has no such field, or no values of it that can be sent; its time step is not behind the
+                last one; or as for `Simulation.send`.
             SimulationError: as for `Simulation.send`.
         """
         if self._done and self._lmp.extract_setting("world_size") == 1:
@@ -82,6 +84,11 @@ class LammpsStream:
         step, values = int(self._lmp.extract_global("ntimestep")), self._values()
         if self._done:
             return False
+        if self._last_step is not None and step <= self._last_step:
+            raise ValueError(
+                f"LAMMPS is at time step {step}, and has sent time step {self._last_step} before: write the lines that "
+                "stream behind `reset_timestep`, and send each time step once"
+            )
         self._simulation = self._simulation or self._connect()
         self._is_stopped = not self._simulation.send(step, **values)
         self._last_step, expected = step, self._simulation.time_steps

@@ -237,6 +237,13 @@ def test_a_script_that_ends_before_its_last_time_step_has_failed(
     assert ("abandoned" in done.stdout) == (changes.get("steps") != 9)
 
 
+def test_time_steps_that_begin_again_after_equilibration_are_refused(melt: Callable[..., Any]) -> None:
+    done = melt("id x", steps="20\nundump all\nreset_timestep 0\nrun 50")
+    assert done.returncode == 1
+    assert "at time step 10, and has sent time step 20 before: write the lines that stream behind `reset" in done.stderr
+    assert "abandoned" in done.stdout
+
+
 def test_a_script_may_say_that_it_is_whole_and_go_on_after_the_last_time_step_of_the_study(
     melt: Callable[..., Any], tmp_path: Path
 ) -> None:

@@ -169,7 +169,8 @@ private:
         std::int64_t shape[STREAM_MAX_DIMENSIONS];
         const int numDimensions = std::max(0, stream_field_shape(simulation_->handle(), field.c_str(), shape));
         const stream::Extents whole(std::vector<std::int64_t>(shape, shape + numDimensions));
-        const bool isWhole = whole.is_given() && whole.product() == std::int64_t(values.size());
+        const bool isWhole = whole.is_given() && whole.product() == std::int64_t(values.size()) &&
+                             (numComponents == 1 || shape[numDimensions - 1] == numComponents);
         simulation_->put(field, values.data(), isWhole ? whole : stream::Extents(count));
     }
 
