@@ -1,6 +1,7 @@
 """The study of a droplet on Debian's LAMMPS: what the server has is what `dump custom` wrote, also after kills."""
 
 import shutil
+import signal
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from stream_server.errors import EXIT_SAVED
 from stream_server.server.replay.record_format import SAMPLES
 from stream_server.server.replay.record_reader import RankRecord
 from tests.configs.test_studies import CONFIGS, assert_all_finished, first_and_last_loss
@@ -68,6 +70,17 @@ class MeanServer(StreamServer):
     def replicated_state(self):
         return self.state_dict()
 """
+# LAMMPS on two ranks, and the server above.
+OF_MEAN = {
+    "server.class": "server.py:MeanServer",
+    "server.ranks": NUM_SERVER_RANKS,
+    "simulation.ranks": 2,
+    "simulation.job.mpirun": [*MPIRUN, "{ranks}"],
+    "buffer": {"policy": "fifo", "capacity": 100},
+    "training": {"batch_size": 5},
+    "validation.every_batches": 5,
+    "metrics.writers": [],
+}
 
 
 @pytest.fixture(scope="module")
@@ -160,17 +173,7 @@ def test_each_sample_arrives_once_when_a_rank_of_lammps_and_the_server_are_kille
     study = droplet(HALVES)
     (study.parent / "server.py").write_text(SERVER)
     (tmp_path / "trouble.py").write_text(TROUBLE)
-    small = {
-        "server.class": "server.py:MeanServer",
-        "server.ranks": NUM_SERVER_RANKS,
-        "simulation.ranks": 2,
-        "simulation.job.mpirun": [*MPIRUN, "{ranks}"],
-        "buffer": {"policy": "fifo", "capacity": 100},
-        "training": {"batch_size": 5},
-        "validation.every_batches": 5,
-        "metrics.writers": [],
-    }
-    settings = settings_of(client, small)
+    settings = settings_of(client, OF_MEAN)
     settings["simulation.job.environment"]["PYTHONPATH"] += f":{tmp_path}"
     options: dict[str, Any] = {"program": "stream-launcher", "mpi": None, "environment": AS_ROOT}
     with start_study(study, tmp_path / "run", settings=settings, **options) as live:
@@ -185,3 +188,18 @@ def test_each_sample_arrives_once_when_a_rank_of_lammps_and_the_server_are_kille
     assert done.attempts[2] == 1
     assert done.account["accepted"] == done.account["trained"] == 2 * len(STEPS)
     assert_each_once_as_dumped(done, num_simulations=3)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.full)])
+def test_a_signal_ends_a_study_of_lammps_on_two_ranks_and_leaves_no_lammps(
+    droplet: Callable[..., Path], client: Path, tmp_path: Path, number: signal.Signals
+) -> None:
+    study = droplet("run 1000000\n")
+    (study.parent / "server.py").write_text(SERVER)
+    settings = settings_of(client, OF_MEAN | {"study.time_steps.last": 1_000_000})
+    options: dict[str, Any] = {"program": "stream-launcher", "mpi": None, "environment": AS_ROOT}
+    with start_study(study, tmp_path / "run", settings=settings, **options) as live:
+        live.wait_until(lambda: len(list(live.output_dir.glob("simulations/*/attempt-0/dump.txt"))) > 0)
+        assert [it.name() for it in live.processes()].count("lmp") == 2
+        live.process.send_signal(number)
+        assert live.end().exit_code == EXIT_SAVED

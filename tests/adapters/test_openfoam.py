@@ -2,6 +2,7 @@
 
 import re
 import shutil
+import signal
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from stream_server.errors import EXIT_SAVED
 from stream_server.server.replay.record_format import SAMPLES
 from stream_server.server.replay.record_reader import RankRecord
 from tests.needs import need
@@ -17,7 +19,7 @@ from tests.support import openfoam
 from tests.support.built_once import built_once
 from tests.support.failpoints import failpoints
 from tests.support.launch import alone
-from tests.support.runs import LEFT_BY_WORK, Run, run_study
+from tests.support.runs import LEFT_BY_WORK, Run, run_study, start_study
 
 CONFIG = Path(__file__).parents[2] / "configs" / "openfoam"
 LIBRARY = "libstreamOpenFOAM.so"
@@ -180,6 +182,19 @@ def test_a_decomposed_case_whose_solver_and_server_are_killed_sends_the_cells_of
     assert_sent_as_written(done)
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.full)])
+def test_a_signal_ends_a_study_of_decomposed_cases_and_leaves_no_solver(study: Path, number: signal.Signals) -> None:
+    change(study / "controlDict", {"endTime             0.5;": "endTime             5000;"})
+    settings = SMALL | DECOMPOSED | {"study.time_steps": 100_000, "server.ranks": NUM_RANKS}
+    options: dict[str, Any] = {"program": "stream-launcher", "mpi": None, "environment": AS_ROOT}
+    with start_study(study / "study.json", study.parent / "run", settings=settings, **options) as live:
+        # Some time steps were sent.
+        live.wait_until(lambda: any(re.search(r"Time = 0\.[1-9]", live.log(simulation)) for simulation in range(3)))
+        assert [it.name() for it in live.processes()].count("icoFoam") == 2
+        live.process.send_signal(number)
+        assert live.end().exit_code == EXIT_SAVED
+
+
 # What a case of its own says that runs without a study, on so many ranks, changed so.
 MISTAKES: dict[str, tuple[int, dict[str, str], str]] = {
     "no such field": (
@@ -238,11 +253,23 @@ def test_a_case_out_of_reach_of_its_study_says_so(study: Path) -> None:
     assert "streamFields stream: cannot read the connection file /nowhere" in done.stdout
 
 
-def test_fields_of_another_size_than_the_study_has_are_refused_with_both_sizes(study: Path) -> None:
-    settings = {"study.fields.p": [10, 10], "study.simulations": 1, "simulation.retries": 0}
+@pytest.mark.parametrize(
+    ("field", "shape", "told"),
+    [
+        pytest.param(
+            "p", [10, 10], r"field 'p' must have the shape \(10, 10\), but has \(400,\)", marks=pytest.mark.full
+        ),
+        # As many numbers, but the components of a cell are not beside each other.
+        ("U", [3, 20, 20], r"field 'U' must have the shape \(3, 20, 20\), but has \(400, 3\)"),
+    ],
+)
+def test_fields_of_another_shape_than_the_study_has_are_refused_with_both_shapes(
+    study: Path, field: str, shape: list[int], told: str
+) -> None:
+    settings = {f"study.fields.{field}": shape, "study.simulations": 1, "simulation.retries": 0}
     done = run(study, settings)
     assert done.exit_code == 4, done.output
-    assert "streamFields stream: field 'p' must have the shape (10, 10), but has (400,)" in done.output
+    assert re.search(f"streamFields stream: {told}", done.output), done.output
 
 
 def run_alone(study: Path, num_ranks: int = 1, *, connection: str = "none") -> "subprocess.CompletedProcess[str]":
