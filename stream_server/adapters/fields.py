@@ -76,10 +76,16 @@ def names_of(options: Sequence[str], known: Mapping[str, KnownField]) -> dict[st
     Without a study these are the fields of the options alone.
 
     Raises:
-        ConfigError: an option names no field of the study, or has no name.
+        ConfigError: an option names no field of the study, has no name, or names a field again.
     """
-    given = dict((option if "=" in option else f"{option}={option}").partition("=")[::2] for option in options)
-    for field, name in given.items():
+    given: dict[str, str] = {}
+    for option in options:
+        field, _, name = (option if "=" in option else f"{option}={option}").partition("=")
+        if field in given:
+            raise ConfigError(
+                f"--field {field}={name} is the second for this field: expected one, as {given[field]!r} is"
+            )
+        given[field] = name
         if not field or not name or (known and field not in known):
             fields = f"; the study has the fields {', '.join(known)}" if known else ""
             raise ConfigError(f"--field {field}={name} must be FIELD=NAME, such as velocity=U{fields}")

@@ -1,8 +1,8 @@
 """`stream-follow`: runs a code that is not changed, and sends each time step that it writes to files."""
 
 import argparse
+import math
 import sys
-import time
 from collections.abc import Sequence
 
 from stream_server.adapters.follow_files import WHEN_QUIET, lock_of
@@ -12,7 +12,7 @@ from stream_server.adapters.program import InterruptedBySignal, Interruptions, P
 from stream_server.client_api import connect
 from stream_server.errors import ConfigError, SimulationError
 
-POLL_S = 0.02
+POLL_S, LONGEST_PAUSE_S = 0.02, 1.0
 # Of a core, at most, that looking for files takes.
 SHARE = 0.05
 FAILED, MISTAKEN = 1, ConfigError.exit_code
@@ -52,11 +52,21 @@ def parser() -> argparse.ArgumentParser:
         default=WHEN_QUIET,
         help="when a file is finished: quiet (default), rename, or with another file, such as {}.done",
     )
-    add("--quiet-s", metavar="S", type=float, default=2.0, help="seconds without a change for `quiet` (default: 2)")
-    add("--patience-s", metavar="S", type=float, default=60.0, help="how long one may be unreadable (default: 60)")
+    add("--quiet-s", metavar="S", type=_seconds, default=2.0, help="seconds without a change for `quiet` (default: 2)")
+    add("--patience-s", metavar="S", type=_seconds, default=60.0, help="how long one may be unreadable (default: 60)")
     add("--delete", action="store_true", help="delete the files of steps that a checkpoint of the study has")
     add("--earlier", action="store_true", help="also send what is there at the start: an earlier attempt wrote it")
     return parser
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not 0 <= seconds < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} must be a number of seconds, from 0 on")
+    return seconds
 
 
 def _follow(options: argparse.Namespace) -> int:
@@ -65,11 +75,11 @@ def _follow(options: argparse.Namespace) -> int:
         with Program(options.solver, interruptions, inherited=[lock]) as solver:
             while follower.is_wanted:
                 # Before the look: what a solver that has ended wrote is found then.
-                has_ended, before = solver.has_ended, time.monotonic()
+                has_ended = solver.has_ended
                 follower.turn(has_ended=has_ended and solver.wait() == 0)
                 if has_ended:
                     break
-                solver.wait(max(POLL_S, (time.monotonic() - before) / SHARE))
+                solver.wait(min(max(POLL_S, follower.look_s / SHARE), LONGEST_PAUSE_S))
         if follower.is_wanted and (status := solver.wait()):
             # Leaving so, the simulation is not finished, and the study tries it again.
             sys.exit(status)

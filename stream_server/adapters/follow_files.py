@@ -9,13 +9,15 @@ import stat
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
 from stream_server.errors import ConfigError
 
 WILDCARD = re.compile(r"[*?\[]")
-NUMBER = re.compile(r"\d+(?:\.\d+)?(?:[eE][-+]?\d+)?")
+# A minus after a letter or a digit is a hyphen.
+NUMBER = re.compile(r"(?:(?<![^\W_])-)?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?")
 WHEN_QUIET, WHEN_THERE = "quiet", "rename"
 LOCK_WAIT_S = 10.0
 LOOK_S = 0.1
@@ -25,7 +27,7 @@ Signature = tuple[tuple[int, int, int], ...]
 
 
 class StepFile(NamedTuple):
-    """A file of one time step; `number` is the one in its name."""
+    """A file of one time step; `number` is the one in its name, an int if it is written as one."""
 
     number: float
     path: Path
@@ -37,11 +39,20 @@ class StepFiles:
     `finished_by` says when one is finished: "quiet" (nothing changed for `quiet_s`, or the next one is there), "rename"
     (as soon as it is there), or else the name of another file, in which `{}` stands for the whole name and `*` for what
     it stands for in the pattern. What is there already is not looked at before it changes, unless `earlier`.
+
+    Raises:
+        ConfigError: all files would have the same marker.
     """
 
     def __init__(self, pattern: str, *, finished_by: str, quiet_s: float, earlier: bool) -> None:
-        self.pattern = pattern
+        # As the names of what it finds are written.
+        self.pattern = pattern = str(Path(pattern))
         self.finished_by = finished_by
+        if finished_by not in (WHEN_THERE, WHEN_QUIET) and not re.search(r"\{\}|\*", finished_by):
+            raise ConfigError(
+                f"--finished-by {finished_by} would be one marker for all files: expected quiet, rename, or a name "
+                "with {} for the whole name of a file or * for what it stands for in the pattern, such as {}.done"
+            )
         self._quiet_s = quiet_s
         self._head = len(WILDCARD.split(pattern)[0])
         self._tail = len(re.split(r"[*?\]]", pattern)[-1])
@@ -49,11 +60,20 @@ class StepFiles:
         self._before = {} if earlier else {path: signature(path) for path in map(Path, glob.glob(pattern))}
 
     def look(self) -> list[StepFile]:
-        """All files of the solver's, finished or not."""
+        """All files of the solver's, finished or not.
+
+        Raises:
+            ConfigError: a file has no number, or two have the same.
+        """
         found = [Path(path) for path in glob.glob(self.pattern)]
         if self._before:
             self._before = {path: it for path, it in self._before.items() if signature(path) == it}
-        return sorted(StepFile(self._number(path), path) for path in found if path not in self._before)
+        files = sorted(StepFile(self._number(path), path) for path in found if path not in self._before)
+        for one, other in pairwise(files):
+            # One that is renamed meanwhile may be found twice.
+            if one.number == other.number and one.path.exists() and other.path.exists():
+                raise two_of(other, one.path)
+        return files
 
     def is_finished(self, path: Path, *, next_is_there: bool) -> bool:
         """Whether the solver will not write into this file any more, while it runs."""
@@ -103,13 +123,22 @@ class StepFiles:
         return name[self._head : len(name) - self._tail]
 
     def _number(self, path: Path) -> float:
-        numbers = NUMBER.findall(self._star(path))
+        numbers = NUMBER.findall(name := str(path), self._head, len(name) - self._tail)
         if not numbers:
             raise ConfigError(
                 f"{path} matches {self.pattern!r}, and has no number there: expected that of a time step, as in "
                 "step_0010.vtk. Write a pattern that matches the files of the time steps alone"
             )
-        return float(numbers[-1])
+        last = numbers[-1]
+        return int(last) if last.lstrip("-").isdigit() else float(last)
+
+
+def two_of(file: StepFile, other: Path) -> ConfigError:
+    """What to raise when the number of this file is that of another one, too."""
+    return ConfigError(
+        f"{other} and {file.path} are both files of {file.number}: expected one file for each time step. Write a "
+        "pattern that matches one of them"
+    )
 
 
 def _parts(path: Path) -> list[Path]:
@@ -139,14 +168,20 @@ def lock_of(pattern: str) -> Iterator[int]:
     It lies in a folder that is there already: some solvers want to make theirs themselves, or empty it.
 
     Raises:
-        ConfigError: somebody else follows this folder, or what an earlier one has started still runs.
+        ConfigError: somebody else follows this folder, what an earlier one has started still runs, or no lock can be
+            made there.
     """
     folder = Path(os.path.abspath(WILDCARD.split(pattern)[0])).parent
     place = folder if folder == Path.cwd() else folder.parent
     while not place.is_dir():
         place = place.parent
     name = hashlib.sha256(os.fsencode(folder)).hexdigest()[:12]
-    descriptor = os.open(place / f".stream-follow-{name}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    lock = place / f".stream-follow-{name}"
+    needs = "stream-follow needs a file that it can write and lock there, so that each folder has one follower"
+    try:
+        descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    except OSError as error:
+        raise ConfigError(f"{lock} cannot be opened: {error.strerror}. {needs}") from error
     deadline = time.monotonic() + LOCK_WAIT_S
     try:
         while True:
@@ -161,6 +196,8 @@ def lock_of(pattern: str) -> Iterator[int]:
                         "pattern that is relative to that of the attempt"
                     ) from None
                 time.sleep(LOOK_S)
+            except OSError as error:
+                raise ConfigError(f"{lock} cannot be locked: {error.strerror}. {needs}") from error
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, str(os.getpid()).encode(), 0)
         yield descriptor

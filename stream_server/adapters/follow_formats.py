@@ -19,7 +19,18 @@ Reader = Callable[[Path], AbstractContextManager[Arrays]]
 HDF5 = frozenset((".h5", ".hdf5"))
 NETCDF = frozenset((".nc", ".nc4", ".cdf"))
 ADIOS = frozenset((".bp",))
-NETCDF_3 = b"CDF"
+NETCDF_3, CDF_5 = b"CDF", b"CDF\x05"
+# What NetCDF fills variables with that nobody wrote, by type; bytes have none.
+DEFAULT_FILLS = {
+    "i2": -(2**15) + 1,
+    "i4": -(2**31) + 1,
+    "i8": -(2**63) + 2,
+    "u2": 2**16 - 1,
+    "u4": 2**32 - 1,
+    "u8": 2**64 - 2,
+    "f4": np.float32(9.969209968386869e36),
+    "f8": 9.969209968386869e36,
+}
 
 
 class Unreadable(Exception):
@@ -80,12 +91,37 @@ def _unpacked(variable: Any, values: Any) -> Any:
     attributes = getattr(variable, "attrs", None)
     attributes = getattr(variable, "_attributes", {}) if attributes is None else attributes
     values = np.asarray(values)
-    if not len(attributes):
+    if values.dtype.kind not in "iuf":
         return values
-    fill, scale, offset = (attributes.get(name) for name in ("_FillValue", "scale_factor", "add_offset"))
-    if fill is not None and np.any(values == fill):
-        values = np.ma.masked_equal(values, fill)
-    return values if scale is None and offset is None else values * (1 if scale is None else scale) + (offset or 0)
+    if attributes.get("_Unsigned") in ("true", b"true"):
+        raise ConfigError(
+            f"{getattr(variable, 'name', 'a variable')} has the attribute _Unsigned, by which its numbers are not what "
+            "they look like: have the solver write unsigned numbers (NetCDF 4), or larger ones"
+        )
+    missing = _missing(variable, attributes, values)
+    if np.any(missing):
+        values = np.ma.masked_where(missing, values)
+    scale, offset = (attributes.get(name) for name in ("scale_factor", "add_offset"))
+    if scale is not None:
+        values = values * np.asarray(scale).item()
+    return values if offset is None else values + np.asarray(offset).item()
+
+
+def _missing(variable: Any, attributes: Mapping[str, Any], values: Any) -> Any:
+    """Which of the numbers stand for none, as they are in the file: False, or an array."""
+    missing: Any = False
+    default = DEFAULT_FILLS.get(values.dtype.str[1:])
+    # A file of HDF5 that is none of NetCDF has another.
+    is_default = default is not None and values.dtype.type(getattr(variable, "fillvalue", default)) == default
+    fills = [attributes.get("_FillValue", default if is_default else None), attributes.get("missing_value")]
+    for fill in (each for given in fills if given is not None for each in np.ravel(given)):
+        missing |= np.isnan(values) if fill != fill else values == fill
+    low, high = attributes.get("valid_range", (attributes.get("valid_min"), attributes.get("valid_max")))
+    if low is not None:
+        missing |= values < low
+    if high is not None:
+        missing |= values > high
+    return missing
 
 
 @contextmanager
@@ -116,7 +152,13 @@ def datasets(path: Path, *, swmr: bool = False) -> Iterator[dict[str, Any]]:
 def variables(path: Path) -> Iterator[dict[str, Any]]:
     """Those of a file of NetCDF, of version 3 or 4."""
     with path.open("rb") as opened:
-        is_classic = opened.read(len(NETCDF_3)) == NETCDF_3
+        head = opened.read(len(CDF_5))
+    if head == CDF_5:
+        raise ConfigError(
+            f"{path} is of CDF-5, the variant of NetCDF 3 for large variables, which cannot be read: expected NetCDF "
+            "4, or NetCDF 3 as classic or with 64-bit offsets"
+        )
+    is_classic = head.startswith(NETCDF_3)
     if not is_classic:
         with datasets(path) as found:
             yield found

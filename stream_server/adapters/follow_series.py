@@ -60,11 +60,17 @@ def series_reader_of(suffix: str) -> SeriesReader:
 
 
 def _rows_of(found: Mapping[str, Any], names: Sequence[str], has_ended: bool) -> WholeSteps:
-    """The rows of these variables: as long as somebody writes, a row is whole once all of them have the next one."""
+    """The rows of these variables: as long as somebody writes, a row is whole once all of them have the next one.
+
+    Of a variable that was made with all of its rows nobody knows which are written.
+    """
     for name in names:
         if name in found and not found[name].shape:
             raise ConfigError(f"{name!r} is one number: expected a first dimension with a row for each time step")
-    num = min((found[name].shape[0] for name in names if name in found), default=0)
+    there = [found[name] for name in names if name in found]
+    num = min((it.shape[0] for it in there), default=0)
+    if not has_ended and any(it.shape[0] == it.maxshape[0] for it in there):
+        num = 0
 
     def at(index: int) -> Arrays:
         return {name: partial(row, it, index) if name in names else partial(whole, it) for name, it in found.items()}

@@ -14,12 +14,14 @@ import numpy as np
 import psutil
 import pytest
 
+from stream_server.adapters import follow as follow_module
 from stream_server.adapters import follow_files
 from stream_server.adapters.follow import main
+from stream_server.client_api import Simulation
 from stream_server.messages.client import PER_SIMULATION, FieldSpec, TimeSteps
 from tests.adapters.files import POINTS, WRITERS, arrays, write
 from tests.fakes.server import FakeServer
-from tests.support.timing import until
+from tests.support.timing import Clock, until
 
 NUM_STEPS = 4
 FIELDS = (FieldSpec(name="u", shape=(4,)), FieldSpec(name="v", shape=(4, 3), optional=True))
@@ -97,6 +99,83 @@ def test_files_may_be_counted_instead(follow: Follow, folder: Path, server: Fake
     assert_has(server)
 
 
+def test_a_send_that_waits_does_not_hold_back_the_next_look(
+    follow: Follow, server: FakeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    os.mkfifo("go")
+    clock, send = Clock(), Simulation.send
+
+    def slow(simulation: Simulation, time_step: int, **fields: Any) -> bool:
+        clock.now += 1e4
+        return send(simulation, time_step, **fields)
+
+    monkeypatch.setattr(Simulation, "send", slow)
+    monkeypatch.setattr(follow_module, "time", clock, raising=False)
+
+    def go_on() -> None:
+        server.wait_until(lambda: (7, 0) in server.steps)
+        Path("go").write_text("go\n")
+        server.wait_until(lambda: (7, 2) in server.steps)
+        server.do_now(server.stop_study)
+
+    other = Thread(target=go_on)
+    other.start()
+    put_all = "mkdir out; cp made/step_00[01]* out; read line < go; cp made/step_00[23]* out; exec sleep 1000"
+    assert follow(put_all) == 0
+    other.join()
+
+
+@pytest.mark.parametrize("pattern", ["./out/step_*.npz", "out//step_*.npz", "./made/../out/step_*.npz"])
+def test_a_pattern_may_be_written_in_other_ways(follow: Follow, server: FakeServer, pattern: str) -> None:
+    assert follow(pattern=pattern) == 0
+    assert_has(server)
+
+
+def test_rows_that_were_there_before_are_not_sent(
+    follow: Follow, folder: Path, server: FakeServer, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with h5py.File(folder / "all.h5", "w") as file:
+        for name in ("u", "velocity"):
+            file[name] = np.stack([arrays(step)[name] for step in range(NUM_STEPS)])
+    assert follow("true", pattern="all.h5") == 2
+    assert not server.num_sent
+    assert "it is not there, or has no time step of this run" in capfd.readouterr().err
+    assert follow("touch -d '2020-01-01' all.h5", pattern="all.h5") == 0
+    assert_has(server)
+
+
+# Writes a file for SWMR with rows of zeros, which become others once it is told to go on.
+SWMR = f"""
+import h5py, warnings
+import numpy as np
+warnings.simplefilter("ignore")
+with h5py.File("all.h5", "w", libver="latest") as file:
+    u = file.create_dataset("u", ({NUM_STEPS}, 4), "f8", maxshape=(None, 4), chunks=(1, 4))
+    file.swmr_mode = True
+    u.flush()
+    open("go").read()
+    u[1] = np.ones(4)
+"""
+
+
+def test_rows_that_change_after_they_were_sent_are_told(
+    follow: Follow, server: FakeServer, capfd: pytest.CaptureFixture[str]
+) -> None:
+    server.fields = FIELDS[:1]
+    Path("writer.py").write_text(SWMR)
+    os.mkfifo("go")
+
+    def write_again() -> None:
+        server.wait_until(lambda: (7, 1) in server.steps)
+        Path("go").write_text("go\n")
+
+    other = Thread(target=write_again)
+    other.start()
+    assert main(["all.h5", "--", sys.executable, "writer.py"]) == 2
+    other.join()
+    assert "row 1 of all.h5 was changed after it was sent" in capfd.readouterr().err
+
+
 def test_output_and_status_are_those_of_the_solver(
     follow: Follow, server: FakeServer, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -121,6 +200,71 @@ def test_files_of_steps_that_are_durable_are_deleted(follow: Follow, folder: Pat
     assert follow(PUT, "--delete") == 0
     assert_has(server)
     assert sorted(os.listdir("out")) == []
+
+
+@pytest.mark.parametrize("again", ["echo >> out/step_000.npz", "cp made/step_000.npz out"])
+def test_a_file_that_changes_before_or_after_it_is_deleted_is_told_and_stays(
+    follow: Follow, server: FakeServer, capfd: pytest.CaptureFixture[str], again: str
+) -> None:
+    os.mkfifo("go")
+    is_late = again.startswith("cp")
+    server.makes_durable = is_late
+
+    def write_again() -> None:
+        server.wait_until(lambda: (7, 1) in server.steps)
+        if is_late:
+            until(lambda: not Path("out/step_000.npz").exists())
+        Path("go").write_text("go\n")
+        if not is_late:
+            until(lambda: Path("changed").exists())
+            server.do_now(server.commit)
+
+    other = Thread(target=write_again)
+    other.start()
+    solver = f"mkdir out; cp made/step_00[012]* out; read line < go; {again}; touch changed; exec sleep 1000"
+    assert follow(solver, "--delete") == 2
+    other.join()
+    assert "out/step_000.npz was changed after it was sent" in capfd.readouterr().err
+    assert Path("out/step_000.npz").exists()
+
+
+def test_a_solver_may_remove_what_was_sent(follow: Follow, server: FakeServer) -> None:
+    os.mkfifo("go")
+
+    def go_on() -> None:
+        server.wait_until(lambda: (7, 1) in server.steps)
+        Path("go").write_text("go\n")
+
+    other = Thread(target=go_on)
+    other.start()
+    solver = "mkdir out; cp made/step_00[012]* out; read line < go; rm out/step_000.npz; cp made/step_003* out"
+    assert follow(solver) == 0
+    other.join()
+    assert_has(server)
+
+
+def test_a_file_that_is_gone_before_it_was_sent_is_told(
+    follow: Follow, server: FakeServer, capfd: pytest.CaptureFixture[str]
+) -> None:
+    os.mkfifo("go")
+
+    def go_on() -> None:
+        server.wait_until(lambda: (7, 1) in server.steps)
+        Path("go").write_text("go\n")
+
+    other = Thread(target=go_on)
+    other.start()
+    solver = "mkdir out; cp made/step_00[012]* out; read line < go; rm out/step_002.npz; cp made/step_003* out"
+    assert follow(solver, "--quiet-s", "1000") == 2
+    other.join()
+    assert "out/step_002.npz is gone, and was not sent" in capfd.readouterr().err
+
+
+def test_two_files_of_one_step_are_told(follow: Follow, server: FakeServer, capfd: pytest.CaptureFixture[str]) -> None:
+    solver = "mkdir out; cp made/step_000* out/a_1.npz; cp made/step_001* out/b_1.npz; exec sleep 1000"
+    assert follow(solver, "--quiet-s", "1000", pattern="out/*.npz") == 2
+    assert "out/a_1.npz and out/b_1.npz are both files of 1" in capfd.readouterr().err
+    assert not server.num_sent
 
 
 def test_files_of_steps_that_are_in_no_checkpoint_stay(follow: Follow, folder: Path, server: FakeServer) -> None:
@@ -175,6 +319,19 @@ def test_a_study_without_a_server_shows_what_the_files_have(
     assert capfd.readouterr().err == f"stream-follow: {expected}"
 
 
+def test_a_file_that_is_there_is_shown_without_a_study(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("STREAM_CONNECTION", "none")
+    with h5py.File("grow.h5", "w") as file:
+        file["u"], file["mesh/points"] = np.zeros((5, 4)), POINTS
+    assert main(["grow.h5", "--", "true"]) == 0
+    expected = "without a study; grow.h5 has mesh/points float64 (4, 3), u float64 (5, 4)\n"
+    assert capfd.readouterr().err == f"stream-follow: {expected}"
+    assert main(["made/*.npz", "--", "true"]) == 0
+    assert "without a study; made/step_000.npz has u float64 (4,)" in capfd.readouterr().err
+
+
 def other_shape(folder: Path) -> None:
     np.savez(folder / "made" / "step_002.npz", u=np.zeros(5))
 
@@ -202,6 +359,12 @@ def cut(folder: Path) -> None:
         (None, PUT, ("--finished-by", "{}.done"), PATTERN, "was never finished: the solver has ended, and there is no"),
         (None, PUT, ("--delete",), "all.h5", "'all.h5' has no wildcard and so is one file that grows"),
         (None, "./none", (), PATTERN, None),
+        (None, PUT, ("--quiet-s", "-5"), PATTERN, "'-5' must be a number of seconds, from 0 on"),
+        (None, PUT, ("--patience-s", "nan"), PATTERN, "'nan' must be a number of seconds, from 0 on"),
+        (None, PUT, ("--patience-s", "soon"), PATTERN, "argument --patience-s: 'soon' must be a number of seconds"),
+        (None, PUT, ("--field", "v=u"), PATTERN, "--field v=u is the second for this field: expected one"),
+        (None, PUT, ("--finished-by", "out/done"), PATTERN, "--finished-by out/done would be one marker for all files"),
+        (None, PUT, ("--in-order", "--earlier", "--delete"), PATTERN, "--in-order counts the files, of which the next"),
         (other_shape, PUT, (), PATTERN, "out/step_002.npz: field 'u' must have the shape (4,), but has (5,)"),
         (cut, PUT, (), PATTERN, "out/step_002.npz cannot be read: "),
         (cut, f"{PUT}; sleep 1000", ("--patience-s", "0.1"), PATTERN, "out/step_002.npz cannot be read: "),

@@ -1,7 +1,11 @@
 """Which files are of which step, and when they are finished."""
 
+import errno
+import fcntl
 import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -42,6 +46,10 @@ def numbers(watched: StepFiles) -> list[float]:
         ("out/run7_*_t*.npy", ["run7_x2_t3.npy"], [3]),
         ("out/s[0-9]?.npy", ["s41.npy"], [41]),
         ("out/*", ["step_5.npy"], [5]),
+        ("./out//step_*.npy", ["step_0010.npy"], [10]),
+        ("out/step_*.npy", ["step_-3.npy", "step_3.npy"], [-3, 3]),
+        ("out/s*.npy", ["s_2020-01-05.npy", "step-7.npy"], [5, 7]),
+        ("out/step_*.npy", [f"step_{2**53 + 1}.npy", f"step_{2**53}.npy"], [2**53, 2**53 + 1]),
     ],
 )
 def test_a_step_is_the_last_number_in_what_the_pattern_leaves_open(
@@ -58,6 +66,19 @@ def test_a_file_without_a_number_is_refused() -> None:
     Path("out/mesh.npy").write_text("1")
     with pytest.raises(ConfigError, match=r"out/mesh\.npy matches 'out/\*\.npy', and has no number there"):
         watched.look()
+
+
+def test_two_files_with_one_number_are_refused() -> None:
+    watched = files("out/*.npy")
+    for name in ("a_1.npy", "b_01.npy"):
+        Path("out", name).write_text("1")
+    with pytest.raises(ConfigError, match=r"out/a_1\.npy and out/b_01\.npy are both files of 1: expected one"):
+        watched.look()
+
+
+def test_a_marker_of_all_files_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"--finished-by out/done would be one marker for all files: expected quiet"):
+        files(finished_by="out/done")
 
 
 def test_a_file_is_finished_when_nothing_changes_or_the_next_one_is_there(clock: Clock) -> None:
@@ -135,4 +156,22 @@ def test_a_folder_has_one_follower(monkeypatch: pytest.MonkeyPatch, folder: str)
         with lock_of("another/step_*.npy"):
             pass
     with lock_of(f"{folder}/step_*.npy"):
+        pass
+
+
+def test_a_place_without_room_for_a_lock_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = r"\.stream-follow-\w+ cannot be opened: Permission denied\. stream-follow needs a file"
+
+    def refused(number: int) -> Callable[..., int]:
+        def refuse(*_: Any) -> int:
+            raise OSError(number, os.strerror(number))
+
+        return refuse
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", refused(errno.EACCES))
+        with pytest.raises(ConfigError, match=expected), lock_of("out/step_*.npy"):
+            pass
+    monkeypatch.setattr(fcntl, "flock", refused(errno.ENOLCK))
+    with pytest.raises(ConfigError, match=r"cannot be locked: No locks available\."), lock_of("out/step_*.npy"):
         pass

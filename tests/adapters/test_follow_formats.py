@@ -10,9 +10,10 @@ import h5py
 import numpy as np
 import openpmd_api as openpmd
 import pytest
+from scipy.io import netcdf_file
 
 from stream_server.adapters.fields import FieldsOfFiles
-from stream_server.adapters.follow_formats import Unreadable, reader_of, reading
+from stream_server.adapters.follow_formats import Unreadable, reader_of, reading, row
 from stream_server.errors import ConfigError
 from tests.adapters.files import FIELDS, POINTS, WRITERS, arrays, write
 
@@ -130,3 +131,65 @@ def test_packed_numbers_of_netcdf_are_unpacked_and_those_that_are_none_are_maske
     path = tmp_path / "step_0.nc"
     with reader_of(".nc")(path) as found:
         assert found["u"]().tolist() == [10.5, 11.0, None]
+
+
+@pytest.mark.parametrize(
+    ("attributes", "expected"),
+    [
+        ({"missing_value": np.int16(2)}, [1, None, -9]),
+        ({"missing_value": np.array([1, 2], dtype=np.int16)}, [None, None, -9]),
+        ({"valid_min": np.int16(0)}, [1, 2, None]),
+        ({"valid_range": np.array([-10, 1], dtype=np.int16)}, [1, None, -9]),
+        ({"scale_factor": np.array([0.5]), "add_offset": np.array([1.0])}, [1.5, 2, -3.5]),
+    ],
+)
+def test_numbers_that_attributes_call_none_are_masked(
+    tmp_path: Path, attributes: dict[str, Any], expected: list[float | None]
+) -> None:
+    with h5py.File(tmp_path / "step_0.nc", "w") as file:
+        file["u"] = np.array([1, 2, -9], dtype=np.int16)
+        file["u"].attrs.update(attributes)
+    with reader_of(".nc")(tmp_path / "step_0.nc") as found:
+        assert found["u"]().tolist() == expected
+
+
+def test_attributes_of_one_number_keep_the_shape(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "all.nc", "w") as file:
+        file["u"] = np.array([1, 2], dtype=np.int16)
+        file["u"].attrs["scale_factor"] = np.array([0.5])
+        assert row(file["u"], 0).shape == ()
+
+
+@pytest.mark.parametrize("type_of", [np.int16, np.float32])
+def test_what_nobody_wrote_is_masked(tmp_path: Path, type_of: Any) -> None:
+    fill = {np.int16: -32767, np.float32: 9.969209968386869e36}[type_of]
+    values = np.array([1, fill], dtype=type_of)
+    with netcdf_file(tmp_path / "step_3.nc", "w") as file:
+        file.createDimension("x", 2)
+        file.createVariable("u", type_of, ("x",))[:] = values
+    with h5py.File(tmp_path / "step_4.nc", "w") as file:
+        file.create_dataset("u", data=values, fillvalue=type_of(fill))
+    # One of HDF5 alone, in which the number is a number.
+    with h5py.File(tmp_path / "step_5.h5", "w") as file:
+        file["u"] = values
+    assert [read_masked(tmp_path / name)[1] is None for name in ("step_3.nc", "step_4.nc", "step_5.h5")] == [1, 1, 0]
+
+
+def read_masked(path: Path) -> list[float | None]:
+    with reader_of(path.suffix)(path) as found:
+        return found["u"]().tolist()
+
+
+def test_numbers_that_are_not_what_they_look_like_are_refused(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "step_0.nc", "w") as file:
+        file["u"] = np.array([-1], dtype=np.int8)
+        file["u"].attrs["_Unsigned"] = "true"
+    with pytest.raises(ConfigError, match="u has the attribute _Unsigned, by which"):
+        read(tmp_path / "step_0.nc")
+
+
+def test_the_variant_of_netcdf_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "step_0.nc"
+    path.write_bytes(b"CDF\x05" + bytes(100))
+    with pytest.raises(ConfigError, match=r"step_0\.nc is of CDF-5, .* expected NetCDF 4, or NetCDF 3"):
+        read(path)

@@ -112,6 +112,19 @@ def test_a_step_of_hdf5_is_whole_once_the_next_one_has_begun(tmp_path: Path, rea
     assert read(path, "ended") == expected(NUM)
 
 
+def test_rows_that_were_made_beforehand_are_whole_at_the_end(tmp_path: Path, read: Read) -> None:
+    path = tmp_path / "all.h5"
+    with h5py.File(path, "w", libver="latest") as file, warnings.catch_warnings(action="ignore"):
+        for name, values in arrays(0).items():
+            file.create_dataset(name, (NUM, *values.shape), "f8")
+        file.swmr_mode = True
+        assert read(path, "runs") == [0]
+        for step in range(NUM):
+            for name, values in arrays(step).items():
+                file[name][step] = values
+    assert read(path, "ended") == expected(NUM)
+
+
 @pytest.mark.parametrize(
     ("name", "grows"), [("all.h5", lambda path: hdf5(path, swmr=False)), ("all.nc", netcdf), ("all.xdmf", xdmf)]
 )
