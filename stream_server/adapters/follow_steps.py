@@ -5,7 +5,7 @@ import math
 import sys
 import time
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -97,7 +97,7 @@ class Follower:
         waiting = [file for file in found if not self._is_done(file)]
         self._seen.update({file.number: file.path for file in waiting})
         if self._options.in_order:
-            self._refuse_vanished()
+            self._refuse_vanished(found)
         for file in waiting:
             if not self.is_wanted:
                 break
@@ -132,13 +132,14 @@ class Follower:
             return
         for sent in self._sent.values():
             _refuse_changed(sent)
-        for file in self._files.look() if self._files else ():
+        found = self._files.look() if self._files else []
+        for file in found:
             if not self._is_done(file):
                 assert self._files is not None
                 raise ConfigError(
                     f"{file.path} was never finished: the solver has ended, and {self._files.why_unfinished(file.path)}"
                 )
-        self._refuse_vanished()
+        self._refuse_vanished(found)
         if self._surplus:
             num, first = len(self._surplus), next(iter(self._surplus.values()))
             print(f"stream-follow: {num} not sent, since the study has no such time step: {first}", file=sys.stderr)
@@ -158,9 +159,10 @@ class Follower:
             _refuse_changed(sent)
         return sent is not None
 
-    def _refuse_vanished(self) -> None:
-        for path in self._seen.values():
-            if not path.exists():
+    def _refuse_vanished(self, found: Sequence[StepFile]) -> None:
+        numbers = {file.number for file in found}
+        for number, path in self._seen.items():
+            if number not in numbers:
                 raise ConfigError(
                     f"{path} is gone, and was not sent: expected the solver to keep a file until it is finished and "
                     "sent. Have it keep more of them, or say earlier when one is finished (--finished-by)"
@@ -271,5 +273,5 @@ def _refuse_changed(sent: SentFile) -> None:
 def _checksum(values: Mapping[str, Any]) -> int:
     checksum = 0
     for name in sorted(values):
-        checksum = zlib.crc32(np.ascontiguousarray(values[name]), checksum)
+        checksum = zlib.crc32(np.ascontiguousarray(values[name]).data, checksum)
     return checksum
