@@ -18,7 +18,7 @@ import h5py
 import numpy as np
 
 from benchmarks.measure import Result, alternated, show
-from stream_server.adapters.follow_steps import Follower
+from stream_server.adapters.follow_steps import StepFileFollower
 from stream_server.client_api import connect
 
 ROUND_BYTES = 64 * 2**20
@@ -60,7 +60,7 @@ def _following(folder: str, kind: str, num: int) -> Callable[[], float]:
 
     def one_round() -> float:
         with connect("none") as simulation:
-            follower = Follower(options, simulation)
+            follower = StepFileFollower(options, simulation)
             start = time.thread_time()
             follower.turn(has_ended=False)
             return (time.thread_time() - start) / (num - 1) * 1e6

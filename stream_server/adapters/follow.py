@@ -5,11 +5,14 @@ import math
 import sys
 from collections.abc import Sequence
 
-from stream_server.adapters.follow_files import WHEN_QUIET, lock_of
+from stream_server.adapters.follow_files import WHEN_QUIET, WILDCARD
 from stream_server.adapters.follow_formats import Unreadable
-from stream_server.adapters.follow_steps import Follower
+from stream_server.adapters.follow_growing import GrowingFileFollower
+from stream_server.adapters.follow_lock import lock_of
+from stream_server.adapters.follow_sending import Follower
+from stream_server.adapters.follow_steps import StepFileFollower
 from stream_server.adapters.program import InterruptedBySignal, Interruptions, Program
-from stream_server.client_api import connect
+from stream_server.client_api import Simulation, connect
 from stream_server.errors import ConfigError, SimulationError
 
 POLL_S, LONGEST_PAUSE_S = 0.02, 1.0
@@ -69,9 +72,19 @@ def _seconds(text: str) -> float:
     return seconds
 
 
+def follower_of(options: argparse.Namespace, simulation: Simulation) -> Follower:
+    """What follows the files of a pattern, or the one file that a name without wildcards is.
+
+    Raises:
+        ConfigError: an option does not fit the files or the study.
+    """
+    is_pattern = WILDCARD.search(options.pattern)
+    return (StepFileFollower if is_pattern else GrowingFileFollower)(options, simulation)
+
+
 def _follow(options: argparse.Namespace) -> int:
     with Interruptions() as interruptions, lock_of(options.pattern) as lock, connect() as simulation:
-        follower = Follower(options, simulation)
+        follower = follower_of(options, simulation)
         with Program(options.solver, interruptions, inherited=[lock]) as solver:
             while follower.is_wanted:
                 # Before the look: what a solver that has ended wrote is found then.

@@ -1,14 +1,11 @@
 """The folder that is followed: which files are of which time step, and which of them are finished."""
 
-import fcntl
 import glob
-import hashlib
 import os
 import re
 import stat
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
@@ -19,8 +16,6 @@ WILDCARD = re.compile(r"[*?\[]")
 # A minus after a letter or a digit is a hyphen.
 NUMBER = re.compile(r"(?:(?<![^\W_])-)?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?")
 WHEN_QUIET, WHEN_THERE = "quiet", "rename"
-LOCK_WAIT_S = 10.0
-LOOK_S = 0.1
 
 # Of every file that a time step consists of: size, time of the last change, and which file it is.
 Signature = tuple[tuple[int, int, int], ...]
@@ -159,47 +154,3 @@ def signature(path: Path) -> Signature:
     except OSError:
         return ()
     return tuple((it.st_size, it.st_mtime_ns, it.st_ino) for it in found)
-
-
-@contextmanager
-def lock_of(pattern: str) -> Iterator[int]:
-    """Hold the lock of the folder of a pattern; the solver inherits the descriptor, and with it the lock.
-
-    It lies in a folder that is there already: some solvers want to make theirs themselves, or empty it.
-
-    Raises:
-        ConfigError: somebody else follows this folder, what an earlier one has started still runs, or no lock can be
-            made there.
-    """
-    folder = Path(os.path.abspath(WILDCARD.split(pattern)[0])).parent
-    place = folder if folder == Path.cwd() else folder.parent
-    while not place.is_dir():
-        place = place.parent
-    name = hashlib.sha256(os.fsencode(folder)).hexdigest()[:12]
-    lock = place / f".stream-follow-{name}"
-    needs = "stream-follow needs a file that it can write and lock there, so that each folder has one follower"
-    try:
-        descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-    except OSError as error:
-        raise ConfigError(f"{lock} cannot be opened: {error.strerror}. {needs}") from error
-    deadline = time.monotonic() + LOCK_WAIT_S
-    try:
-        while True:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() > deadline:
-                    raise ConfigError(
-                        f"{folder} is followed already, by process {os.read(descriptor, 20).decode(errors='replace')} "
-                        "or the solver that it has started: give each simulation a folder of its own, such as by a "
-                        "pattern that is relative to that of the attempt"
-                    ) from None
-                time.sleep(LOOK_S)
-            except OSError as error:
-                raise ConfigError(f"{lock} cannot be locked: {error.strerror}. {needs}") from error
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, str(os.getpid()).encode(), 0)
-        yield descriptor
-    finally:
-        os.close(descriptor)

@@ -7,17 +7,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from stream_server.adapters.fields import Arrays
-from stream_server.adapters.follow_formats import (
-    ADIOS,
-    HDF5,
-    NETCDF,
-    datasets,
-    of_mesh,
-    reader_of,
-    row,
-    variables,
-    whole,
-)
+from stream_server.adapters.follow_attributes import row, whole
+from stream_server.adapters.follow_formats import ADIOS, HDF5, NETCDF, datasets, of_mesh, reader_of, variables
 from stream_server.errors import ConfigError
 
 # Of the first 12 bytes of HDF5 with a superblock of version 3: its version, and the mark of a writer for SWMR.

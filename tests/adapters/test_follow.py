@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from stream_server.adapters import follow as follow_module
-from stream_server.adapters import follow_files
+from stream_server.adapters import follow_lock
 from stream_server.adapters.follow import main
 from stream_server.client_api import Simulation
 from stream_server.messages.client import PER_SIMULATION, FieldSpec, TimeSteps
@@ -409,6 +409,12 @@ def test_what_does_not_fit_is_told_and_loses_nothing(
         assert {0, 1} <= set(server.num_sent)
 
 
+def test_what_is_whole_beside_a_file_that_is_not_is_sent(follow: Follow, folder: Path, server: FakeServer) -> None:
+    cut(folder)
+    assert follow() == 2
+    assert set(server.num_sent) == {0, 1, 3}
+
+
 def test_a_file_that_changes_after_it_was_sent_is_told(
     follow: Follow, server: FakeServer, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -437,8 +443,8 @@ def test_files_of_steps_that_the_study_does_not_have_are_told(
 def test_a_second_follower_of_a_folder_is_refused(
     follow: Follow, folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(follow_files, "LOCK_WAIT_S", 0.0)
-    with follow_files.lock_of(PATTERN):
+    monkeypatch.setattr(follow_lock, "LOCK_WAIT_S", 0.0)
+    with follow_lock.lock_of(PATTERN):
         assert follow() == 2
     assert "is followed already, by process" in capfd.readouterr().err
 

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from stream_server.adapters import follow_files
-from stream_server.adapters.follow_files import StepFiles, lock_of, signature
+from stream_server.adapters import follow_files, follow_lock
+from stream_server.adapters.follow_files import StepFiles, signature
+from stream_server.adapters.follow_lock import lock_of
 from stream_server.errors import ConfigError
 from tests.support.timing import Clock
 
@@ -147,7 +148,7 @@ def test_a_message_names_what_is_there(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("folder", ["out", "new"])
 def test_a_folder_has_one_follower(monkeypatch: pytest.MonkeyPatch, folder: str) -> None:
-    monkeypatch.setattr(follow_files, "LOCK_WAIT_S", 0.0)
+    monkeypatch.setattr(follow_lock, "LOCK_WAIT_S", 0.0)
     with lock_of(f"{folder}/step_*.npy"):
         Path(folder).mkdir(exist_ok=True)
         expected = rf"/{folder} is followed already, by process {os.getpid()} or the solver"

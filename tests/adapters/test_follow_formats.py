@@ -13,7 +13,8 @@ import pytest
 from scipy.io import netcdf_file
 
 from stream_server.adapters.fields import FieldsOfFiles
-from stream_server.adapters.follow_formats import Unreadable, reader_of, reading, row
+from stream_server.adapters.follow_attributes import row
+from stream_server.adapters.follow_formats import Unreadable, reader_of, reading
 from stream_server.errors import ConfigError
 from tests.adapters.files import FIELDS, POINTS, WRITERS, arrays, write
 
