@@ -124,10 +124,10 @@ def test_fresh_starts_over_what_was_killed_and_keeps_the_old_folder(killed: Run,
 
 def test_a_change_that_matters_is_refused_with_both_values(killed: Run, tmp_path: Path) -> None:
     before = contents(copy_of(killed, tmp_path))
-    changed = KILLED | {"training.batch_size": 7, "buffer.policy": "firo"}
+    changed = KILLED | {"study.seed": 7, "buffer.policy": "firo"}
     done = run_here(NUMPY_STUDY, tmp_path / "run", settings=changed)
     assert done.exit_code == 2
-    for told in ("training.batch_size", "4", "7", "buffer.policy", '"fifo"', '"firo"'):
+    for told in ("study.seed", "0", "7", "buffer.policy", '"fifo"', '"firo"'):
         assert told in done.output
     assert contents(tmp_path / "run") == before
 
