@@ -110,8 +110,11 @@ def test_a_signal_while_the_program_starts_ends_it(monkeypatch: pytest.MonkeyPat
     assert started[0].wait(LIMIT_S) == -signal.SIGTERM
 
 
+# A program that runs in the background may have been started with some of them ignored.
 ADAPTER = """
-import sys
+import signal, sys
+for each in signal.SIGTERM, signal.SIGINT, signal.SIGHUP:
+    signal.signal(each, signal.SIG_DFL)
 from stream_server.adapters.program import InterruptedBySignal, Interruptions, Program
 try:
     with Interruptions() as interruptions, Program(["sh", "-c", sys.argv[1]], interruptions) as program:

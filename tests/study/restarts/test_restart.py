@@ -181,7 +181,7 @@ def test_a_restart_that_fails_in_its_set_up_says_why_and_nothing_of_an_account(
     assert "trouble in prepare_training_attributes of rank 0" in failed.report["message"]
     assert "BALANCED" not in failed.output
     assert (failed.report["unbalanced"], failed.account["untrained"]) == ([], 0)
-    assert failed.report["phases_s"]["gather"] > 0, "those of the start before"
+    assert failed.report["phases_s"]["wait_for_data"] > 0, "those of the start before"
     done = run(num_ranks=2, settings=KILLED | {"study.simulations": 5}, arguments=["--resume"])
     assert_complete(done, num_simulations=5)
     assert done.attempts[0] == 1
