@@ -96,7 +96,7 @@ def _tell(step: AdiosStep, stream: str) -> None:
 
 
 def _missing(step: AdiosStep, names: Mapping[str, str]) -> str:
-    """What the step has instead of variables that are not there."""
+    """The end of a message about missing variables: those that the step has."""
     missing = [name for field, name in names.items() if field not in step.found]
     if not missing:
         return ""

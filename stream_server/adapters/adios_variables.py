@@ -1,4 +1,4 @@
-"""What a step of an ADIOS2 stream has for the fields of a study: variables by name, or by openPMD's conventions."""
+"""The variables of an ADIOS2 step that are fields of a study, found by their names or by openPMD's conventions."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass

@@ -31,7 +31,7 @@ def row(variable: Any, index: int) -> Any:
 
 
 def _unpacked(variable: Any, values: Any) -> Any:
-    """What the attributes of NetCDF's conventions make of the numbers; what they say is none is masked."""
+    """The numbers that are meant by NetCDF's conventions; those that stand for none are masked."""
     attributes = getattr(variable, "attrs", None)
     attributes = getattr(variable, "_attributes", {}) if attributes is None else attributes
     values = np.asarray(values)

@@ -25,7 +25,7 @@ class Permission(StrEnum):
 
 
 class Rule(NamedTuple):
-    """What a restart may do with the keys that match one of `patterns`, and the reason, or what follows from it.
+    """The rule for keys that match one of `patterns`: whether a restart may change them, and the reason or consequence.
 
     Of those that are told, a change may be one that the rule does not `allow`, by the values before and now, for which
     `refusal` is the reason. What `is_compared` is free, and told by what the server makes of it.

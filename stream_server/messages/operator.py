@@ -40,7 +40,7 @@ class AskStop(JsonMessage, frozen=True, kw_only=True):
 
 
 class Change(JsonObject, frozen=True, kw_only=True):
-    """What a restart changed in a run, from a `batch` on: a `name` and its value `before` and `now`, `cut_off`.
+    """A change that a restart made in a run, from a `batch` on: a `name` and its value `before` and `now`, `cut_off`.
 
     `source` is the file that says so, `note` what follows from it or stays as it was. `str()` is for people.
     """

@@ -52,7 +52,7 @@ class StartOptions:
         return self.began_s + self.time_limit_s - min(LARGEST_MARGIN_S, self.time_limit_s / 4)
 
     def source_of(self, path: str) -> str:
-        """Where the value of a key of the study stands."""
+        """The file or option that gives a key of the study its value."""
         keys = [override.partition("=")[0].strip() for override in self.overrides]
         return "--set" if any(f"{path}.".startswith(f"{key}.") for key in keys) else STUDY_FILE
 

@@ -65,7 +65,7 @@ def settings_of(server: TorchServer) -> dict[str, str]:
 
 
 class Hyperparameters:
-    """What a server makes its optimizers and schedulers with, and which of it holds when a state is restored.
+    """The settings with which a server makes its optimizers and schedulers, and which hold when a state is restored.
 
     A changed schedule, or that of a changed optimizer, takes all its steps until now again (5 s for a million), so that
     it is what it would be had it been so from the beginning, whatever its class. A ReduceLROnPlateau follows losses,
