@@ -30,7 +30,7 @@ DEADLINE_S = 1800.0
 LOOK_S = 1.0
 MAX_PARTS = 8
 # Folders that `--quick` leaves out: MPI jobs, whole studies, compilers, faults of whole machines.
-NOT_QUICK = ("cluster", "configs", "mpi", "native", "studies", "study", "zoo")
+NOT_QUICK = ("adapters", "cluster", "configs", "mpi", "native", "studies", "study", "zoo")
 NOT_QUICK += ("faults/chaos", "faults/fuzz", "faults/network", "faults/resources")
 QUICK = ["-m", "not (full or slow or quiet)"]
 QUICK += [f"--ignore=tests/{folder}" for folder in NOT_QUICK]
