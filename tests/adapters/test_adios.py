@@ -34,7 +34,7 @@ Sent = list[tuple[str, Any]]
 
 
 def field(step: int, offset: float) -> np.ndarray:
-    """What the writer computes, once more."""
+    """The values of the writer, computed independently."""
     return np.arange(12.0).reshape(4, 3) * (step + 1) + offset
 
 
@@ -65,7 +65,7 @@ def environment() -> dict[str, str]:
 
 
 def adapt(folder: Path, words: Sequence[str], program: Sequence[str]) -> tuple[Sent, int, str]:
-    """What the adapter has sent at the end, its exit code, and what it has said."""
+    """The steps that the adapter has sent, its exit code and its output."""
     done = completed(command(folder, words, program), environment(), LIMIT_S)
     path = folder / "sent"
     return pickle.loads(path.read_bytes()) if path.exists() else [], done.returncode, done.stdout + done.stderr

@@ -106,7 +106,7 @@ def change(file: Path, changes: dict[str, str]) -> None:
 
 
 def recorded(done: Run) -> Fields:
-    """What the server was sent, by simulation and time step; each of these once."""
+    """The samples that the server has, by simulation and time step; each must have come once."""
     fields: Fields = {}
     for rank in range(NUM_RANKS):
         record = RankRecord(done.output_dir / "record", rank)

@@ -46,7 +46,7 @@ def _folder_of(package: str) -> Path:
 
 
 def environment_of(client: Path) -> dict[str, str]:
-    """What a simulation that is LAMMPS needs: the Python that it finds is the first one on its PATH."""
+    """The environment of a simulation that is LAMMPS, which takes the first Python on its PATH."""
     return {"PATH": "/usr/bin:/bin", "PYTHONPATH": str(client)}
 
 

@@ -141,7 +141,7 @@ class ScheduleRules(RuleBasedStateMachine):
             self.leave_job(simulation)
 
     def after(self, simulation: int) -> tuple[int, ...]:
-        """What a worker that runs it has to do after it."""
+        """The simulations that its worker has to run after it."""
         group = self.job_members[simulation] if self.are_workers else (simulation,)
         return tuple(it for it in group[group.index(simulation) + 1 :] if it in self.jobs)
 

@@ -63,7 +63,7 @@ def step_of(
 
 
 def restarted(step: TorchStep, state: bytes) -> list[str]:
-    """What is said of the changes when a step takes back what another has saved."""
+    """The changes that are told when a step restores the state that another has saved."""
     step.load_state_dict(from_bytes(state))
     return [f"{change.name}: {change.before} → {change.now}; {change.note}" for change in step.changes]
 
