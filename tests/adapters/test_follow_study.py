@@ -72,7 +72,7 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 def recorded(
     done: Run,
 ) -> tuple[dict[tuple[int, int], NDArray[Any]], dict[int, NDArray[Any]], Counter[tuple[int, int]]]:
-    """The samples that the server has, the parameters of each simulation, and the number of times each sample is recorded."""
+    """The samples that the server has, the parameters of each simulation, and how often each sample is recorded."""
     fields, parameters, counts = {}, {}, Counter[Key]()
     record = RankRecord(done.output_dir / "record", 0)
     for entry in map(record.read, range(len(record))):
