@@ -145,6 +145,7 @@ class LammpsStream:
         print(f"stream-server: ERROR: {reason}", file=sys.stderr, flush=True)
         if self._simulation is not None:
             self._simulation.__exit__(RuntimeError, RuntimeError(reason), None)
+        sys.stdout.flush()
         os._exit(1)
 
 
