@@ -4,7 +4,6 @@ import contextlib
 import json
 import shlex
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -46,86 +45,41 @@ def require_given_up(wanted: Sequence[int], given_up: Collection[int]) -> None:
         raise ConfigError(f"--retry {' '.join(wrong)}: expected simulations that were given up, which are: {known}")
 
 
-@dataclass(frozen=True, slots=True)
 class OutputFolder:
-    """The files of a run, by name."""
+    """The files of a run, by name.
 
-    path: Path
+    Attributes:
+        study_before: the study.json of checkpoints that do not have it, which are of an earlier version.
+        exit: the failure of the first rank that failed.
+        operator: the address and the key with which `stream-study` reaches rank 0; of use while the server runs.
+        identity: the keys of the ranks, until all of them have read them.
+        prometheus: the address of the page for Prometheus while the server runs.
+        checkpoints: those of a study whose `checkpoint.dir` is not somewhere else.
+        record: the samples in the order of their arrival, for a replay.
+        samples: those of a study that only writes them: an HDF5 file for each simulation.
+        validations: predictions and errors of held-out samples, a file per rank for each of some validations.
+        model: the trained one, once the training has ended.
+        simulations: a folder for each, and in it one for each attempt.
+    """
 
-    @property
-    def study(self) -> Path:
-        return self.path / run_folder.STUDY_FILE
-
-    @property
-    def study_before(self) -> Path:
-        """The study.json of checkpoints that do not have it, which are of an earlier version."""
-        return self.path / "study.before.json"
-
-    @property
-    def report(self) -> Path:
-        return self.path / "report.json"
-
-    @property
-    def exit(self) -> Path:
-        """The failure of the first rank that failed."""
-        return self.path / "exit.json"
-
-    @property
-    def connection(self) -> Path:
-        return self.path / "connection.json"
-
-    @property
-    def operator(self) -> Path:
-        """The address and the key with which `stream-study` reaches rank 0; of use while the server runs."""
-        return self.path / "operator.json"
-
-    @property
-    def identity(self) -> Path:
-        """The keys of the ranks, until all of them have read them."""
-        return self.path / IDENTITY
-
-    @property
-    def prometheus(self) -> Path:
-        """The address of the page for Prometheus while the server runs."""
-        return self.path / "prometheus.json"
-
-    @property
-    def parameters(self) -> Path:
-        return self.path / "parameters.csv"
-
-    @property
-    def checkpoints(self) -> Path:
-        """The checkpoints, unless `checkpoint.dir` is somewhere else."""
-        return self.path / "checkpoints"
-
-    @property
-    def record(self) -> Path:
-        """The samples in the order of their arrival, for a replay."""
-        return self.path / "record"
-
-    @property
-    def samples(self) -> Path:
-        """The samples of a study that only writes them: an HDF5 file for each simulation."""
-        return self.path / "samples"
-
-    @property
-    def metrics(self) -> Path:
-        return self.path / "metrics"
-
-    @property
-    def validations(self) -> Path:
-        """Predictions and errors of held-out samples, a file per rank for each of some validations."""
-        return self.path / "validations"
-
-    @property
-    def model(self) -> Path:
-        """The trained model, once the training has ended."""
-        return self.path / "model"
-
-    @property
-    def simulations(self) -> Path:
-        """A folder for each simulation, and in it one for each attempt."""
-        return self.path / "simulations"
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.study = path / run_folder.STUDY_FILE
+        self.study_before = path / "study.before.json"
+        self.report = path / "report.json"
+        self.exit = path / "exit.json"
+        self.connection = path / "connection.json"
+        self.operator = path / "operator.json"
+        self.identity = path / IDENTITY
+        self.prometheus = path / "prometheus.json"
+        self.parameters = path / "parameters.csv"
+        self.checkpoints = path / "checkpoints"
+        self.record = path / "record"
+        self.samples = path / "samples"
+        self.metrics = path / "metrics"
+        self.validations = path / "validations"
+        self.model = path / "model"
+        self.simulations = path / "simulations"
 
     def places(self, *, has_held_out: bool) -> list[tuple[str, str]]:
         """The results that are there: the name of each, and the command that shows it.
