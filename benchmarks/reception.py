@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from stream_server.buffers import Buffer, Policy, Slots
 from stream_server.launcher.simulations.server_connection import ServerConnection
 from stream_server.messages import launcher_link
-from stream_server.messages.client import Away, FieldSpec, Routing, TimeSteps
+from stream_server.messages.client import Away, FieldSpec, Routing, TimeSteps, Welcome
 from stream_server.messages.connection import ConnectionFile, Security
 from stream_server.messages.curve import KeyPair
 from stream_server.messages.routing import Dealing
@@ -25,7 +25,6 @@ from stream_server.server.intake.validation_store import ValidationStore
 from stream_server.server.reception.access import CurveAccess
 from stream_server.server.reception.receiver import Receiver
 from stream_server.server.reception.sockets import ReceiverSettings
-from stream_server.server.simulations.handshake import StudyFacts
 from stream_server.server.simulations.roster import Roster
 
 STUDY = "benchmark"
@@ -119,8 +118,11 @@ def reception(
             ),
         )
         endpoints = receiver.bind()
-        facts = StudyFacts(
+        facts = Welcome(
             study=STUDY,
+            simulation=0,
+            attempt=0,
+            parameters={},
             incarnation=0,
             endpoints=(endpoints.data,),
             time_steps=TimeSteps(num=NUM_STEPS),

@@ -6,12 +6,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from stream_server.messages import launcher_link, notices
-from stream_server.messages.client import Away, Routing, TimeSteps
+from stream_server.messages.client import Away, Routing, TimeSteps, Welcome
 from stream_server.messages.curve import KeyPair
 from stream_server.server.intake import mailbox
 from stream_server.server.reception.access import CurveAccess
 from stream_server.server.reception.coordinator import Coordinator
-from stream_server.server.simulations.handshake import StudyFacts
 from stream_server.server.simulations.roster import Roster
 from tests.support.connections import NOWHERE
 
@@ -44,8 +43,11 @@ class OneRank:
     failed: str = ""
 
     def __post_init__(self) -> None:
-        facts = StudyFacts(
+        facts = Welcome(
             study="s",
+            simulation=0,
+            attempt=0,
+            parameters={},
             incarnation=self.incarnation,
             endpoints=(("ipc://nowhere",),),
             time_steps=TimeSteps(num=NUM_STEPS),

@@ -18,7 +18,7 @@ from stream_server.client_api.simulation import Simulation
 from stream_server.errors import Closed
 from stream_server.launcher.simulations.server_connection import ServerConnection
 from stream_server.messages import launcher_link, wire
-from stream_server.messages.client import Away, FieldSpec, Message, Routing, TimeSteps
+from stream_server.messages.client import Away, FieldSpec, Message, Routing, TimeSteps, Welcome
 from stream_server.messages.connection import ConnectionFile, Security
 from stream_server.messages.curve import KeyPair
 from stream_server.messages.routing import Dealing
@@ -34,7 +34,6 @@ from stream_server.server.intake.validation_store import ValidationStore
 from stream_server.server.reception.access import CurveAccess
 from stream_server.server.reception.receiver import Receiver
 from stream_server.server.reception.sockets import Endpoints, ReceiverSettings
-from stream_server.server.simulations.handshake import StudyFacts
 from stream_server.server.simulations.roster import Roster
 from stream_server.storage.plain_state import read_state
 from tests.support.connections import NOWHERE
@@ -296,8 +295,11 @@ def reception(
             for rank, part in enumerate(restored)
         ]
         endpoints = [rank.receiver.bind() for rank in ranks]
-        facts = StudyFacts(
+        facts = Welcome(
             study=STUDY,
+            simulation=0,
+            attempt=0,
+            parameters={},
             incarnation=incarnation,
             endpoints=tuple(it.data for it in endpoints),
             time_steps=shape.time_steps,

@@ -8,7 +8,7 @@ from pathlib import Path
 from stream_server.buffers import Buffer
 from stream_server.config import StudyConfig
 from stream_server.machine import private_folder
-from stream_server.messages.client import Away
+from stream_server.messages.client import Away, Welcome
 from stream_server.messages.connection import ConnectionFile, Security
 from stream_server.messages.curve import KeyPair
 from stream_server.messages.routing import Dealing
@@ -22,7 +22,6 @@ from stream_server.server.run import build
 from stream_server.server.run.identity import Identity
 from stream_server.server.run.plan import RankPlan
 from stream_server.server.simulations.design import ParameterDesign
-from stream_server.server.simulations.handshake import StudyFacts
 from stream_server.server.simulations.roster import Roster
 from stream_server.server.steering.suggester import Suggester
 
@@ -108,8 +107,11 @@ def make_roster(
     else:
         suggested = suggester.parameters[:num]
         parameters = [*suggested, *[None] * (num - len(suggested))]
-    facts = StudyFacts(
+    facts = Welcome(
         study=identity.study,
+        simulation=0,
+        attempt=0,
+        parameters={},
         incarnation=identity.incarnation,
         endpoints=tuple(each.data for each in endpoints),
         time_steps=build.time_steps(config),

@@ -9,18 +9,16 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import msgspec
+
 from stream_server.messages import launcher_link, notices
 from stream_server.messages.client import (
     ATTACHING,
-    Away,
-    FieldSpec,
     Hello,
     Message,
     Reason,
     Refusal,
-    Routing,
     Stop,
-    TimeSteps,
     Welcome,
 )
 from stream_server.messages.simulation_phase import SimulationPhase
@@ -41,21 +39,6 @@ class Reply:
 Action = Reply | notices.Notice | launcher_link.ToLauncher | SimulationsFailed | SimulationWarning
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class StudyFacts:
-    """The contents that every `Welcome` shares."""
-
-    study: str
-    incarnation: int
-    endpoints: tuple[tuple[str, ...], ...]
-    time_steps: TimeSteps
-    fields: tuple[FieldSpec, ...]
-    routing: Routing
-    window_bytes: int
-    if_server_away: Away
-    wait_s: float
-
-
 @dataclass(kw_only=True, slots=True)
 class RankClaims:
     """The clients that have said Hello for an attempt, by client rank."""
@@ -68,13 +51,11 @@ class Handshake:
     """The client ranks between their `Hello` and their `Welcome`.
 
     One that belongs to an attempt waits until every server rank knows of it; one that came by itself, until the
-    launcher has given it a simulation. `entries` are the roster's, by id. While it is not `open`, the study
-    has ended.
+    launcher has given it a simulation. `facts` are what every `Welcome` has, but for the simulation. `entries` are the
+    roster's, by id. While it is not `open`, the study has ended.
     """
 
-    def __init__(
-        self, facts: StudyFacts, entries: Mapping[int, SimulationState], parameter_names: Sequence[str]
-    ) -> None:
+    def __init__(self, facts: Welcome, entries: Mapping[int, SimulationState], parameter_names: Sequence[str]) -> None:
         self.facts = facts
         self.entries = entries
         self.parameter_names = parameter_names
@@ -211,19 +192,8 @@ class Handshake:
         entry = self.entries[simulation]
         if not entry.ready:
             return []
-        welcome = Welcome(
-            study=self.facts.study,
-            simulation=simulation,
-            attempt=entry.attempt,
-            incarnation=self.facts.incarnation,
-            endpoints=self.facts.endpoints,
-            parameters=entry.known_parameters,
-            time_steps=self.facts.time_steps,
-            fields=self.facts.fields,
-            routing=self.facts.routing,
-            window_bytes=self.facts.window_bytes,
-            if_server_away=self.facts.if_server_away,
-            wait_s=self.facts.wait_s,
+        welcome = msgspec.structs.replace(
+            self.facts, simulation=simulation, attempt=entry.attempt, parameters=entry.known_parameters
         )
         actions: list[Action] = []
         for peer, hello in self._waiting.pop(simulation, {}).items():

@@ -11,13 +11,13 @@ from typing import Any
 
 from stream_server.machine.screen import in_one_line
 from stream_server.messages import launcher_link, notices
-from stream_server.messages.client import ATTACHING, Hello, Invalidate, Invalidated, Reason, Stop
+from stream_server.messages.client import ATTACHING, Hello, Invalidate, Invalidated, Reason, Stop, Welcome
 from stream_server.messages.simulation_phase import SimulationPhase
 from stream_server.server.intake.account import SimulationEnd
 from stream_server.server.intake.attempts import why_stale
 from stream_server.server.intake.mailbox import SimulationsFailed, SimulationWarning
 from stream_server.server.intake.parameters import Origin
-from stream_server.server.simulations.handshake import Action, Handshake, Reply, StudyFacts, brought, refuse
+from stream_server.server.simulations.handshake import Action, Handshake, Reply, brought, refuse
 from stream_server.server.simulations.simulation_table import SimulationState, SimulationTable
 from stream_server.server.simulations.warnings import FailedAttempt, FailedAttempts, SimulationWarnings
 
@@ -43,7 +43,7 @@ class Roster:
 
     def __init__(
         self,
-        facts: StudyFacts,
+        facts: Welcome,
         parameters: Sequence[Mapping[str, float] | None],
         *,
         names: Sequence[str] | None = None,

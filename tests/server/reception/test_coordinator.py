@@ -12,7 +12,6 @@ from stream_server.server.intake import mailbox
 from stream_server.server.reception.access import CurveAccess
 from stream_server.server.reception.coordinator import MOST_UNANSWERED, Coordinator
 from stream_server.server.reception.operator_desk import STOP_TEXT
-from stream_server.server.simulations.handshake import StudyFacts
 from stream_server.server.simulations.roster import Roster
 from tests.support.connections import NOWHERE
 
@@ -24,8 +23,11 @@ def ignore(*_: Any) -> None:
 def coordinator(
     told: list[launcher_link.ToLauncher], tell_main: Callable[[mailbox.Event], None] = ignore, **calls: Any
 ) -> Coordinator:
-    facts = StudyFacts(
+    facts = Welcome(
         study="study-1",
+        simulation=0,
+        attempt=0,
+        parameters={},
         incarnation=1,
         endpoints=(("ipc:///nowhere",),),
         time_steps=TimeSteps(num=6),

@@ -8,11 +8,13 @@ from stream_server.messages.curve import KeyPair
 from stream_server.messages.notices import Channel
 from stream_server.server.reception.access import CurveAccess
 from stream_server.server.reception.coordinator import Coordinator
-from stream_server.server.simulations.handshake import StudyFacts
 from stream_server.server.simulations.roster import Roster
 
-FACTS = StudyFacts(
+FACTS = Welcome(
     study="study-1",
+    simulation=0,
+    attempt=0,
+    parameters={},
     incarnation=1,
     endpoints=(("ipc:///nowhere",),) * 3,
     time_steps=TimeSteps(num=6),

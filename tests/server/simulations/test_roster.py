@@ -21,12 +21,15 @@ from stream_server.messages.client import (
     Welcome,
 )
 from stream_server.server.intake.mailbox import SimulationsFailed, SimulationWarning
-from stream_server.server.simulations.handshake import Action, Reply, StudyFacts
+from stream_server.server.simulations.handshake import Action, Reply
 from stream_server.server.simulations.roster import Roster
 from stream_server.storage.plain_state import from_bytes, to_bytes
 
-FACTS = StudyFacts(
+FACTS = Welcome(
     study="s",
+    simulation=0,
+    attempt=0,
+    parameters={},
     incarnation=1,
     endpoints=(("ipc:///a",), ("ipc:///b",)),
     time_steps=TimeSteps(num=4),

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from stream_server.messages import launcher_link, notices
 from stream_server.messages.client import ATTACHING, Away, FieldSpec, Hello, Invalidate, Routing, TimeSteps, Welcome
 from stream_server.messages.simulation_phase import SimulationPhase
-from stream_server.server.simulations.handshake import Action, Reply, StudyFacts
+from stream_server.server.simulations.handshake import Action, Reply
 from stream_server.server.simulations.roster import Roster
 from stream_server.storage.plain_state import from_bytes, to_bytes
 
@@ -22,8 +22,11 @@ NUM_STEPS = 4
 
 def roster_of(num_planned: int, num_spare: int = 3, *, num_held_out: int = 1, num_steps: int | None = None) -> Roster:
     """A study of so many simulations, and parameters for some redraws."""
-    facts = StudyFacts(
+    facts = Welcome(
         study="s",
+        simulation=0,
+        attempt=0,
+        parameters={},
         incarnation=1,
         endpoints=(("ipc:///a",), ("ipc:///b",)),
         time_steps=TimeSteps(num=num_steps),
