@@ -233,14 +233,28 @@ class Roster:
 
     def launched(self, message: launcher_link.Attempt) -> list[Action]:
         """The launcher is about to start an attempt, or has one that goes on although the server was away."""
-        return self._begin(
-            message.simulation,
-            message.attempt,
-            message.public_key,
-            attached=message.attached,
+        simulation, attempt = message.simulation, message.attempt
+        entry = self.entries[simulation]
+        if entry.phase.terminal or (entry.phase is SimulationPhase.RUNNING and entry.attempt == attempt):
+            return []
+        if entry.parameters is None:
+            # It began after the checkpoint that is continued, and belongs to a later round now.
+            return []
+        self._failed_attempts.try_again(simulation)
+        entry.waits_for, entry.had_to_wait = message.waits_for, message.waits_for is not None
+        self.table.enter(simulation, SimulationPhase.RUNNING)
+        entry.attempt, entry.attached, entry.ready = attempt, message.attached, False
+        # If the last checkpoint lacks the parameters of an attached simulation, its client knows them.
+        entry.begun, entry.goes_on = entry.begun or not (message.attached and message.goes_on), message.goes_on
+        entry.shares.clear()
+        notice = notices.AttemptNotice(
+            simulation=simulation,
+            attempt=attempt,
+            parameters=entry.known_parameters,
+            key=message.public_key,
             goes_on=message.goes_on,
-            waits_for=message.waits_for,
         )
+        return [notice]
 
     def queued(self, message: launcher_link.Queued) -> None:
         """The launcher says what the jobs of some simulations wait for, or that they run."""
@@ -266,7 +280,9 @@ class Roster:
             actions = self.handshake.take_up(simulation, hello)
         else:
             entry.parameters = brought(hello, entry)
-            actions = self._begin(simulation, attempt, None, attached=True)
+            actions = self.launched(
+                launcher_link.Attempt(simulation=simulation, attempt=attempt, public_key=None, attached=True)
+            )
         return actions + self.handshake.seat(peer, hello, simulation)
 
     def ready(self, simulation: int, attempt: int) -> list[Action]:
@@ -390,7 +406,7 @@ class Roster:
         is_redrawn = message.redraw and message.simulation >= self._num_held_out and self.finish_order is None
         redrawn = next(self._spare, None) if is_redrawn else None
         if redrawn is not None:
-            entry = SimulationState(parameters=_copy(self._parameters[redrawn]))
+            entry = SimulationState(parameters=self._known_of(redrawn))
             self.table.add(redrawn, entry)
             self.num_missing -= self._num_samples_of(self.facts.time_steps.num or 0)
             if entry.parameters is not None:
@@ -453,34 +469,6 @@ class Roster:
         actions = [action for i in left for action in self._close(i, SimulationPhase.STOPPED, reason)]
         return actions + self._conclude()
 
-    def _begin(
-        self,
-        simulation: int,
-        attempt: int,
-        key: str | None,
-        *,
-        attached: bool = False,
-        goes_on: bool = False,
-        waits_for: str | None = None,
-    ) -> list[Action]:
-        entry = self.entries[simulation]
-        if entry.phase.terminal or (entry.phase is SimulationPhase.RUNNING and entry.attempt == attempt):
-            return []
-        if entry.parameters is None:
-            # It began after the checkpoint that is continued, and belongs to a later round now.
-            return []
-        self._failed_attempts.try_again(simulation)
-        entry.waits_for, entry.had_to_wait = waits_for, waits_for is not None
-        self.table.enter(simulation, SimulationPhase.RUNNING)
-        entry.attempt, entry.attached, entry.ready = attempt, attached, False
-        # If the last checkpoint lacks the parameters of an attached simulation, its client knows them.
-        entry.begun, entry.goes_on = entry.begun or not (attached and goes_on), goes_on
-        entry.shares.clear()
-        notice = notices.AttemptNotice(
-            simulation=simulation, attempt=attempt, parameters=entry.known_parameters, key=key, goes_on=goes_on
-        )
-        return [notice]
-
     def _end(self, simulation: int, phase: SimulationPhase, reason: str) -> list[Action]:
         return self._close(simulation, phase, reason) + self._conclude()
 
@@ -512,7 +500,8 @@ class Roster:
 
     def _known_of(self, simulation: int) -> dict[str, float] | None:
         """The parameters of a simulation, None if it must wait for them, or for its round."""
-        return _copy(self._parameters[simulation]) if simulation < self.table.num_released else None
+        parameters = self._parameters[simulation] if simulation < self.table.num_released else None
+        return None if parameters is None else dict(parameters)
 
     def _conclude(self) -> list[Action]:
         if not self._failed and self.table.round_over and not self._has_told_round:
@@ -523,7 +512,3 @@ class Roster:
         self.handshake.open = False
         states = {i: entry.phase.value for i, entry in self.entries.items()}
         return [notices.AllTerminal(states=states)]
-
-
-def _copy(parameters: Mapping[str, float] | None) -> dict[str, float] | None:
-    return None if parameters is None else dict(parameters)
