@@ -33,46 +33,6 @@ Renderer = Any
 TOOLS = "pan,wheel_zoom,box_zoom,reset,save"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ColumnChange:
-    """An update of a source: `replaced` instead of everything, or rows to patch and then rows to append.
-
-    `patched` has rows and values by column.
-    """
-
-    replaced: Columns | None = None
-    patched: Mapping[str, Sequence[tuple[int, Any]]] | None = None
-    appended: Columns | None = None
-
-    @property
-    def num_cells(self) -> int:
-        """Number of values that it sends."""
-        columns = [*(self.replaced or {}).values(), *(self.appended or {}).values(), *(self.patched or {}).values()]
-        return sum(map(len, columns))
-
-
-def change(old: Columns, new: Columns) -> ColumnChange | None:
-    """The change from `old` to `new`, None if they are equal."""
-    before, after = num_rows(old), num_rows(new)
-    if old.keys() != new.keys() or after < before:
-        return ColumnChange(replaced=new)
-    patched = {}
-    for name, values in new.items():
-        was = old[name]
-        # Comparing whole lists first is done in C, and they are mostly equal.
-        if list(values[:before]) != list(was):
-            patched[name] = [(row, values[row]) for row in range(before) if not _equal(values[row], was[row])]
-    patched = {name: rows for name, rows in patched.items() if rows}
-    if sum(map(len, patched.values())) > LARGE_SHARE * before * len(new):
-        return ColumnChange(replaced=new)
-    appended = {name: values[before:] for name, values in new.items()} if after > before else None
-    return ColumnChange(patched=patched or None, appended=appended) if patched or appended else None
-
-
-def num_rows(columns: Columns) -> int:
-    return len(next(iter(columns.values()), ()))
-
-
 def _equal(a: Any, b: Any) -> bool:
     # NaN alone differs from itself.
     return bool(a == b or (a != a and b != b))
@@ -88,19 +48,25 @@ class CurveStyle:
     has_marks: bool = False
 
 
-def bring_up_to_date(source: ColumnDataSource, columns: Columns) -> int:
-    """Send to a source what changed of its columns; returns the number of values."""
+def bring_up_to_date(source: ColumnDataSource, columns: Columns) -> None:
+    """Send to a source what changed: values to patch and then rows to append, or everything if that is most of it."""
     before: Any = source.data
-    changed = change(before, columns)
-    if changed is None:
-        return 0
-    if changed.replaced is not None:
-        source.data = {name: list(values) for name, values in changed.replaced.items()}
-    if changed.patched is not None:
-        source.patch({name: list(rows) for name, rows in changed.patched.items()})
-    if changed.appended is not None:
-        source.stream({name: list(values) for name, values in changed.appended.items()})
-    return changed.num_cells
+    num_before, num_after = (len(next(iter(each.values()), ())) for each in (before, columns))
+    patched: dict[str, list[tuple[int, Any]]] = {}
+    is_another = before.keys() != columns.keys() or num_after < num_before
+    for name, values in {} if is_another else columns.items():
+        was = before[name]
+        # Comparing whole lists first is done in C, and they are mostly equal.
+        if list(values[:num_before]) != list(was):
+            rows = [(row, values[row]) for row in range(num_before) if not _equal(values[row], was[row])]
+            patched |= {name: rows} if rows else {}
+    if is_another or sum(map(len, patched.values())) > LARGE_SHARE * num_before * len(columns):
+        source.data = {name: list(values) for name, values in columns.items()}
+        return
+    if patched:
+        source.patch(patched)
+    if num_after > num_before:
+        source.stream({name: list(values[num_before:]) for name, values in columns.items()})
 
 
 def chart(title: str, x: str, y: str, **options: Any) -> Figure:
@@ -134,12 +100,6 @@ def chart(title: str, x: str, y: str, **options: Any) -> Figure:
     return chart
 
 
-def _have_whole_ticks(axis: Any) -> None:
-    """No tick of an axis of whole numbers is between two of them."""
-    axis.ticker.min_interval = 1
-    axis.ticker.num_minor_ticks = 0
-
-
 class LineChart:
     """Curves over one axis, in one or several figures that show the same with other scales."""
 
@@ -159,8 +119,8 @@ class LineChart:
             each.add_layout(legend, "above")
             each.add_tools(hover)
 
-    def show(self, curves: Mapping[object, tuple[CurveStyle, Columns]], *, on_log: bool = False) -> int:
-        """Draw these curves and no others; returns the number of values that were sent.
+    def show(self, curves: Mapping[object, tuple[CurveStyle, Columns]], *, on_log: bool = False) -> None:
+        """Draw these curves and no others.
 
         Of two figures the first one has a logarithmic axis. Without anything to draw none is to be seen.
         """
@@ -175,7 +135,8 @@ class LineChart:
         new = [key for key in curves if key not in self._curves]
         if new:
             self._add({key: curves[key] for key in new})
-        return sum(bring_up_to_date(self._curves[key][1], columns) for key, (_, columns) in curves.items())
+        for key, (_, columns) in curves.items():
+            bring_up_to_date(self._curves[key][1], columns)
 
     def _add(self, curves: Mapping[object, tuple[CurveStyle, Columns]]) -> None:
         for key, (style, columns) in curves.items():
@@ -212,60 +173,52 @@ class LineChart:
             hover.renderers = [drawn[place][-1] for *_, drawn in self._curves.values()]
 
 
-class Timeline:
+class BarChart:
+    """Bars from left to right, in rows of whole numbers of which the first is at the top."""
+
+    def __init__(
+        self, title: str, x: str, y: str, *, name: str, columns: Sequence[str], tooltips: Any, **look: Any
+    ) -> None:
+        self.figure = chart(title, x, y)
+        self.source = ColumnDataSource({column: [] for column in columns}, name=name)
+        bars = self.figure.hbar(y=y, left="left", right="right", height=0.8, color="colour", source=self.source, **look)
+        self.figure.y_range.flipped = True
+        # No tick is between two rows.
+        self.figure.yaxis.ticker.min_interval = 1
+        self.figure.yaxis.ticker.num_minor_ticks = 0
+        self.figure.add_tools(HoverTool(renderers=[bars], tooltips=tooltips))
+
+
+def timeline() -> BarChart:
     """One bar for each attempt of a simulation, over time."""
-
-    def __init__(self) -> None:
-        self.figure = chart("Simulations and their attempts", "time since the first began (s)", "simulation")
-        self.source = ColumnDataSource(
-            {name: [] for name in ("simulation", "attempt", "left", "right", "state", "colour", "reason")},
-            name="timeline",
-        )
-        bars = self.figure.hbar(
-            y="simulation",
-            left="left",
-            right="right",
-            height=0.8,
-            color="colour",
-            line_width=1,
-            source=self.source,
-        )
-        self.figure.y_range.flipped = True
-        _have_whole_ticks(self.figure.yaxis)
-        self.figure.add_tools(
-            HoverTool(
-                renderers=[bars],
-                tooltips=[
-                    ("simulation", "@simulation, attempt @attempt"),
-                    ("state", "@state @reason"),
-                    ("time", "@left{0.0} s to @right{0.0} s"),
-                ],
-            )
-        )
+    return BarChart(
+        "Simulations and their attempts",
+        "time since the first began (s)",
+        "simulation",
+        name="timeline",
+        columns=("simulation", "attempt", "left", "right", "state", "colour", "reason"),
+        tooltips=[
+            ("simulation", "@simulation, attempt @attempt"),
+            ("state", "@state @reason"),
+            ("time", "@left{0.0} s to @right{0.0} s"),
+        ],
+    )
 
 
-class RankPhases:
+def rank_phases() -> BarChart:
     """The phases of each rank at its newest log point: one bar for each rank."""
-
-    def __init__(self) -> None:
-        self.figure = chart("Ranks and their phases", "part of the time since the last log point", "rank")
-        self.figure.x_range = Range1d(start=0, end=1.001)
-        self.figure.y_range.flipped = True
-        self.figure.yaxis.ticker.desired_num_ticks = 8
-        _have_whole_ticks(self.figure.yaxis)
-        self.source = ColumnDataSource(
-            {name: [] for name in ("rank", "phase", "left", "right", "colour")}, name="ranks"
-        )
-        bars = self.figure.hbar(
-            y="rank",
-            left="left",
-            right="right",
-            height=0.8,
-            color="colour",
-            line_color=None,
-            source=self.source,
-        )
-        self.figure.add_tools(HoverTool(renderers=[bars], tooltips=[("rank @rank", "@phase: @left to @right")]))
+    bars = BarChart(
+        "Ranks and their phases",
+        "part of the time since the last log point",
+        "rank",
+        name="ranks",
+        columns=("rank", "phase", "left", "right", "colour"),
+        tooltips=[("rank @rank", "@phase: @left to @right")],
+        line_color=None,
+    )
+    bars.figure.x_range = Range1d(start=0, end=1.001)
+    bars.figure.yaxis.ticker.desired_num_ticks = 8
+    return bars
 
 
 class ParameterSpace:

@@ -26,10 +26,10 @@ from stream_server.dashboard.charts import (
     CurveStyle,
     LineChart,
     ParameterSpace,
-    RankPhases,
-    Timeline,
     bring_up_to_date,
     chart,
+    rank_phases,
+    timeline,
 )
 from stream_server.dashboard.predictions import PredictionCharts, sample_name, single_values
 from stream_server.dashboard.texts import div, say
@@ -158,8 +158,8 @@ class Page:
         self._rollouts = LineChart(chart(*forecasts, y_axis_type="log"), chart(*forecasts))
         for each in (*self._rates.figures, *self._buffers.figures, *self._running.figures):
             each.y_range.start = 0
-        self._timeline = Timeline()
-        self._phases = RankPhases()
+        self._timeline = timeline()
+        self._phases = rank_phases()
         self._space = ParameterSpace()
         self._predictions = PredictionCharts()
         self._predictions_title = div(name="predictions")
