@@ -119,18 +119,16 @@ def timeline(attempts: Sequence[AttemptSpan], now_s: float) -> Columns:
 def phases(ranks: Mapping[int, Line]) -> Columns:
     """The parts of the time of each rank that its phases took at its newest log point, side by side."""
     colours = phase_colours(ranks)
-    columns: dict[str, list[Any]] = {name: [] for name in ("rank", "phase", "left", "right", "colour")}
+    bars: list[tuple[Any, ...]] = []
     for rank, line in ranks.items():
         left = 0.0
         for name, colour in colours.items():
             share = line.get(f"time/{name}", 0.0)
             if share > 0:
-                for column, value in zip(
-                    columns.values(), (rank, in_words(name), left, left + share, colour), strict=True
-                ):
-                    column.append(value)
+                bars.append((rank, in_words(name), left, left + share, colour))
                 left += share
-    return columns
+    names = ("rank", "phase", "left", "right", "colour")
+    return {name: [bar[place] for bar in bars] for place, name in enumerate(names)}
 
 
 def phase_colours(ranks: Mapping[int, Line]) -> dict[str, str]:

@@ -1,7 +1,9 @@
 """The pictures of a run, one function for each."""
 
 import math
+from base64 import b64encode
 from collections.abc import Sequence
+from io import BytesIO
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -86,7 +88,8 @@ def while_full(histograms: Sequence[Line]) -> Line:
 
 def draws_of_samples(histogram: Line) -> list[tuple[int, int, int]]:
     """The intervals of a histogram of draws: the smallest and largest number of draws, and how many samples."""
-    return [(*_whole_numbers(lower, upper), num) for lower, upper, num in histogram["intervals"]]
+    # The ends of an interval are whole numbers only where a value is the end.
+    return [(math.ceil(lower), math.floor(upper), num) for lower, upper, num in histogram["intervals"]]
 
 
 def empty(x: str, y: str) -> tuple[Figure, Axes]:
@@ -99,10 +102,12 @@ def empty(x: str, y: str) -> tuple[Figure, Axes]:
     return figure, axes
 
 
+def image_of(figure: Figure, alt: str, dots_per_inch: int) -> str:
+    """An element of HTML with the picture in it; `alt` stands for it, and is HTML, too."""
+    file = BytesIO()
+    figure.savefig(file, format="png", dpi=dots_per_inch)
+    return f'<img alt="{alt}" src="data:image/png;base64,{b64encode(file.getvalue()).decode()}">'
+
+
 def _colours(num: int) -> list[str]:
     return [COLOURS[position % len(COLOURS)] for position in range(num)]
-
-
-def _whole_numbers(lower: float, upper: float) -> tuple[int, int]:
-    """The first and the last whole number in an interval; the ends are whole only where a value is the end."""
-    return math.ceil(lower), math.floor(upper)

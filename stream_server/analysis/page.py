@@ -1,13 +1,12 @@
 """One HTML file with all that there is to see of a run, to be sent to a colleague."""
 
-import base64
-import io
 import json
 from html import escape
 from pathlib import Path
 from typing import Any
 
-from stream_server.analysis.plot import pictures_of, settings_of
+from stream_server.analysis.figures import image_of
+from stream_server.analysis.plot import pictures_of
 from stream_server.analysis.reading import RunFolder
 from stream_server.analysis.run_status import status_of
 from stream_server.errors import ConfigError
@@ -44,12 +43,12 @@ def page(run: RunFolder) -> str:
     Raises:
         ConfigError: the run has no metrics yet, or a file is damaged.
     """
-    settings = settings_of(run)
+    settings = run.settings
     name = escape(str(settings.get("study", {}).get("name", run.name)))
     status = status_of(run)
     samples, versions = status.report.get("samples", {}), status.report.get("versions", {})
     pictures = "\n".join(
-        f'<figure><img alt="{escape(picture.caption)}" src="data:image/png;base64,{_png(picture.figure)}"></figure>'
+        f"<figure>{image_of(picture.figure, escape(picture.caption), DOTS_PER_INCH)}</figure>"
         for picture in pictures_of(run)
     )
     sections = {
@@ -64,12 +63,6 @@ def page(run: RunFolder) -> str:
         f"<style>\n{STYLE}</style>\n</head>\n<body>\n<h1>{name}</h1>\n{_table(status.rows())}\n{body}\n"
         "</body>\n</html>\n"
     )
-
-
-def _png(figure: Any) -> str:
-    memory = io.BytesIO()
-    figure.savefig(memory, format="png", dpi=DOTS_PER_INCH)
-    return base64.b64encode(memory.getvalue()).decode()
 
 
 def _table(rows: list[tuple[str, str]]) -> str:

@@ -1,6 +1,5 @@
 """Writes the pictures of a run into a folder, or as one page."""
 
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
@@ -16,11 +15,12 @@ from stream_server.analysis import columns, figures
 from stream_server.analysis.columns import COLOURS
 from stream_server.analysis.figures import empty
 from stream_server.analysis.reading import Line, RunFolder, needs_log_scale, read_histograms, read_records
+from stream_server.analysis.run_status import in_words
 from stream_server.analysis.simulations import SimulationSummary, simulations_of
 from stream_server.analysis.validations import RecordedRollouts, RecordedValidation, read_validation, relative_error
 from stream_server.errors import ConfigError
 from stream_server.ragged import Array
-from stream_server.storage.disk import by_own_links, hold_folder, open_output, read_text
+from stream_server.storage.disk import hold_folder, open_output
 from stream_server.storage.ownership import is_ours, name_of
 
 MAX_PARAMETERS = 5
@@ -105,15 +105,10 @@ def coverage(simulations: Sequence[SimulationSummary], units: Mapping[str, str])
     states = list(dict.fromkeys(each.state for each in simulations))
     if not simulations or not simulations[0].parameters:
         return None
-    points = [
-        (
-            f"{state.replace('_', ' ')} ({sum(each.state == state for each in simulations)})",
-            _of_state(simulations, state),
-        )
-        for state in states
-    ]
     figure, panels = _pairs(list(simulations[0].parameters)[:MAX_PARAMETERS], units)
-    for number, (label, of_state) in enumerate(points):
+    for number, state in enumerate(states):
+        of_state = [each for each in simulations if each.state == state]
+        label = f"{in_words(state)} ({len(of_state)})"
         marker, colour = "o^sDvPX*"[number % 8], COLOURS[number % len(COLOURS)]
         for (x, y), axes in panels.items():
             axes.plot(*_places(of_state, x, y), marker, color=colour, markersize=4, alpha=0.8, label=label)
@@ -214,10 +209,6 @@ def _plane(array: Array) -> Array:
     return array.reshape(-1) if array.ndim == 0 else array
 
 
-def _of_state(simulations: Sequence[SimulationSummary], state: str) -> list[SimulationSummary]:
-    return [each for each in simulations if each.state == state]
-
-
 def _places(simulations: Sequence[SimulationSummary], x: str, y: str) -> tuple[list[float], list[float]]:
     if x == y:
         return [each.parameters[x] for each in simulations], [0.0] * len(simulations)
@@ -299,20 +290,11 @@ def pictures_of(run: RunFolder) -> Iterator[Picture]:
     Raises:
         ConfigError: the run has no metrics yet, or a file is damaged.
     """
-    study = settings_of(run)
+    study = run.settings
     section = study.get("study", {})
     for picture in _pictures(run, section.get("units", {}), bool(study.get("normalization", {}).get("fields"))):
         picture.figure.suptitle(f"{section.get('name', run.name)}: {picture.caption}", fontsize=9)
         yield picture
-
-
-def settings_of(run: RunFolder) -> dict[str, Any]:
-    """The resolved study.json of a run; empty if there is none that can be read."""
-    try:
-        plain = json.loads(read_text(run.path / "study.json", opener=by_own_links))
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return plain if isinstance(plain, dict) else {}
 
 
 def _pictures(run: RunFolder, units: dict[str, str], is_normalized: bool) -> Iterator[Picture]:

@@ -13,7 +13,7 @@ from typing import Any
 from stream_server.analysis.growing import PIECE_BYTES
 from stream_server.config import load
 from stream_server.errors import ConfigError
-from stream_server.storage.disk import by_own_links
+from stream_server.storage.disk import by_own_links, read_text
 from stream_server.storage.links import open_by_own_links
 
 AXES = ("batch", "update", "sample", "wall_s")
@@ -34,6 +34,11 @@ class RunFolder:
     @property
     def metrics(self) -> Path:
         return self.path / "metrics"
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The resolved study.json; empty if there is none that can be read."""
+        return read_object(self.path / "study.json")
 
 
 def find_run(path: Path) -> RunFolder:
@@ -57,6 +62,15 @@ def find_run(path: Path) -> RunFolder:
     if not output.exists():
         raise ConfigError(f"{study} was not run yet: there is no {output}")
     return RunFolder(named(output))
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """The object in a JSON file of a run; empty if there is none that can be read."""
+    try:
+        plain = json.loads(read_text(path, opener=by_own_links))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return plain if isinstance(plain, dict) else {}
 
 
 def named(path: Path) -> Path:

@@ -1,6 +1,5 @@
 """The status of a run: who runs it, how it is doing, how it ended, and its newest checkpoint."""
 
-import json
 import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,14 +12,14 @@ from typing import Annotated, Any
 
 from msgspec import Meta, convert, to_builtins
 
-from stream_server.analysis.reading import RunFolder, named
+from stream_server.analysis.reading import RunFolder, named, read_object
 from stream_server.errors import EXIT_SAVED
 from stream_server.machine.run_folder import was_set_aside
 from stream_server.machine.study_lock import RUN_LOCK, SERVER_LOCK, holder_of
 from stream_server.messages.operator import Change, StudyStatus, newest_changes
 from stream_server.messages.simulation_phase import SimulationPhase
 from stream_server.storage.checksums import parse_checksummed_json
-from stream_server.storage.disk import MAX_TEXT_BYTES, by_own_links, read_file, read_text
+from stream_server.storage.disk import MAX_TEXT_BYTES, by_own_links, read_file
 from stream_server.wording import counted
 
 MAX_WIDTH = 14
@@ -282,7 +281,7 @@ def change_rows(changes: Sequence[Change]) -> list[tuple[str, str]]:
 def damages_of(run: RunFolder) -> list[str]:
     """The JSON files of a run that are there and cannot be read."""
     study, *reports = (run.path / name for name in ("study.json", "report.json", "exit.json"))
-    damaged = [path for path in (study,) if path.exists() and not _read(path)]
+    damaged = [study] if study.exists() and not run.settings else []
     damaged += [path for path in reports if path.exists() and not _report(path)]
     return [f"{path} is damaged: it is no JSON object as a study writes it" for path in damaged]
 
@@ -310,7 +309,7 @@ def newest_checkpoint(run: RunFolder) -> SavedCheckpoint | None:
 
 def checkpoints(run: RunFolder) -> Path:
     """The folder of its checkpoints."""
-    settings = _read(run.path / "study.json").get("checkpoint")
+    settings = run.settings.get("checkpoint")
     elsewhere = settings.get("dir") if isinstance(settings, dict) else None
     return named(Path(elsewhere)) if isinstance(elsewhere, str) else run.path / "checkpoints"
 
@@ -381,7 +380,7 @@ def duration(seconds: float) -> str:
 
 
 def _was_set_aside(run: RunFolder) -> bool:
-    study = _read(run.path / "study.json").get("study")
+    study = run.settings.get("study")
     output_dir = study.get("output_dir") if isinstance(study, dict) else None
     return isinstance(output_dir, str) and was_set_aside(run.path, Path(output_dir))
 
@@ -415,7 +414,7 @@ def _end(report: dict[str, Any], failure: dict[str, Any]) -> tuple[str, str]:
 
 def _report(path: Path) -> dict[str, Any]:
     """A report whose values have the types that a study writes; empty if it is damaged or not there."""
-    plain = _read(path)
+    plain = read_object(path)
     try:
         convert(plain, _Report)
     except ValueError:
@@ -425,11 +424,3 @@ def _report(path: Path) -> dict[str, Any]:
 
 def _facts_of(server: StudyStatus) -> dict[str, Any]:
     return {name: value for name, value in to_builtins(server).items() if name != "message"}
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        plain = json.loads(read_text(path, opener=by_own_links))
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return plain if isinstance(plain, dict) else {}

@@ -5,7 +5,6 @@ import os
 import time
 from dataclasses import dataclass
 from sys import intern
-from typing import Any
 
 from stream_server.analysis.growing import PIECE_BYTES
 from stream_server.analysis.reading import RunFolder
@@ -15,7 +14,7 @@ from stream_server.config.parameters import ID_COLUMN, ORIGIN_COLUMNS
 from stream_server.errors import DamagedCheckpoint
 from stream_server.launcher.journal.history import ENDED, FAILED, INTERRUPTED
 from stream_server.machine.run_folder import SIMULATIONS, attempt_folders
-from stream_server.messages.simulation_phase import SimulationPhase, saved_simulations
+from stream_server.messages.simulation_phase import SavedSimulation, SimulationPhase, saved_simulations
 from stream_server.storage.disk import MAX_TABLE_BYTES, by_own_links, names_in
 from stream_server.storage.plain_state import read_state
 
@@ -53,11 +52,12 @@ def simulations_of(run: RunFolder) -> list[SimulationSummary]:
     with_folders = set(names_in(run.path / SIMULATIONS))
     summaries = []
     for simulation, parameters in _parameters(run).items():
-        entry = saved.get(simulation, {})
+        entry = saved.get(simulation)
         has_folder = str(simulation) in with_folders
         folders = attempt_folders(run.path, simulation) if has_folder else {}
         attempts = 1 + max(max(folders, default=-1), history.highest.get(simulation, -1))
-        state = entry.get("state", REPLAYED if is_replay else SimulationPhase.WAITING.value)
+        unsaved = REPLAYED if is_replay else SimulationPhase.WAITING.value
+        state = entry.phase.value if entry else unsaved
         newest = history.all_attempts.get((simulation, history.highest.get(simulation, -1)))
         if history.is_given_up(simulation):
             state = SimulationPhase.GIVEN_UP.value
@@ -65,7 +65,7 @@ def simulations_of(run: RunFolder) -> list[SimulationSummary]:
             # The next start of the study tries it again, as it does one that failed and is not given up.
             # One whose attempt has ended may have finished: no checkpoint knows what came of it.
             state = newest.state if newest and newest.state in (FAILED, ENDED) else INTERRUPTED
-        saved_reason = "" if state in (FAILED, INTERRUPTED, ENDED) else entry.get("reason", "")
+        saved_reason = entry.reason if entry and state not in (FAILED, INTERRUPTED, ENDED) else ""
         is_told = state in (FAILED, INTERRUPTED, ENDED, SimulationPhase.GIVEN_UP)
         reason = saved_reason or (newest.attempt.reason if newest and is_told else "")
         if state == ENDED:
@@ -77,7 +77,7 @@ def simulations_of(run: RunFolder) -> list[SimulationSummary]:
                 state=state,
                 attempts=attempts,
                 seconds=seconds_of(run, simulation, is_running=False) if has_folder else None,
-                received=entry.get("num_settled"),
+                received=entry.num_settled if entry else None,
                 reason=reason,
             )
         )
@@ -93,23 +93,17 @@ def seconds_of(run: RunFolder, simulation: int, *, is_running: bool) -> float | 
     return max(0.0, (time.time() if is_running else ended_s) - started_s)
 
 
-def _saved_roster(checkpoint: SavedCheckpoint | None) -> tuple[dict[int, dict[str, Any]], bool]:
+def _saved_roster(checkpoint: SavedCheckpoint | None) -> tuple[dict[int, SavedSimulation], bool]:
     """The simulations that a checkpoint knows, and whether it is one of a replay, which has none of its own."""
     if checkpoint is None:
         return {}, False
     try:
         roster = read_state(checkpoint.path / "study.state", opener=by_own_links).get("roster")
-        return {} if roster is None else _simulations(roster["simulations"]), roster is None
+        rows = [] if roster is None else saved_simulations(roster["simulations"])
+        return {saved.simulation: saved for saved in rows}, roster is None
     except (OSError, DamagedCheckpoint, LookupError, TypeError, ValueError, AttributeError):
         # The checkpoint of a run that goes on may have just been removed.
         return {}, False
-
-
-def _simulations(rows: bytes) -> dict[int, dict[str, Any]]:
-    return {
-        saved.simulation: {"state": saved.phase.value, "num_settled": saved.num_settled, "reason": saved.reason}
-        for saved in saved_simulations(rows)
-    }
 
 
 def _parameters(run: RunFolder) -> dict[int, dict[str, float]]:

@@ -6,10 +6,8 @@ Why: docs/decisions/0082-status-in-a-notebook.md
 """
 
 import sys
-from base64 import b64encode
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from io import BytesIO
 from typing import TYPE_CHECKING, Any
 
 from stream_server.analysis.reading import RunFolder
@@ -60,7 +58,9 @@ class Pictures(dict[str, "Figure"]):
     """Figures by name. A notebook shows them all; `pictures["loss"]` is a `matplotlib.figure.Figure`."""
 
     def _repr_html_(self) -> str:
-        return "".join(f'<img alt="{name}" src="data:image/png;base64,{_png(each)}">' for name, each in self.items())
+        from stream_server.analysis.figures import image_of
+
+        return "".join(image_of(each, name, DOTS_PER_INCH) for name, each in self.items())
 
 
 def pictures_of(run: RunFolder, names: tuple[str, ...]) -> Pictures:
@@ -75,9 +75,3 @@ def pictures_of(run: RunFolder, names: tuple[str, ...]) -> Pictures:
     if missing := [name for name in names if name not in drawn]:
         raise ConfigError(f"there is no picture {missing[0]} of {run.path}; there are {', '.join(drawn)}")
     return Pictures({name: drawn[name] for name in names or drawn})
-
-
-def _png(figure: "Figure") -> str:
-    file = BytesIO()
-    figure.savefig(file, format="png", dpi=DOTS_PER_INCH)
-    return b64encode(file.getvalue()).decode()
