@@ -11,12 +11,11 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from pydantic import BaseModel, ValidationError
-from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from stream_server.config.problems import MAX_PROBLEMS, WRONG, Problem, config_error, nearest, one_of, printable, shown
 from stream_server.config.rules import find_problems
-from stream_server.config.study import StudyConfig, model_in
+from stream_server.config.study import StudyConfig, field_of, model_at, model_in
 from stream_server.config.values import MAX_INTEGER
 from stream_server.errors import ConfigError
 from stream_server.storage.disk import MAX_TEXT_BYTES, read_file
@@ -47,9 +46,11 @@ TEXT_OR_COMMENT = re.compile(r'("(?:\\.|[^"\\\n])*")|//[^\n]*')
 
 NO_TRAINING = "stream_server.server.user.no_training:NoTraining"
 # What is kept of a study that writes files in the place of the training it describes.
-TRAINING_KEYS = ("batch_size", "nonfinite")
-VALIDATION_KEYS = ("simulations",)
-CHECKPOINT_KEYS = ("every_batches", "every_s", "keep", "dir")
+KEPT = {
+    "training": ("batch_size", "nonfinite"),
+    "validation": ("simulations",),
+    "checkpoint": ("every_batches", "every_s", "keep", "dir"),
+}
 
 
 def problems_of(error: ValidationError, raw: dict[str, Any]) -> Iterator[Problem]:
@@ -128,20 +129,6 @@ def _example(keys: Keys) -> str:
         return "See docs/reference/study.md"
     description = (field.description or "").partition(". ")[0].rstrip(".").replace("`", "")
     return f"Write {shown(keys[-1])}: {shown(field.examples[0])} ({description[:1].lower()}{description[1:]})"
-
-
-def model_at(keys: Keys) -> type[BaseModel]:
-    """The model of the section at `keys`, or of the innermost one around it."""
-    model: type[BaseModel] = StudyConfig
-    for key in keys:
-        field = field_of(model, key)
-        model = (field and model_in(field.annotation)) or model
-    return model
-
-
-def field_of(model: type[BaseModel], key: int | str) -> FieldInfo | None:
-    """The field of a model that study.json calls `key`, None if there is none."""
-    return next((field for name, field in model.model_fields.items() if (field.alias or name) == key), None)
 
 
 def _names(model: type[BaseModel]) -> Iterator[str]:
@@ -316,11 +303,7 @@ def without_training(config: StudyConfig) -> StudyConfig:
     study = config.resolved()
     study["server"]["class"] = NO_TRAINING
     study["buffer"] = {"policy": "fifo", "capacity": config.buffer.capacity}
-    for section, keys in (
-        ("training", TRAINING_KEYS),
-        ("validation", VALIDATION_KEYS),
-        ("checkpoint", CHECKPOINT_KEYS),
-    ):
+    for section, keys in KEPT.items():
         study[section] = {key: study[section][key] for key in keys}
     study["checkpoint"]["record"] = True
     for section in ("load", "normalization", "samples"):

@@ -33,22 +33,23 @@ def _parameters_do_not_hide_placeholders(config: StudyConfig) -> Iterator[Proble
             )
 
 
-def _command_has_values(config: StudyConfig) -> Iterator[Problem]:
-    for position, element in enumerate(config.simulation.command or ()):
-        for found, instead in _problems_in(element, config, is_template=False):
+def _command_is_sound(config: StudyConfig) -> Iterator[Problem]:
+    simulation = config.simulation
+    of_one = {*BUILT_IN, *(_parameter_names(config.parameters) or ())} - {"study_dir"}
+    for position, element in enumerate(simulation.command or ()):
+        problems = [*_problems_in(element, config, is_template=False)]
+        if simulation.per_worker != 1:
+            text = "is that of one simulation, and simulation.per_worker lets a process compute several"
+            instead = "Leave it out: the client API gives a worker the parameters of each simulation"
+            names = (name for name, _ in PLACEHOLDER.findall(element) if name in of_one)
+            problems += [(f"{{{name}}} {text}", instead) for name in names]
+        if simulation.uses_mpirun and element == ":":
+            problems.append(('":" separates programs on the command line of mpirun', "Start a script that adds it"))
+        if simulation.uses_mpirun and element in OPTIONS_OF_MPIRUN:
+            found = f"Open MPI's mpirun takes {shown(element)} for an option of its own wherever it stands"
+            problems.append((found, "Start a script that adds it"))
+        for found, instead in problems:
             yield Problem(f"simulation.command[{position}]", found, instead)
-
-
-def _command_of_a_worker_is_of_no_simulation(config: StudyConfig) -> Iterator[Problem]:
-    known = {*BUILT_IN, *(_parameter_names(config.parameters) or ())} - {"study_dir"}
-    for position, element in enumerate(config.simulation.command or ()):
-        for name, _ in PLACEHOLDER.findall(element):
-            if config.simulation.per_worker != 1 and name in known:
-                yield Problem(
-                    f"simulation.command[{position}]",
-                    f"{{{name}}} is that of one simulation, and simulation.per_worker lets a process compute several",
-                    "Leave it out: the client API gives a worker the parameters of each simulation",
-                )
 
 
 def _mpirun_has_values(config: StudyConfig) -> Iterator[Problem]:
@@ -60,17 +61,6 @@ def _mpirun_has_values(config: StudyConfig) -> Iterator[Problem]:
                     f"{found.group()} would not be filled in",
                     f"Write {RANKS}, which stands for simulation.ranks; all else is a matter of the command",
                 )
-
-
-def _mpirun_leaves_the_command_alone(config: StudyConfig) -> Iterator[Problem]:
-    simulation = config.simulation
-    for position, element in enumerate(simulation.command or ()):
-        if not simulation.uses_mpirun or element not in (":", *OPTIONS_OF_MPIRUN):
-            continue
-        found = '":" separates programs on the command line of mpirun'
-        if element in OPTIONS_OF_MPIRUN:
-            found = f"Open MPI's mpirun takes {shown(element)} for an option of its own wherever it stands"
-        yield Problem(f"simulation.command[{position}]", found, "Start a script that adds it")
 
 
 def _templates_have_values(config: StudyConfig) -> Iterator[Problem]:
@@ -146,9 +136,7 @@ def _problem_of(name: str, form: str | None, examples: Examples) -> Iterator[tup
 
 COMMAND_CHECKS = (
     _parameters_do_not_hide_placeholders,
-    _command_has_values,
-    _command_of_a_worker_is_of_no_simulation,
-    _mpirun_leaves_the_command_alone,
+    _command_is_sound,
     _mpirun_has_values,
     _templates_have_values,
 )

@@ -84,12 +84,11 @@ def check_ranks(config: StudyConfig, num_ranks: int) -> None:
         raise config_error(f"the study on {counted(num_ranks, 'rank')}", problems)
 
 
-def _nothing_is_ignored(
-    key: str, is_ignored: Callable[[StudyConfig], bool], reason: str, config: StudyConfig
-) -> Iterator[Problem]:
-    value = value_of(config, key)
-    if value != default_of(key) and is_ignored(config):
-        yield Problem(key, f"{shown(value)} would be ignored, since {reason}", "Leave it out")
+def _nothing_is_ignored(config: StudyConfig) -> Iterator[Problem]:
+    for key, is_ignored, reason in IGNORED:
+        value = value_of(config, key)
+        if value != default_of(key) and is_ignored(config):
+            yield Problem(key, f"{shown(value)} would be ignored, since {reason}", "Leave it out")
 
 
 def _parameters_have_one_source(config: StudyConfig) -> Iterator[Problem]:
@@ -216,31 +215,21 @@ def _windows_are_made_once(config: StudyConfig) -> Iterator[Problem]:
         )
 
 
-def _capacity_covers_the_watermark(config: StudyConfig) -> Iterator[Problem]:
-    if config.buffer.policy not in POLICIES_WITHOUT["buffer.watermark"]:
-        yield from _too_small(
-            config, "buffer.watermark", config.buffer.watermark, "ranks could wait for each other for ever"
-        )
-
-
-def _capacity_covers_a_batch(config: StudyConfig) -> Iterator[Problem]:
-    yield from _too_small(config, "training.batch_size", config.training.batch_size, "a batch might never be complete")
-
-
-def _too_small(config: StudyConfig, key: str, num_waiting: int, consequence: str) -> Iterator[Problem]:
-    at_once = [str(num_waiting), str(config.client.max_attached)]
-    keys = [key, "client.max_attached"]
-    if config.simulation.command is not None:
-        at_once.insert(1, str(config.launcher.max_running))
-        keys.insert(1, "launcher.max_running")
-    capacity = config.buffer.capacity
-    needed = num_waiting + config.max_simulations_at_once
-    if capacity < needed:
-        yield Problem(
-            "buffer.capacity",
-            f"must be at least {' + '.join(keys)} ({' + '.join(at_once)}), but is {capacity}: {consequence}",
-            f"Write {needed} or more, or make one of the others smaller",
-        )
+def _capacity_has_room(config: StudyConfig) -> Iterator[Problem]:
+    has_watermark = config.buffer.policy not in POLICIES_WITHOUT["buffer.watermark"]
+    for first, consequence in (
+        *([("buffer.watermark", "ranks could wait for each other for ever")] if has_watermark else []),
+        ("training.batch_size", "a batch might never be complete"),
+    ):
+        at_once = [] if config.simulation.command is None else ["launcher.max_running"]
+        keys = [first, *at_once, "client.max_attached"]
+        nums, capacity = [value_of(config, key) for key in keys], config.buffer.capacity
+        if capacity < sum(nums):
+            yield Problem(
+                "buffer.capacity",
+                f"must be at least {' + '.join(keys)} ({' + '.join(map(str, nums))}), but is {capacity}: {consequence}",
+                f"Write {sum(nums)} or more, or make one of the others smaller",
+            )
 
 
 def _watermark_problems(config: StudyConfig, num_ranks: int) -> Iterator[Problem]:
@@ -332,17 +321,16 @@ def _something_is_validated(config: StudyConfig) -> Iterator[Problem]:
         yield Problem("validation.max_batches", found, "Write study.time_steps, or leave it out")
 
 
-def _fractions_are_of_a_known_length(path: str, config: StudyConfig) -> Iterator[Problem]:
-    value = value_of(config, path)
-    moments = value if isinstance(value, tuple) else (value,)
-    fraction = next((moment for moment in moments if isinstance(moment, float)), None)
-    if fraction is None:
-        return
-    found = f"{fraction:g} is a fraction of the run, but the number of its batches is not known in advance"
-    if config.study.time_steps is None:
-        yield Problem(path, found, "Write a number of batches, or study.time_steps")
-    elif not (config.buffer.has_known_draws or config.training.draws_per_sample):
-        yield Problem(path, found, "Write a number of batches, or training.draws_per_sample")
+def _fractions_are_of_a_known_length(config: StudyConfig) -> Iterator[Problem]:
+    for path in FRACTIONS:
+        value = value_of(config, path)
+        moments = value if isinstance(value, tuple) else (value,)
+        for fraction in [moment for moment in moments if isinstance(moment, float)][:1]:
+            found = f"{fraction:g} is a fraction of the run, but the number of its batches is not known in advance"
+            if config.study.time_steps is None:
+                yield Problem(path, found, "Write a number of batches, or study.time_steps")
+            elif not (config.buffer.has_known_draws or config.training.draws_per_sample):
+                yield Problem(path, found, "Write a number of batches, or training.draws_per_sample")
 
 
 def _rollouts_have_trajectories(config: StudyConfig) -> Iterator[Problem]:
@@ -403,12 +391,12 @@ CHECKS: tuple[Check, ...] = (
     _somebody_can_send,
     *JOB_CHECKS,
     _output_is_below_the_study,
-    *(partial(_nothing_is_ignored, *row) for row in IGNORED),
+    _nothing_is_ignored,
     _a_model_has_an_optimizer,
     _one_kind_of_clipping,
     _the_device_has_the_precision,
     _something_is_validated,
-    *(partial(_fractions_are_of_a_known_length, path) for path in FRACTIONS),
+    _fractions_are_of_a_known_length,
     _named_fields_exist,
     *COMMAND_CHECKS,
     _design_file_is_sound,
@@ -416,8 +404,7 @@ CHECKS: tuple[Check, ...] = (
     _a_window_fits_into_a_simulation,
     _rollouts_have_trajectories,
     _windows_are_made_once,
-    _capacity_covers_the_watermark,
-    _capacity_covers_a_batch,
+    _capacity_has_room,
     partial(_watermark_problems, num_ranks=1),
 )
 

@@ -1,5 +1,6 @@
 """The whole study.json: as one immutable object, as keys looked up by their path, and as a JSON schema."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, get_args
 
@@ -10,6 +11,7 @@ from pydantic import (
     field_validator,
     model_validator,
 )
+from pydantic.fields import FieldInfo
 from pydantic.functional_validators import ModelWrapValidatorHandler
 from pydantic.json_schema import GenerateJsonSchema
 
@@ -184,12 +186,23 @@ def value_of(config: StudyConfig, path: str) -> Any:
 def default_of(path: str) -> Any:
     """The default of the key at `path`."""
     *parents, key = path.split(".")
+    field = field_of(model_at(parents), key)
+    assert field is not None
+    return field.get_default(call_default_factory=True, validated_data={})
+
+
+def model_at(keys: Sequence[int | str]) -> type[BaseModel]:
+    """The model of the section at `keys`, or of the innermost one around it."""
     model: type[BaseModel] = StudyConfig
-    for parent in parents:
-        inner = model_in(model.model_fields[parent].annotation)
-        assert inner is not None
-        model = inner
-    return model.model_fields[key].get_default(call_default_factory=True, validated_data={})
+    for key in keys:
+        field = field_of(model, key)
+        model = (field and model_in(field.annotation)) or model
+    return model
+
+
+def field_of(model: type[BaseModel], key: int | str) -> FieldInfo | None:
+    """The field of a model that study.json calls `key`, None if there is none."""
+    return next((field for name, field in model.model_fields.items() if (field.alias or name) == key), None)
 
 
 def model_in(annotation: Any) -> type[BaseModel] | None:

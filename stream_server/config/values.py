@@ -107,27 +107,26 @@ def walltime_s(text: str) -> float:
         ValueError: the text is no such time.
     """
     if not WALLTIME.fullmatch(text):
-        raise ValueError(f'{shown(text)} is not a time. Write "HH:MM:SS", such as "01:30:00"')
+        raise wrong(f"{shown(text)} is not a time", 'Write "HH:MM:SS", such as "01:30:00"')
     hours, minutes, seconds = map(int, text.split(":"))
     return float(3600 * hours + 60 * minutes + seconds)
 
 
-def check_class_reference(value: str) -> str:
-    """Check a reference such as `FILE.py:Class`, and make its FILE absolute."""
+def resolve_class(value: str, plug_point: str) -> str | None:
+    """A reference such as `FILE.py:Class`, with an absolute FILE, or the one of which this is a registered name."""
     if not CLASS_REFERENCE.fullmatch(value):
-        raise wrong(f"{shown(value)} names no class", 'Write "FILE.py:Class" or "package.module:Class"')
+        return registered(plug_point).get(value)
     file, _, name = value.rpartition(":")
     return f"{os.path.abspath(study_dir() / file)}:{name}" if file.endswith(".py") else value
 
 
 def _check_part(value: str) -> str:
-    """Check a reference, or replace a name that a package registers for a part of the training by one."""
-    if CLASS_REFERENCE.fullmatch(value):
-        return check_class_reference(value)
-    known = registered("parts")
-    if value not in known and (meant := nearest(value, known)):
-        raise wrong(f"{shown(value)} names no class", f"Write {shown(meant)}, or FILE.py:Class")
-    return known.get(value) or check_class_reference(value)
+    """Resolve the class of a part of the training."""
+    if (reference := resolve_class(value, "parts")) is not None:
+        return reference
+    meant = nearest(value, registered("parts"))
+    instead = f"{shown(meant)}, or FILE.py:Class" if meant else '"FILE.py:Class" or "package.module:Class"'
+    raise wrong(f"{shown(value)} names no class", f"Write {instead}")
 
 
 @dataclass(frozen=True)
@@ -153,12 +152,9 @@ class NameOrClass:
         name = value if isinstance(value, str) else ""
         if name in self.names:
             return name
-        if CLASS_REFERENCE.fullmatch(name):
-            return check_class_reference(name)
-        others = registered(self.plug_point)
-        if name in others:
-            return others[name]
-        known = (*self.names, *others)
+        if (reference := resolve_class(name, self.plug_point)) is not None:
+            return reference
+        known = (*self.names, *registered(self.plug_point))
         meant = nearest(name, known)
         instead = shown(meant) if meant else one_of(known)
         raise wrong(f"{shown(value)} is not a {self.what}", f"Write {instead}, or FILE.py:Class")
@@ -225,8 +221,7 @@ def _make_file_absolute(word: str) -> str:
 
 
 def _check_walltime(value: str) -> str:
-    if not WALLTIME.fullmatch(value):
-        raise wrong(f"{shown(value)} is not a time", 'Write "HH:MM:SS", such as "01:30:00"')
+    walltime_s(value)
     return value
 
 
