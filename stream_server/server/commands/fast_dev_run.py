@@ -4,7 +4,6 @@ import sys
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from itertools import cycle, islice
 from math import isfinite
 from pathlib import Path
@@ -64,15 +63,6 @@ METHODS = (
 )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SyntheticSample:
-    """One time step; an optional field is missing in every second one."""
-
-    simulation: int
-    time_step: int
-    fields: dict[str, NDArray[Any]]
-
-
 class SyntheticSource(SampleSource):
     """A source of samples in place of simulations: everything has come before the training begins.
 
@@ -119,6 +109,8 @@ class SyntheticSource(SampleSource):
 class SyntheticSamples:
     """Endless samples of a study, from normally distributed floating numbers and small whole ones.
 
+    An optional field is missing in every second time step.
+
     A ragged field has another size in each time step; where samples are windows, in each simulation, since the steps of
     a window usually have one mesh. One that may have as many rows as one that is sent once per simulation has as many.
     """
@@ -134,11 +126,12 @@ class SyntheticSamples:
         self._sizes: dict[tuple[int, str | int], int] = {}
         self._sizes_of_meshes = {spec.shape[0] for spec in self._statics.values() if spec.ragged}
 
-    def of(self, simulations: Sequence[int]) -> Iterator[SyntheticSample]:
-        """Samples of these simulations in turn, each at its next time step."""
+    def of(self, simulations: Sequence[int]) -> Iterator[tuple[int, int, dict[str, NDArray[Any]]]]:
+        """The next time step of each of these simulations in turn: simulation, label and fields."""
+        required = {name: spec for name, spec in self._fields.items() if not spec.optional}
         for label in cycle(self._labels):
             for simulation in simulations:
-                yield SyntheticSample(simulation=simulation, time_step=label, fields=self._values(simulation, label))
+                yield simulation, label, self._arrays(simulation, required if label % 2 else self._fields)
 
     def buffer(self, simulations: Sequence[int], num: int) -> Buffer:
         """A closed buffer with `num` samples of these simulations in it."""
@@ -148,15 +141,15 @@ class SyntheticSamples:
         slots = buffer.slots
         slots.allocate({name: spec.dtype or UNKNOWN_DTYPE for name, spec in self._fields.items()})
         last = self._labels[-1]
-        for sample in self.of(simulations):
+        for simulation, label, fields in self.of(simulations):
             if not buffer.policy.room:
                 break
             [slot] = buffer.claim(1)
-            slots.fill(slot, sample.simulation, sample.time_step, sample.fields)
+            slots.fill(slot, simulation, label, fields)
             buffer.enqueue([slot])
             buffer.admit()
-            if sample.time_step == last:
-                buffer.end([sample.simulation])
+            if label == last:
+                buffer.end([simulation])
         buffer.close()
         return buffer
 
@@ -171,10 +164,11 @@ class SyntheticSamples:
         if window is not None:
             # A time step must not come twice.
             num_steps = min(num * window.stride + self._num_kept(simulations), len(self._labels) * len(simulations))
-        for sample in islice(self.of(simulations), num_steps if simulations else 0):
-            fields = {name: sample.fields.get(name, self._zeros(name)) for name in self._fields}
-            present = {name: name in sample.fields for name in self._fields}
-            store.add(sample.simulation, sample.time_step, fields, present)
+        missing = {
+            name: np.zeros(spec.smallest_shape, spec.dtype or UNKNOWN_DTYPE) for name, spec in self._fields.items()
+        }
+        for simulation, label, fields in islice(self.of(simulations), num_steps if simulations else 0):
+            store.add(simulation, label, missing | fields, {name: name in fields for name in missing})
         for simulation in simulations:
             store.complete(simulation)
         return store
@@ -187,11 +181,6 @@ class SyntheticSamples:
     def _num_kept(self, simulations: Sequence[int]) -> int:
         """The steps of these simulations that windows may wait for, or that wait for others."""
         return 0 if self._config.window is None else 2 * (self._config.window.span + 1) * len(simulations)
-
-    def _values(self, simulation: int, label: int) -> dict[str, NDArray[Any]]:
-        without_optional = label % 2 == 1
-        specs = {name: spec for name, spec in self._fields.items() if not (spec.optional and without_optional)}
-        return self._arrays(simulation, specs)
 
     def _arrays(self, simulation: int, specs: Mapping[str, SampleField]) -> dict[str, NDArray[Any]]:
         return {
@@ -217,10 +206,6 @@ class SyntheticSamples:
         if dtype.kind in "fc":
             return np.asarray(self._random.standard_normal(shape)).astype(dtype)
         return np.asarray(self._random.integers(0, 2, shape)).astype(dtype)
-
-    def _zeros(self, name: str) -> NDArray[Any]:
-        spec = self._fields[name]
-        return np.zeros(spec.smallest_shape, spec.dtype or UNKNOWN_DTYPE)
 
 
 def fast_dev_run(server_class: type[StreamServer], config: StudyConfig) -> int:
@@ -331,7 +316,8 @@ class Trial:
             num_threads=share_cores(ranks).threads[0],
         )
         composition.make_server(self._server_class, stack, metrics)
-        self._listen(composition.server)
+        server = composition.server
+        self.record.listen(server, [name for name in METHODS + EVENTS if _is_users(server, name)])
         composition.make_step(stack, make_callbacks(composition.server))
         return composition
 
@@ -343,9 +329,6 @@ class Trial:
         for file in [*files, *rank_files(trial.server, allow_pickle=self._allow_pickle)]:
             writer.write(file.path, file.write)
         trial.callbacks.tell("on_checkpoint", self._checkpoint)
-
-    def _listen(self, server: StreamServer) -> None:
-        self.record.listen(server, [name for name in METHODS + EVENTS if _is_users(server, name)])
 
 
 class TrialProgress(Progress):

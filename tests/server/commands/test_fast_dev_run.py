@@ -301,7 +301,7 @@ def test_made_up_samples_have_the_fields_of_the_study(tmp_path: Path) -> None:
         "z": ("complex128", (1,)),
     }
     assert samples.present["z"].tolist() == [True, False, True, True, False]
-    made = next(SyntheticSamples(config).of([0])).fields
+    made = next(SyntheticSamples(config).of([0]))[2]
     assert made["n"] in (0, 1)
     assert np.all(made["x"] % 1 != 0)
 
@@ -312,8 +312,8 @@ def test_made_up_windows_have_one_mesh_each_and_others_one_for_each_time_step(tm
     sections |= {} if window is None else {"samples": {"window": window}}
     config = study(tmp_path, fields={"nodes": [{"max": 500}, 2]}, **sections)
     sizes: dict[int, set[int]] = {}
-    for sample in islice(SyntheticSamples(config).of([4, 7]), 20):
-        sizes.setdefault(sample.simulation, set()).add(len(sample.fields["nodes"]))
+    for simulation, _, sample in islice(SyntheticSamples(config).of([4, 7]), 20):
+        sizes.setdefault(simulation, set()).add(len(sample["nodes"]))
     assert set(sizes) == {4, 7}
     assert all(len(of) == 1 if window else len(of) > 5 for of in sizes.values())
     assert sizes[4] != sizes[7]
