@@ -158,17 +158,7 @@ class Composition:
         Raises:
             UserCodeError: `train_dataloader` raised, or gave something else than a loader of the stream.
         """
-        options = self._options_of_stream(source)
-        samples = LoaderSamples()
-        loader = call_user(f"{type(self.server).__name__}.train_dataloader", self.server.make_loader, samples)
-        if loader is None:
-            stream: BatchStream = BatchStream(self.buffer, self.server, **options)
-        else:
-            stream = LoaderStream(self.buffer, self.server, loader, samples, **options)
-        self.stream = stack.enter_context(stream)
-
-    def _options_of_stream(self, source: SampleSource) -> dict[str, Any]:
-        return {
+        options: dict[str, Any] = {
             "parameters_of": source.parameters_of,
             "batch_size": self.config.training.batch_size,
             "phases": self.phases,
@@ -176,6 +166,13 @@ class Composition:
             "prefetch": self.config.training.prefetch,
             "stage": self.step.stage,
         }
+        samples = LoaderSamples()
+        loader = call_user(f"{type(self.server).__name__}.train_dataloader", self.server.make_loader, samples)
+        if loader is None:
+            stream: BatchStream = BatchStream(self.buffer, self.server, **options)
+        else:
+            stream = LoaderStream(self.buffer, self.server, loader, samples, **options)
+        self.stream = stack.enter_context(stream)
 
     def held_out(self, source: SampleSource) -> HeldOutSamples:
         return HeldOutSamples(

@@ -165,20 +165,15 @@ def leave_together(
         The exit code that all ranks agreed on, or None if the others were not reached in time because user code or a
         library does not return. Only `ranks.abort` can follow then.
     """
-    agreed = _agreed_code(error, ranks, output_dir, phase=phase, batch=batch)
+    if isinstance(error, PeerFailed):
+        agreed = offer_failure(ranks, 0) if ranks.is_cut_short else error.exit_code
+    else:
+        failure = Failure.of(error, rank=ranks.rank, phase=phase, batch=batch)
+        _log.info("rank %d failed in %s:\n%s", failure.rank, failure.phase, failure.traceback)
+        if output_dir is not None:
+            failure.record(output_dir)
+        agreed = offer_failure(ranks, failure.exit_code)
     if agreed is not None:
         # What is taken down now, and the account, need all ranks once more.
         ranks.abandon_calls()
     return agreed
-
-
-def _agreed_code(
-    error: BaseException, ranks: Ranks, output_dir: Path | None, *, phase: str, batch: int | None
-) -> int | None:
-    if isinstance(error, PeerFailed):
-        return offer_failure(ranks, 0) if ranks.is_cut_short else error.exit_code
-    failure = Failure.of(error, rank=ranks.rank, phase=phase, batch=batch)
-    _log.info("rank %d failed in %s:\n%s", failure.rank, failure.phase, failure.traceback)
-    if output_dir is not None:
-        failure.record(output_dir)
-    return offer_failure(ranks, failure.exit_code)

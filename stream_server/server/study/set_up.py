@@ -4,6 +4,7 @@ import logging
 import sys
 import time
 from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 from stream_server.buffers import Buffer, num_slots_to_load
@@ -186,26 +187,36 @@ class StudyRank(Composition):
         Raises:
             StreamServerError: the user's class raised, here or on another rank, or what was saved does not fit.
         """
-        self._count_samples(stack)
-        stopping = self.stopping = self._make_stopping()
+        counted = self.source.count(stack)
+        if counted is not None:
+            self.progress.length = TrainingLength.of(
+                self.config, self.ranks.size, counted, draws_per_sample=self.buffer.policy.draws_per_sample
+            )
+        if (early_stop := self.config.training.early_stop) is not None:
+            self.stopping = EarlyStopping(early_stop, stop=partial(self.stops.request, StopReason.EARLY_STOP))
         set_up = Phases()
         with set_up.measure("model"):
-            self._open_model(stack, writers, stopping)
+            self._open_model(stack, writers)
         if self.ranks.rank == 0:
             self._announce()
         # User code is done for now: a rank on which it raised ends the others here, before they open anything.
         barrier(self.ranks)
-        # Before there is a port: somebody who floods it could take all file descriptors.
-        self.display = self._make_display(stack)
+        if self.ranks.rank == 0:
+            # Before there is a port: somebody who floods it could take all file descriptors.
+            display = Display(name=self.config.study.name, is_leaving=lambda: self.stops.pending is StopReason.SAVED)
+            self.display = stack.enter_context(display)
         with set_up.measure("source"):
             stack.enter_context(self.source)
         if isinstance(self.source, Reception):
-            self.server.enter_reception(self.source.end_early)
+            self.server.hold_attributes(_end_early=self.source.end_early)
         feedback = self._make_feedback()
         self.checkpoints = self._make_checkpoints(stack, feedback)
         self._make_scheduled_validation(None if feedback is None else feedback.scores.note_held_out)
         self.best_models = self._make_best_models()
-        self.export = self._make_export()
+        if not self.config.offline.write_files:
+            self.export = ModelExport(
+                self.folder.model, step=self.step, config=self.config, normalization=self.server.normalization
+            )
         if not (framework_of(self.server).trains_model and self.server.automatic_optimization):
             self.losses = FiniteLosses(self.config.training)
         speed = SpeedGauge(self.progress, self.phases)
@@ -218,7 +229,7 @@ class StudyRank(Composition):
             checkpoints=self.checkpoints,
             leave_at_s=self.leave_at_s,
             before_user=[speed, *optional(self.losses), *optional(self.best_models)],
-            before_logging=optional(stopping),
+            before_logging=optional(self.stopping),
             after_logging=[*board, *optional(self.export)],
             feedback=feedback,
             rounds=self._make_rounds(feedback),
@@ -277,19 +288,11 @@ class StudyRank(Composition):
             start=start,
         )
 
-    def _count_samples(self, stack: ExitStack) -> None:
-        """Take the length of the training from the source, if it knows it before it is entered."""
-        counted = self.source.count(stack)
-        if counted is not None:
-            self.progress.length = TrainingLength.of(
-                self.config, self.ranks.size, counted, draws_per_sample=self.buffer.policy.draws_per_sample
-            )
-
-    def _open_model(self, stack: ExitStack, writers: ExitStack, stopping: EarlyStopping | None) -> None:
+    def _open_model(self, stack: ExitStack, writers: ExitStack) -> None:
         """Call all user code that comes before the training, and see that its state can be saved."""
         server_class = load_server_class(self.config)
         keep_modules()
-        self.make_server(server_class, writers, self._make_metrics(stopping))
+        self.make_server(server_class, writers, self._make_metrics())
         where, framework = self.config.study_dir, framework_of(self.server)
         self.newest_weights = NewestWeights(study_dir=where, ranks=self.ranks, framework=framework)
         self.server.hold_attributes(_read_newest=self.newest_weights)
@@ -307,13 +310,7 @@ class StudyRank(Composition):
         rank_files(self.server, allow_pickle=self.config.checkpoint.allow_pickle)
         failpoint("server.model_ready")
 
-    def _make_stopping(self) -> EarlyStopping | None:
-        settings, stops = self.config.training.early_stop, self.stops
-        if settings is None:
-            return None
-        return EarlyStopping(settings, stop=lambda reason: stops.request(StopReason.EARLY_STOP, reason))
-
-    def _make_metrics(self, stopping: EarlyStopping | None) -> Metrics:
+    def _make_metrics(self) -> Metrics:
         """Open the writers, which continue the files of earlier incarnations."""
         config, batches, rank = self.config, self.progress.batches, self.ranks.rank
         # A checkpoint that was committed before a validation has none of its values, and of some sets theirs alone.
@@ -328,6 +325,7 @@ class StudyRank(Composition):
             settings=config.resolved(),
         )
         writers = open_writers(run, config.metrics.wanted, config.study_dir) if rank == 0 else []
+        stopping = self.stopping
         observer = stopping.on_record if stopping is not None and stopping.observes_records else None
         return Metrics(self.ranks, writers, own=open_own_writer(run, rank), observer=observer, progress=self.progress)
 
@@ -361,13 +359,6 @@ class StudyRank(Composition):
         few = "" if self.is_replay else scarcity(self.config, self.ranks.size)
         for warning in filter(None, (self.cores.change_since(threads), few, *self.unprotected)):
             log.warning("%s", warning)
-
-    def _make_display(self, stack: ExitStack) -> Display | None:
-        if self.ranks.rank != 0:
-            return None
-        stops = self.stops
-        display = Display(name=self.config.study.name, is_leaving=lambda: stops.pending is StopReason.SAVED)
-        return stack.enter_context(display)
 
     def _make_board(self) -> list[StatusBoard]:
         if self.display is None:
@@ -464,13 +455,6 @@ class StudyRank(Composition):
         continuation = self.continuation
         folder, is_outdated = continuation.checkpoints.folder / BEST, continuation.is_outdated
         return BestModels(folder, step, settings, capture=capture, is_outdated=is_outdated, phases=self.phases)
-
-    def _make_export(self) -> ModelExport | None:
-        if self.config.offline.write_files:
-            return None
-        return ModelExport(
-            self.folder.model, step=self.step, config=self.config, normalization=self.server.normalization
-        )
 
     def _make_feedback(self) -> Feedback | None:
         source = self.source

@@ -124,7 +124,9 @@ def _run(config: StudyConfig, ranks: Ranks, start: StartOptions, stops: StopRequ
     check_ranks(config, ranks.size)
     if config.offline.write_files:
         load_h5py()
-    _require_descriptors(config, ranks)
+    # The limits of nodes may differ.
+    num = make_plan(config).connections + descriptors.STRANGERS
+    _refuse(ranks, descriptors.raise_limit(num, descriptors.FOR_CONNECTIONS, spare=descriptors.BURST))
     _require_memory(config, ranks)
     _require_network(config, ranks)
     folder = OutputFolder(config.output_dir)
@@ -259,13 +261,11 @@ def _require_program(config: StudyConfig, start: StartOptions) -> None:
         LocalBackend(config).check()
 
 
-def _require_descriptors(config: StudyConfig, ranks: Ranks) -> None:
-    """See to it that each rank may open the files that it needs; the limits of nodes may differ."""
-    num = make_plan(config).connections + descriptors.STRANGERS
-    problems = ranks.gather(descriptors.raise_limit(num, descriptors.FOR_CONNECTIONS, spare=descriptors.BURST))
-    problem = ranks.broadcast(problems and next(filter(None, problems), ""))
-    if problem:
-        raise ConfigError(problem)
+def _refuse(ranks: Ranks, problem: str) -> None:
+    """Refuse, on all ranks, what is wrong on one of them. Collective."""
+    problems = ranks.gather(problem)
+    if first := ranks.broadcast(problems and next(filter(None, problems), "")):
+        raise ConfigError(first)
 
 
 def _require_network(config: StudyConfig, ranks: Ranks) -> None:
@@ -281,22 +281,16 @@ def _require_network(config: StudyConfig, ranks: Ranks) -> None:
         if interface.is_loopback and ranks.num_nodes > 1:
             problem = f"network.interface: the ranks are on {ranks.num_nodes} nodes, which do not reach each other by "
             problem += f"{interface}. Name another interface, or the subnet in which all nodes have an address"
-    problems = ranks.gather(problem)
-    if problem := ranks.broadcast(problems and next(filter(None, problems), "")):
-        raise ConfigError(problem)
+    _refuse(ranks, problem)
     if ranks.rank == 0:
         log.info("network.interface: %s", network.description_of(wanted))
 
 
 def _require_memory(config: StudyConfig, ranks: Ranks) -> None:
     """Refuse samples for which a node has no memory, before they fill what it has."""
-    problems = ranks.gather([of(config, ranks.size, ranks.local_size) for of in (memory_problem, memory_warning)])
-    problem, warning = ranks.broadcast(
-        problems and [next(filter(None, texts), "") for texts in zip(*problems, strict=True)]
-    )
-    if problem:
-        raise ConfigError(problem)
-    if warning and ranks.rank == 0:
+    sizes = config, ranks.size, ranks.local_size
+    _refuse(ranks, memory_problem(*sizes))
+    if warning := next(filter(None, ranks.gather(memory_warning(*sizes)) or ()), ""):
         print(f"stream-server: WARNING: {warning}", file=sys.stderr, flush=True)
 
 
