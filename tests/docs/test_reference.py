@@ -15,8 +15,8 @@ API = (REFERENCE / "api.md").read_text()
 SERVER_CLASS = (REFERENCE / "server-class.md").read_text()
 PUBLIC = [(module, name) for module in (stream_server, client_api, backends) for name in module.__all__]
 # Called by the study on its way; a user never defines or calls them.
-INTERNAL = {"enter_reception", "enter_rollout", "enter_steering", "enter_study", "enter_stream", "make_loader"}
-INTERNAL |= {"hold_attributes", "remember_calls", "take_steps"}
+INTERNAL = {"enter_rollout", "enter_study", "enter_stream", "hold_attributes", "make_loader", "remember_calls"}
+INTERNAL |= {"take_steps"}
 
 
 @pytest.mark.parametrize(("module", "name"), PUBLIC, ids=lambda it: getattr(it, "__name__", it))

@@ -135,7 +135,7 @@ class Feedback(Callback):
         self._firsts: dict[int, list[float]] = {}
 
     def on_train_start(self, server: Any) -> None:
-        server.enter_steering(self.scores.report)
+        server.hold_attributes(_take_scores=self.scores.report)
 
     def on_round(self, server: Any) -> None:
         if self._schedule.is_due(self._progress):
@@ -165,17 +165,15 @@ class Feedback(Callback):
 
     def gather(self) -> None:
         """Tell it now, what has failed too."""
-        gathered = self._ranks.gather({str(simulation): sums for simulation, sums in self.scores.take().items()})
+        own = self.scores.state_dict()
+        self.scores.take()
+        gathered = self._ranks.gather(own)
         if gathered is None:
             return
-        together: defaultdict[int, defaultdict[str, list[float]]] = defaultdict(lambda: defaultdict(lambda: [0.0, 0.0]))
+        together = SampleScores()
         for of_rank in gathered:
-            for simulation, sums in of_rank.items():
-                for name, (total, num) in sums.items():
-                    known = together[int(simulation)][name]
-                    known[0] += total
-                    known[1] += num
-        changed = {simulation: self._result(simulation, sums) for simulation, sums in together.items()}
+            together.load_state_dict(of_rank)
+        changed = {simulation: self._result(simulation, sums) for simulation, sums in together.take().items()}
         for simulation in self._failures():
             if not self._results.get(simulation, {}).get("failed"):
                 changed[simulation] = changed.get(simulation) or self._known(simulation)

@@ -5,7 +5,6 @@ Why: docs/decisions/0061-steering-queue.md
 
 import logging
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from datetime import UTC, datetime
@@ -45,36 +44,29 @@ def check_learning(config: StudyConfig, *, learns: bool) -> None:
         ConfigError: of one that learns, the simulations of a job start together, no worker would ever get two of them,
             or a parameter is named like a result; one that does not learn would ignore `lookahead`.
     """
-    if learns:
-        _check_shared_jobs(config)
-        _refuse_names_of_results(config)
-    elif config.parameters.sampler.lookahead is not None:
-        raise ConfigError(
-            f"parameters.sampler.lookahead would be ignored, since {config.parameters.sampler} has no ingest and "
-            "suggests all at the start: leave it out"
-        )
-
-
-def _check_shared_jobs(config: StudyConfig) -> None:
-    simulation, max_running = config.simulation, config.launcher.max_running
-    name, ahead = config.parameters.sampler, _ready_ahead(config)
+    simulation, name, ahead = config.simulation, config.parameters.sampler, _ready_ahead(config)
+    if not learns:
+        if name.lookahead is not None:
+            raise ConfigError(
+                f"parameters.sampler.lookahead would be ignored, since {name} has no ingest and suggests all at the "
+                "start: leave it out"
+            )
+        return
     if simulation.per_job != 1:
         raise ConfigError(
             f"simulation.per_job is {simulation.per_job}, but {name} learns while the study runs, "
             "and the simulations of a job start together: leave it out, or use a class without ingest"
         )
+    max_running = config.launcher.max_running
     if simulation.per_worker != 1 and num_for_worker(ahead, most=2, max_running=max_running) == 1:
         raise ConfigError(
             f"simulation.per_worker would be ignored: while parameters.sampler.lookahead is {ahead}, a "
             "worker gets one simulation, for it gets one in 2 × launcher.max_running of those that are ready. "
             f"Write {2 * max_running + 1} or more there"
         )
-
-
-def _refuse_names_of_results(config: StudyConfig) -> None:
     if names := sorted(OWN & config.parameters.scalars.keys()):
         raise ConfigError(
-            f"parameters.bounds: {', '.join(names)} is what {config.parameters.sampler} is told of each simulation "
+            f"parameters.bounds: {', '.join(names)} is what {name} is told of each simulation "
             "besides its parameters: choose another name, or use a class without ingest"
         )
 
@@ -188,10 +180,6 @@ class Suggester:
         written = f"; logs/{log.name} has what the class wrote" if log.exists() and log.stat().st_size else ""
         return [f"{text}{why}{written}"]
 
-    def counts(self) -> dict[str, int]:
-        """Number of suggestions by their origin."""
-        return dict(Counter(suggestion.by for suggestion in self.suggestions))
-
     def start(
         self,
         deliver: Callable[[Mapping[int, dict[str, float]]], None],
@@ -226,26 +214,23 @@ class Suggester:
 
     def _begin(self) -> None:
         num_known = len(self.suggestions)
-        if num_known >= self._num_planned:
-            # All that is left to suggest are redraws, each as soon as it is wanted.
-            self.lookahead = self._num_planned
-            try:
-                self.learns = self._start_process()
-            except (NoAnswer, StreamServerError) as error:
-                self._note(str(error))
-            return
+        # With all that were planned, redraws are left to suggest, each as soon as it is wanted.
+        has_planned = num_known >= self._num_planned
+        self.lookahead = self._num_planned if has_planned else _ready_ahead(self._config)
         try:
             self.learns = self._start_process()
         except (NoAnswer, StreamServerError) as error:
-            if not num_known and isinstance(error, NoAnswer):
+            if num_known:
+                self._note(str(error))
+                return
+            if isinstance(error, NoAnswer):
                 raise UserCodeError(f"{KIND}: no parameters were suggested: {error}") from error
-            if not num_known:
-                raise
-            self._note(str(error))
-            self.lookahead = _ready_ahead(self._config)
+            raise
+        if has_planned:
             return
         check_learning(self._config, learns=self.learns)
-        self.lookahead = _ready_ahead(self._config) if self.learns else self._num_planned
+        if not self.learns:
+            self.lookahead = self._num_planned
         first = min(self._num_planned, self._num_held_out + self.lookahead)
         if not num_known or not self.learns:
             self._log.append(self._suggest(range(num_known, first)))

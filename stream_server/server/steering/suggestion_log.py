@@ -4,9 +4,10 @@ Why: docs/decisions/0062-suggestion-log.md
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
+
+import msgspec
 
 from stream_server.errors import ConfigError
 from stream_server.storage.checksums import checksummed_json, parse_checksummed_json
@@ -15,8 +16,7 @@ from stream_server.storage.lines import LineFile
 SUGGESTIONS_FILE = "suggestions.jsonl"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Suggestion:
+class Suggestion(msgspec.Struct, frozen=True, array_like=True):
     """The parameters of one simulation, by whom and when they were proposed, and the score that they had there."""
 
     simulation: int
@@ -70,18 +70,13 @@ class SuggestionLog:
         Raises:
             OSError: they are not there.
         """
-        rows = [[each.simulation, list(each.values), each.by, each.at, each.score] for each in suggestions]
-        self._lines.append(checksummed_json({"suggestions": rows}, indent=None))
+        self._lines.append(checksummed_json({"suggestions": msgspec.to_builtins(suggestions)}, indent=None))
         self.suggestions += suggestions
 
     def _decode(self, number: int, line: bytes) -> list[Suggestion]:
         try:
-            rows: list[Any] = parse_checksummed_json(line)["suggestions"]
-            suggestions = [
-                Suggestion(simulation=int(row[0]), values=tuple(map(float, row[1])), by=row[2], at=row[3], score=row[4])
-                for row in rows
-            ]
-        except (ValueError, TypeError, KeyError, IndexError) as error:
+            suggestions = msgspec.convert(parse_checksummed_json(line)["suggestions"], list[Suggestion])
+        except (ValueError, TypeError, KeyError) as error:
             raise ValueError(f"line {number}: {error}") from error
         known = len(self.suggestions)
         if [suggestion.simulation for suggestion in suggestions] != list(range(known, known + len(suggestions))):

@@ -335,10 +335,6 @@ class StreamServer:
             raise RuntimeError("parameters_of knows simulations once the training begins: call it in training_step")
         return self._parameters_of(simulation_ids)
 
-    def enter_steering(self, take_scores: "Callable[[Any, Any, Mapping[str, Any]], None]") -> None:
-        """A class suggests parameters, and learns from what is reported. Called by Stream Server."""
-        self._take_scores = take_scores
-
     def report(self, simulation_ids: "ArrayLike", time_steps: "ArrayLike", **scores: "ArrayLike") -> None:
         """Tell the class that suggests parameters how samples score, such as `difficulty=…`; a value for each or one.
 
@@ -355,10 +351,6 @@ class StreamServer:
         """
         if self._take_scores is not None:
             self._take_scores(simulation_ids, time_steps, scores)
-
-    def enter_reception(self, end_early: "Callable[[int, str], None]") -> None:
-        """Simulations run that may be stopped. Called by Stream Server."""
-        self._end_early = end_early
 
     def stop_simulation(self, simulation_id: int, reason: str = "it teaches nothing more") -> None:
         """Stop one training simulation early: what has come of it is trained on, and nothing more comes.

@@ -208,7 +208,7 @@ def test_a_checkpoint_before_the_first_result_has_none() -> None:
 def test_the_class_of_the_user_reports_scores_of_its_own() -> None:
     scores, server = SampleScores(parameters=["diffusivity"]), StreamServer()
     server.report([3], [0], difficulty=[1.0])
-    server.enter_steering(scores.report)
+    server.hold_attributes(_take_scores=scores.report)
     server.report([3, 3, 4], [0, 1, 0], difficulty=[1.0, 2.0, float("nan")], rough=1)
     assert scores.take() == {
         3: {"difficulty": [3.0, 2.0], "rough": [2.0, 2.0]},
