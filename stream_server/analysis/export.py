@@ -3,7 +3,6 @@
 import csv
 import math
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,24 +16,8 @@ MAX_COLUMNS = 2000
 RowPlace = dict[str, Any]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Table:
-    """Columns of equal length by name. In each, all values are text, all are int, or all are float; NaN is missing."""
-
-    columns: dict[str, list[Any]]
-
-    @classmethod
-    def of(cls, names: Iterable[str], rows: Iterable[Line]) -> "Table":
-        """The table of these rows, which may lack values. Of the rows themselves nothing is kept."""
-        columns: dict[str, list[Any]] = {name: [] for name in names}
-        for row in rows:
-            for name, column in columns.items():
-                column.append(row.get(name))
-        return cls(columns={name: _of_one_type(column) for name, column in columns.items()})
-
-    @property
-    def num_rows(self) -> int:
-        return len(self.columns["run"])
+# Columns of equal length by name. In each, all values are text, all are int, or all are float; NaN is missing.
+Table = dict[str, list[Any]]
 
 
 def export(runs: Sequence[RunFolder], to: Path, *, wide: bool = False, per_rank: bool = False) -> int:
@@ -52,7 +35,7 @@ def export(runs: Sequence[RunFolder], to: Path, *, wide: bool = False, per_rank:
         write(written, to)
     except OSError as error:
         raise ConfigError(f"{to} cannot be written: {error}") from error
-    return written.num_rows
+    return len(written["run"])
 
 
 def table(runs: Sequence[RunFolder], *, wide: bool = False, per_rank: bool = False) -> Table:
@@ -71,8 +54,8 @@ def table(runs: Sequence[RunFolder], *, wide: bool = False, per_rank: bool = Fal
         names = dict.fromkeys((*known, *(name for row in rows for name in row)))
         if len(names) > MAX_COLUMNS:
             raise ConfigError(f"the table would have {len(names):,} columns, and may have {MAX_COLUMNS:,}: omit --wide")
-        return Table.of(names, rows)
-    return Table.of((*known, "name", "value"), (row for points in sources for row in _per_value(points)))
+        return _table_of(names, rows)
+    return _table_of((*known, "name", "value"), (row for points in sources for row in _per_value(points)))
 
 
 def _points(run: RunFolder, *, per_rank: bool) -> Iterator[tuple[RowPlace, Line]]:
@@ -97,6 +80,15 @@ def _per_batch(points: Iterable[tuple[RowPlace, Line]]) -> Collection[Line]:
     return rows.values()
 
 
+def _table_of(names: Iterable[str], rows: Iterable[Line]) -> Table:
+    """The table of these rows, which may lack values. Of the rows themselves nothing is kept."""
+    columns: Table = {name: [] for name in names}
+    for row in rows:
+        for name, column in columns.items():
+            column.append(row.get(name))
+    return {name: _of_one_type(column) for name, column in columns.items()}
+
+
 def _of_one_type(values: list[Any]) -> list[Any]:
     """Text and whole numbers as they are; a column in which something is missing or no whole number is of floats."""
     if all(isinstance(value, str) for value in values) or all(isinstance(value, int) for value in values):
@@ -107,8 +99,8 @@ def _of_one_type(values: list[Any]) -> list[Any]:
 def _write_csv(table: Table, to: Path) -> None:
     with open(to, "w", newline="", encoding="utf-8", opener=open_output) as file:
         writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(table.columns)
-        for row in zip(*table.columns.values(), strict=True):
+        writer.writerow(table)
+        for row in zip(*table.values(), strict=True):
             # NaN alone differs from itself.
             writer.writerow("" if value != value else value for value in row)
 
@@ -120,7 +112,7 @@ def _write_parquet(table: Table, to: Path) -> None:
     kinds = {str: pyarrow.string(), int: pyarrow.int64(), float: pyarrow.float64()}
     columns = {
         name: pyarrow.array(values, kinds[type(values[0])] if values else None, from_pandas=True)
-        for name, values in table.columns.items()
+        for name, values in table.items()
     }
     with open(to, "wb", opener=open_output) as file:
         parquet.write_table(pyarrow.table(columns), file)

@@ -239,7 +239,8 @@ def _status_of(run: RunFolder) -> RunStatus:
         return status(state=ORPHANED, detail=detail)
     report, failure = _report(run.path / "report.json"), _report(run.path / "exit.json")
     state, detail = _end(report, failure)
-    if state != FINISHED and _was_set_aside(run):
+    output_dir = _path_in(run, "study", "output_dir")
+    if state != FINISHED and output_dir is not None and was_set_aside(run.path, output_dir):
         detail = f"{detail}; it was set aside by --fresh: no start continues it"
     elif state != FINISHED:
         then = (
@@ -309,9 +310,8 @@ def newest_checkpoint(run: RunFolder) -> SavedCheckpoint | None:
 
 def checkpoints(run: RunFolder) -> Path:
     """The folder of its checkpoints."""
-    settings = run.settings.get("checkpoint")
-    elsewhere = settings.get("dir") if isinstance(settings, dict) else None
-    return named(Path(elsewhere)) if isinstance(elsewhere, str) else run.path / "checkpoints"
+    elsewhere = _path_in(run, "checkpoint", "dir")
+    return run.path / "checkpoints" if elsewhere is None else named(elsewhere)
 
 
 def _server_rows(server: StudyStatus) -> list[tuple[str, str]]:
@@ -379,10 +379,11 @@ def duration(seconds: float) -> str:
     return str(timedelta(seconds=round(seconds)))
 
 
-def _was_set_aside(run: RunFolder) -> bool:
-    study = run.settings.get("study")
-    output_dir = study.get("output_dir") if isinstance(study, dict) else None
-    return isinstance(output_dir, str) and was_set_aside(run.path, Path(output_dir))
+def _path_in(run: RunFolder, section: str, key: str) -> Path | None:
+    """A path in the settings of a run; None if it has none there."""
+    settings = run.settings.get(section)
+    path = settings.get(key) if isinstance(settings, dict) else None
+    return Path(path) if isinstance(path, str) else None
 
 
 def _has_given_up(report: Mapping[str, Any]) -> bool:

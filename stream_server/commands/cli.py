@@ -135,10 +135,7 @@ def main(argv: list[str] | None = None) -> int:
     except StreamServerError as error:
         print_escaped(f"stream-study: {error}", sys.stderr)
         return error.exit_code
-    except UnusableFile as error:
-        print_escaped(f"stream-study: {error}", sys.stderr)
-        return NotRunning.exit_code
-    except PermissionError as error:
+    except (UnusableFile, PermissionError) as error:
         is_closed = error.errno == errno.EACCES
         why = ": a run is its owner's alone, unless study.share_with says more" if is_closed else ""
         print_escaped(f"stream-study: {error}{why}", sys.stderr)

@@ -215,7 +215,8 @@ class Page:
         )
 
     def _update_runs(self, runs: Mapping[Path, RunStatus] | None) -> None:
-        below = "; ".join(filter(None, (f"{_num_runs(runs)}, {datetime.now():%H:%M:%S}", self._watch.unread_folders())))
+        num = "looking for runs" if runs is None else counted(len(runs), "run")
+        below = "; ".join(filter(None, (f"{num}, {datetime.now():%H:%M:%S}", self._watch.unread_folders())))
         say(self._title, texts.title(self._watch.folder.resolve(), below))
         runs = runs or {}
         self._names = {_name(path, self._watch.folder): path for path in runs}
@@ -390,12 +391,6 @@ def _needs_log_scale(curves: Mapping[object, tuple[CurveStyle, Columns]]) -> boo
 
 def _name(path: Path, folder: Path) -> str:
     return in_one_line(path.resolve().name if path == folder else str(path.relative_to(folder)))
-
-
-def _num_runs(runs: Mapping[Path, RunStatus] | None) -> str:
-    if runs is None:
-        return "looking for runs"
-    return counted(len(runs), "run")
 
 
 def _wide(layout: Any) -> Any:

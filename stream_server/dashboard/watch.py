@@ -167,14 +167,16 @@ class _WatchedRun:
         with note_problems(problems):
             self._records.update()
         with note_problems(problems):
-            self._update_ranks()
+            for rank, path in paths_of_ranks(self.run).items():
+                self._ranks.setdefault(rank, _metrics(path)).update()
         attempts, simulations = self._latest.attempts, self._latest.simulations
         with note_problems(problems):
             attempts = self._attempts.update(is_live=status.is_live)
         with note_problems(problems):
             status, simulations = self._ask(status) if status.is_live else (status, self._of_files(status))
         with note_problems(problems):
-            self._update_validation()
+            if (version := version_of(self.run)) != self._validation_of:
+                self._validation, self._validation_of = read_validation(self.run), version
         self._latest = RunSnapshot(
             at_s=time.time(),
             status=status,
@@ -194,16 +196,6 @@ class _WatchedRun:
             self._answer = live.stop(self.run, STOP_S, finish=finish)
         except NotRunning as error:
             self._answer = str(error)
-
-    def _update_ranks(self) -> None:
-        for rank, path in paths_of_ranks(self.run).items():
-            self._ranks.setdefault(rank, _metrics(path)).update()
-
-    def _update_validation(self) -> None:
-        version = version_of(self.run)
-        if version != self._validation_of:
-            self._validation = read_validation(self.run)
-            self._validation_of = version
 
     def _ask(self, status: RunStatus) -> tuple[RunStatus, Sequence[SimulationSummary]]:
         """The answers of its server, as long as that is there; otherwise what is known of its simulations."""

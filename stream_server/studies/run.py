@@ -112,7 +112,7 @@ class Run:
         Raises:
             ConfigError: nothing was logged yet, a file is damaged, or pandas is not installed.
         """
-        return frame(table([self.folder], wide=wide, per_rank=per_rank).columns)
+        return frame(table([self.folder], wide=wide, per_rank=per_rank))
 
     def plot(self, *names: str) -> Pictures:
         """Draw the pictures of these names, or all: loss, throughput, buffer, phases and the like, as far as known.

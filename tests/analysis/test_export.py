@@ -17,7 +17,7 @@ LONG = ["run", "batch", "update", "sample", "wall_s", "name", "value"]
 
 
 def table(runs: list[RunFolder], *, wide: bool = False, per_rank: bool = False) -> pd.DataFrame:
-    return pd.DataFrame(module.table(runs, wide=wide, per_rank=per_rank).columns)
+    return pd.DataFrame(module.table(runs, wide=wide, per_rank=per_rank))
 
 
 @pytest.fixture

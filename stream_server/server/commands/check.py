@@ -130,7 +130,7 @@ def _require_folder(config: StudyConfig, *, fresh: bool) -> list[str]:
 def _lines(config: StudyConfig, plan: RankPlan) -> list[tuple[str, str]]:
     num_simulations = config.study.simulations + config.validation.simulations
     steps = config.study.time_steps
-    size = plan.sample_bytes
+    size, buffer = plan.sample_bytes, config.buffer
     num_samples = config.samples_per_simulation
     samples = "unknown number of" if num_samples is None else f"{num_simulations * num_samples:,}"
     total = "" if steps is None else f", {size_shown(num_simulations * steps.num * size)} in all"
@@ -152,7 +152,7 @@ def _lines(config: StudyConfig, plan: RankPlan) -> list[tuple[str, str]]:
         *([] if (loader := config.validation.val_dataloader) is None else [("val_dataloader", str(loader))]),
         (
             "buffer",
-            f"{config.buffer.policy}: {counted(plan.capacity, 'sample')} per rank, watermark {plan.watermark:,}; with "
+            f"{buffer.policy}: {counted(buffer.capacity, 'sample')} per rank, watermark {buffer.watermark:,}; with "
             f"what is under way {counted(plan.num_slots, 'slot')}, {size_shown(plan.buffer_bytes)} per rank",
         ),
         ("memory", f"{MemoryNeed.of(config, plan, server.num_ranks)} per rank; {_node()}"),

@@ -20,10 +20,9 @@ class Logs:
     `warnings` are recorded as well. Leaving the block restores what was set before.
     """
 
-    def __init__(self, output_dir: Path, rank: int, level: int = logging.INFO) -> None:
+    def __init__(self, output_dir: Path, rank: int) -> None:
         self.path = output_dir / "logs" / f"server-{rank}.log"
         self._show = rank == 0
-        self._level = level
         self._level_before = logging.WARNING
         self._handlers: list[logging.Handler] = []
 
@@ -38,7 +37,7 @@ class Logs:
             self._handlers.append(screen)
         root = logging.getLogger()
         self._level_before = root.level
-        root.setLevel(self._level)
+        root.setLevel(logging.INFO)
         for handler in self._handlers:
             root.addHandler(handler)
         logging.captureWarnings(True)

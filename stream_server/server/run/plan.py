@@ -34,7 +34,6 @@ class RankPlan:
     """
 
     capacity: int
-    watermark: int
     credit: int
     max_clients: int
     spare: int
@@ -68,7 +67,6 @@ def make_plan(config: StudyConfig) -> RankPlan:
     spare = max(-(-full // SPARE_SHARE), held, under_way)
     return RankPlan(
         capacity=capacity,
-        watermark=config.buffer.watermark,
         credit=credit,
         max_clients=max_clients,
         spare=spare,

@@ -23,10 +23,9 @@ from stream_server.server.intake.account import RankAccount
 from stream_server.server.intake.source import Simulations
 from stream_server.server.progress.stop import StopReason, StopRequests
 from stream_server.server.simulations.design import write_csv
-from stream_server.server.study.capacity import capacity_hint
 from stream_server.server.study.display import MUCH, console_on, number, shares
 from stream_server.server.study.failure import Failure
-from stream_server.server.study.report import FAILED, Outcome, RankReport, build_report, write_report
+from stream_server.server.study.report import FAILED, Outcome, RankReport, build_report, capacity_hint, write_report
 from stream_server.server.study.set_up import StudyRank
 from stream_server.server.user.framework import framework_of
 from stream_server.wording import counted
@@ -266,7 +265,8 @@ def _summary_rows(report: Mapping[str, Any], *, is_online: bool) -> list[tuple[s
     if retried := _retries(report):
         rows.append(("tried again", _some(_failures(retried))))
     if report["failed_later"]:
-        rows.append(("failed later", _some([_later(failure) for failure in report["failed_later"]])))
+        later = "{id} after its last time step: {reason} ({log})"
+        rows.append(("failed later", _some([later.format(**failure) for failure in report["failed_later"]])))
     if samples["duplicates"]:
         rows.append(("duplicates", f"{samples['duplicates']:,}, each dropped"))
     if samples["rejected"]:
@@ -402,10 +402,6 @@ def _ids(simulations: Sequence[int]) -> str:
 
 def _refusal(reason: str, num: int) -> str:
     return f"{counted(num, 'message')} {REFUSALS[Reason[reason.upper()]]} ({reason})"
-
-
-def _later(failure: Mapping[str, Any]) -> str:
-    return f"{failure['id']} after its last time step: {failure['reason']} ({failure['log']})"
 
 
 def _retries(report: Mapping[str, Any]) -> list[Mapping[str, Any]]:

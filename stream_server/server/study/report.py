@@ -1,6 +1,7 @@
 """report.json: how a study ended, as one object for people and for whatever started the study."""
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -12,14 +13,16 @@ from stream_server.server.checkpoint.capture import versions
 from stream_server.server.intake.account import Account, RankAccount, SimulationEnd, TrainedCounts, close_account
 from stream_server.server.progress.batches import SMALL_PART
 from stream_server.server.progress.phases import mean_over_ranks
-from stream_server.server.study.capacity import judge_capacity
 from stream_server.server.study.set_up import UNPROTECTED, StudyRank
+from stream_server.server.training.buffer_times import COUNTS
 from stream_server.storage.disk import make_folder, replace_file
 from stream_server.wording import counted
 
 FAILED = "failed"
 NO_ACCOUNT = "the ranks did not come together at the end, so what they received and trained is not known here"
 FORMAT = 1
+# Below this share of the time, and in less than this time, nothing is said of the capacity of the buffer.
+LEAST_SHARE, LEAST_S = 0.1, 1.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -235,3 +238,33 @@ def _finite(value: Any) -> Any:
     if isinstance(value, float) and value - value != 0:
         return None
     return value
+
+
+def judge_capacity(capacity: int, ranks: Sequence[Mapping[str, float]]) -> dict[str, Any]:
+    """The part of report.json on the capacity, from the `BufferTimes` of each rank: shares of the seconds of a rank.
+
+    `enough` would have helped, and is None if a larger buffer would not: it would if training waited after the buffer
+    was full. While it was, the simulations would have brought as many samples as in any other time, and training would
+    have taken as many while it waited: the smaller number of the two, spread over the waits, had no room.
+    """
+    open_s, waited_s, full_s, num_first, num_turns = (sum(it.get(name, 0) for it in ranks) for name in COUNTS)
+    waiting, full = (seconds / (open_s or 1) for seconds in (waited_s, full_s))
+    share, enough = min(waiting, full), None
+    if share >= LEAST_SHARE and num_turns:
+        enough = capacity + math.ceil(num_first / num_turns * share / (1 - share))
+    seconds = round(open_s / max(1, len(ranks)), 3)
+    return {"seconds": seconds, "waiting": round(waiting, 4), "full": round(full, 4), "enough": enough}
+
+
+def capacity_hint(buffer: Mapping[str, Any]) -> str:
+    """A sentence on what `judge_capacity` found; "" if there is nothing to say."""
+    waiting, full, enough = buffer["waiting"], buffer["full"], buffer["enough"]
+    if buffer["seconds"] < LEAST_S or max(waiting, full) < LEAST_SHARE:
+        return ""
+    if enough is not None:
+        advice = f"a buffer.capacity of {enough:,} or more would have helped: training waited after it was full"
+    elif waiting >= LEAST_SHARE:
+        advice = "a larger buffer.capacity would not have helped: training waited, and hardly ever after it was full"
+    else:
+        advice = "with a larger buffer.capacity simulations would have waited less, and training not: it hardly waited"
+    return f"{advice} (full {full:.0%} of the time, training waited for data {waiting:.0%})"

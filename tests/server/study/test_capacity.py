@@ -2,7 +2,7 @@
 
 import pytest
 
-from stream_server.server.study.capacity import capacity_hint, judge_capacity
+from stream_server.server.study.report import capacity_hint, judge_capacity
 from tests.support.scripted_buffer import ScriptedRun
 
 
