@@ -20,18 +20,14 @@ OF_SERVER_JOBS = (
 )
 
 
-def _a_job_has_room(config: StudyConfig) -> Iterator[Problem]:
-    max_running, per_job = config.launcher.max_running, config.simulation.per_job
+def _jobs_and_workers_have_room(config: StudyConfig) -> Iterator[Problem]:
+    simulation, max_running, per_job = config.simulation, config.launcher.max_running, config.simulation.per_job
     if max_running < per_job:
         yield Problem(
             "launcher.max_running",
             f"{max_running}, fewer than the {per_job} of simulation.per_job, which run at the same time",
             f"Write {per_job} or more; a multiple of {per_job} leaves no room unused",
         )
-
-
-def _a_place_is_free_when_a_simulation_ends(config: StudyConfig) -> Iterator[Problem]:
-    per_job = config.simulation.per_job
     if config.buffer.routing == "simulations" and config.window is None and per_job > 1:
         yield Problem(
             "simulation.per_job",
@@ -39,19 +35,15 @@ def _a_place_is_free_when_a_simulation_ends(config: StudyConfig) -> Iterator[Pro
             "place as long as the others of its job run, and these wait for a rank that has none",
             'Leave it out, or write "steps" in buffer.routing',
         )
-
-
-def _a_worker_takes_its_simulations_in_turn(config: StudyConfig) -> Iterator[Problem]:
-    simulation, key = config.simulation, "simulation.per_worker"
     if simulation.per_worker == 1:
         return
-    text = shown(simulation.per_worker)
+    key, text = "simulation.per_worker", shown(simulation.per_worker)
     if simulation.templates:
         yield Problem(
             key, f"{text}, but simulation.templates are filled in for one simulation", "Leave one of them out"
         )
-    if simulation.per_job > 1:
-        yield Problem(key, f"{text}, beside simulation.per_job = {simulation.per_job}", "Leave one of them out")
+    if per_job > 1:
+        yield Problem(key, f"{text}, beside simulation.per_job = {per_job}", "Leave one of them out")
     yield from workers_on_ranks(config, config.server.ranks.min)
 
 
@@ -101,9 +93,7 @@ def _a_job_has_a_number_of_ranks(config: StudyConfig) -> Iterator[Problem]:
 
 
 JOB_CHECKS = (
-    _a_job_has_room,
-    _a_place_is_free_when_a_simulation_ends,
-    _a_worker_takes_its_simulations_in_turn,
+    _jobs_and_workers_have_room,
     _ports_are_a_range,
     _placeholders_of_the_scheduler_are_known,
     _a_job_has_a_number_of_ranks,

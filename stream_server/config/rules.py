@@ -179,35 +179,30 @@ def _output_is_below_the_study(config: StudyConfig) -> Iterator[Problem]:
         )
 
 
-def _routing_fits_the_samples(config: StudyConfig) -> Iterator[Problem]:
-    buffer = config.buffer
-    if config.window is None and buffer.routing == "simulations" and buffer.has_known_draws:
-        yield Problem(
-            "buffer.routing",
-            f'"simulations" is for the reservoir; ranks of a {buffer.policy} could run out of samples',
-            'Write "steps", or write "policy": "reservoir"',
-        )
-    if config.window is not None and buffer.routing == "steps":
+def _windows_can_be_made(config: StudyConfig) -> Iterator[Problem]:
+    buffer, window, steps = config.buffer, config.window, config.study.time_steps
+    if window is None:
+        if buffer.routing == "simulations" and buffer.has_known_draws:
+            yield Problem(
+                "buffer.routing",
+                f'"simulations" is for the reservoir; ranks of a {buffer.policy} could run out of samples',
+                'Write "steps", or write "policy": "reservoir"',
+            )
+        return
+    if buffer.routing == "steps":
         yield Problem(
             "buffer.routing",
             '"steps" deals the time steps of a simulation to all ranks, but windows are made of those on one rank',
             'Leave it out, or write "simulations"',
         )
-
-
-def _a_window_fits_into_a_simulation(config: StudyConfig) -> Iterator[Problem]:
-    window, steps = config.window, config.study.time_steps
-    if window is not None and steps is not None and not window.num_in(steps.num):
+    if steps is not None and not window.num_in(steps.num):
         yield Problem(
             "samples.window",
             f"{window.length} steps with a spacing of {window.spacing} reach over {window.span + 1} time steps, but a "
             f"simulation has {steps.num}",
             "Write a smaller length or spacing, or more study.time_steps",
         )
-
-
-def _windows_are_made_once(config: StudyConfig) -> Iterator[Problem]:
-    if config.window is not None and config.offline.epochs > 1:
+    if config.offline.epochs > 1:
         yield Problem(
             "offline.epochs",
             f"{config.offline.epochs} passes over the files, but windows are made in one",
@@ -273,7 +268,7 @@ def _routing_problems(config: StudyConfig, num_ranks: int) -> Iterator[Problem]:
     yield from workers_on_ranks(config, num_ranks)
 
 
-def _a_model_has_an_optimizer(config: StudyConfig) -> Iterator[Problem]:
+def _steps_can_be_made(config: StudyConfig) -> Iterator[Problem]:
     training = config.training
     named = {"model": training.model, "optimizer": training.optimizer}
     for key, needed in (("model", "optimizer"), ("optimizer", "model"), ("lr_scheduler", "optimizer")):
@@ -283,22 +278,15 @@ def _a_model_has_an_optimizer(config: StudyConfig) -> Iterator[Problem]:
                 f"there is no training.{needed}",
                 f"Write training.{needed}, or make all of them in the server class",
             )
-
-
-def _one_kind_of_clipping(config: StudyConfig) -> Iterator[Problem]:
-    if config.training.clip_norm is not None and config.training.clip_value is not None:
+    if training.clip_norm is not None and training.clip_value is not None:
         yield Problem(
             "training.clip_value", "both training.clip_norm and training.clip_value are given", "Remove one of the two"
         )
-
-
-def _the_device_has_the_precision(config: StudyConfig) -> Iterator[Problem]:
-    precision = config.training.precision
-    if config.training.device == "cpu" and precision.startswith("16-"):
+    if training.device == "cpu" and training.precision.startswith("16-"):
         yield Problem(
             "training.precision",
-            f'"{precision}" needs a GPU, but training.device is "cpu"',
-            f'Write "b{precision.replace("16", "f16")}" or "32-true", or leave training.device out',
+            f'"{training.precision}" needs a GPU, but training.device is "cpu"',
+            f'Write "b{training.precision.replace("16", "f16")}" or "32-true", or leave training.device out',
         )
 
 
@@ -392,18 +380,14 @@ CHECKS: tuple[Check, ...] = (
     *JOB_CHECKS,
     _output_is_below_the_study,
     _nothing_is_ignored,
-    _a_model_has_an_optimizer,
-    _one_kind_of_clipping,
-    _the_device_has_the_precision,
+    _steps_can_be_made,
     _something_is_validated,
     _fractions_are_of_a_known_length,
     _named_fields_exist,
     *COMMAND_CHECKS,
     _design_file_is_sound,
-    _routing_fits_the_samples,
-    _a_window_fits_into_a_simulation,
+    _windows_can_be_made,
     _rollouts_have_trajectories,
-    _windows_are_made_once,
     _capacity_has_room,
     partial(_watermark_problems, num_ranks=1),
 )
