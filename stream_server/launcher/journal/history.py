@@ -147,13 +147,6 @@ class History:
                 self.why_finishing = reason
             case GaveUp(simulation=simulation, attempts=attempts):
                 self._ended(simulation, attempts - 1, record.reason).state = ScheduledState.GIVEN_UP
-            case ServerStarting() | ServerStarted() | ServerEnded() | Committed():
-                self._add_of_server(record)
-            case AttemptStarting() | AttemptStarted() | Attached() | AttemptCancelled() | AttemptEnded() | Failed():
-                self._add_of_attempt(record)
-
-    def _add_of_server(self, record: ServerStarting | ServerStarted | ServerEnded | Committed) -> None:
-        match record:
             case ServerStarting():
                 self.server = OpenServer(starting=record)
                 self.num_starts = max(self.num_starts, record.number)
@@ -164,6 +157,8 @@ class History:
                 self.num_in_a_row, self.failed_batch = record.num_in_a_row, record.failed_batch
             case Committed():
                 self.num_in_a_row = 0
+            case AttemptStarting() | AttemptStarted() | Attached() | AttemptCancelled() | AttemptEnded() | Failed():
+                self._add_of_attempt(record)
 
     def _add_of_attempt(
         self, record: AttemptStarting | AttemptStarted | Attached | AttemptCancelled | AttemptEnded | Failed

@@ -3,13 +3,11 @@
 Why: docs/decisions/0056-workers.md
 """
 
-from collections import deque
 from collections.abc import Callable, Container, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import islice
 
 from stream_server.launcher.schedule.simulation import ScheduledAttempt, ScheduledSimulation, ScheduledState
-from stream_server.messages.launcher_link import Attached, NoneLeft
+from stream_server.messages.launcher_link import Attached, AttachRequest, NoneLeft
 
 ATTACH_WAIT_S = 10.0
 
@@ -87,43 +85,28 @@ def _first_job(queue: dict[int, bool], per_job: int) -> tuple[int, ...]:
     return tuple(islice((simulation for simulation, may_share in queue.items() if may_share), per_job))
 
 
-@dataclass(frozen=True, slots=True)
-class PendingRequest:
-    """The client with `token`, and of this name, asked at `since` for this simulation, or for any (None)."""
-
-    token: int
-    simulation: int | None
-    since: float
-    client: str = ""
-
-    def give(self, attempt: ScheduledAttempt) -> Attached:
-        return Attached(token=self.token, simulation=attempt.simulation, attempt=attempt.number, client=self.client)
-
-    def decline(self, text: str, *, busy: bool) -> NoneLeft:
-        return NoneLeft(token=self.token, text=text, busy=busy)
-
-
 class AttachQueue:
-    """Answers them in order, at most `max_attached` at once; some wait a little for their answer."""
+    """Answers clients that ask in order, at most `max_attached` at once; some wait a little for their answer."""
 
     def __init__(self, max_attached: int) -> None:
         self.max_attached = max_attached
-        self._open: deque[PendingRequest] = deque()
+        # By token, with the time of the question.
+        self._open: dict[int, tuple[AttachRequest, float]] = {}
         self._tokens: set[int] = set()
 
     @property
     def deadlines(self) -> list[float]:
         """The latest times for the answers to waiting requests."""
-        return [request.since + ATTACH_WAIT_S for request in self._open]
+        return [since + ATTACH_WAIT_S for _, since in self._open.values()]
 
-    def add(self, token: int, simulation: int | None, now: float, *, client: str = "") -> None:
+    def add(self, request: AttachRequest, now: float) -> None:
         """A client asks.
 
         The server repeats what it waits for whenever it is asked for its plan: one token gets one answer.
         """
-        if token not in self._tokens:
-            self._tokens.add(token)
-            self._open.append(PendingRequest(token, simulation, now, client))
+        if request.token not in self._tokens:
+            self._tokens.add(request.token)
+            self._open[request.token] = request, now
 
     def clear(self) -> None:
         """The server that would have passed the answers on is gone."""
@@ -132,7 +115,7 @@ class AttachQueue:
 
     def decline_all(self, text: str) -> list[Answer]:
         """Decline all requests."""
-        answers: list[Answer] = [request.decline(text, busy=False) for request in self._open]
+        answers: list[Answer] = [NoneLeft(token=token, text=text, busy=False) for token in self._open]
         self._open.clear()
         return answers
 
@@ -151,27 +134,24 @@ class AttachQueue:
         of_client = {attempt.client: attempt for attempt in attached if attempt.client}
         num_attached = len(attached)
         answers: list[Answer] = []
-        waiting: deque[PendingRequest] = deque()
-        for request in self._open:
+        for request, since in list(self._open.values()):
             answer = self._repeat_answer(request, of_client) or self._answer_named(request, simulations)
             if answer is None:
                 attempt = take(request.simulation, request.client) if num_attached < self.max_attached else None
-                answer = request.give(attempt) if attempt else self._refuse(request, now, num_attached)
+                answer = _give(request, attempt) if attempt else self._refuse(request, since, now, num_attached)
                 num_attached += attempt is not None
-            if answer is None:
-                waiting.append(request)
-            else:
+            if answer is not None:
+                del self._open[request.token]
                 answers.append(answer)
-        self._open = waiting
         return answers
 
-    def _repeat_answer(self, request: PendingRequest, of_client: Mapping[str, ScheduledAttempt]) -> Attached | None:
+    def _repeat_answer(self, request: AttachRequest, of_client: Mapping[str, ScheduledAttempt]) -> Attached | None:
         """The simulation that this client has: the answer was lost with a server or a connection."""
         attempt = None if request.simulation is not None else of_client.get(request.client)
-        return request.give(attempt) if attempt else None
+        return _give(request, attempt) if attempt else None
 
     def _answer_named(
-        self, request: PendingRequest, simulations: Mapping[int, ScheduledSimulation]
+        self, request: AttachRequest, simulations: Mapping[int, ScheduledSimulation]
     ) -> Attached | NoneLeft | None:
         """The answer to a client that asks for one simulation, from its state; None when that waits for an attempt."""
         if request.simulation is None:
@@ -179,18 +159,26 @@ class AttachQueue:
         entry = simulations.get(request.simulation)
         if entry is None or entry.state.terminal:
             state = "not in the study" if entry is None else entry.state
-            return request.decline(f"simulation {request.simulation} is {state}", busy=False)
+            return _decline(request, f"simulation {request.simulation} is {state}")
         if attempt := entry.attached:
-            return request.give(attempt)
+            return _give(request, attempt)
         if entry.state is not ScheduledState.WAITING:
-            return request.decline(f"simulation {request.simulation} is run by the study itself", busy=True)
+            return _decline(request, f"simulation {request.simulation} is run by the study itself", busy=True)
         return None
 
-    def _refuse(self, request: PendingRequest, now: float, num_attached: int) -> NoneLeft | None:
+    def _refuse(self, request: AttachRequest, since: float, now: float, num_attached: int) -> NoneLeft | None:
         # A client that has just finished one simulation may ask for the next before the server says so.
-        if num_attached > 0 and now < request.since + ATTACH_WAIT_S:
+        if num_attached > 0 and now < since + ATTACH_WAIT_S:
             return None
         if num_attached >= self.max_attached:
             text = f"as many simulations are attached as client.max_attached allows ({num_attached})"
-            return request.decline(text, busy=True)
-        return request.decline("every simulation is running or done", busy=False)
+            return _decline(request, text, busy=True)
+        return _decline(request, "every simulation is running or done")
+
+
+def _give(request: AttachRequest, attempt: ScheduledAttempt) -> Attached:
+    return Attached(token=request.token, simulation=attempt.simulation, attempt=attempt.number, client=request.client)
+
+
+def _decline(request: AttachRequest, text: str, *, busy: bool = False) -> NoneLeft:
+    return NoneLeft(token=request.token, text=text, busy=busy)

@@ -3,7 +3,7 @@
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from functools import partial
 from operator import attrgetter
 
 from stream_server.launcher.schedule.queues import AttachQueue, StartQueue
@@ -23,7 +23,7 @@ from stream_server.launcher.schedule.simulation import (
     ScheduledState,
     Submit,
 )
-from stream_server.messages.launcher_link import Dropped, FailedLater, TooMany
+from stream_server.messages.launcher_link import AttachRequest, Dropped, FailedLater, TooMany
 
 POSTPONE_S = 10.0
 STATE = attrgetter("state")
@@ -71,6 +71,10 @@ class SimulationSchedule:
     def runs(self, simulation: int, attempt: int) -> bool:
         """The job of this attempt has not ended."""
         return self._running(simulation, attempt) is not None
+
+    def attached(self, simulation: int) -> ScheduledAttempt | None:
+        """The attempt of a simulation that a client runs by itself, without a job."""
+        return entry.attached if (entry := self._simulations.get(simulation)) is not None else None
 
     def is_unconfirmed(self, simulation: int) -> bool:
         """The job of a simulation is over, and the server has yet to confirm that it has all."""
@@ -191,7 +195,7 @@ class SimulationSchedule:
         if (newest := self._simulations[simulation].attempt) is not None:
             newest.begin_clock(now)
 
-    def postpone(self, simulation: int, now: float) -> list[Action]:
+    def postpone(self, simulation: int, now: float) -> None:
         """The job of an attempt could not even be begun; that is not its fault. Nothing is started for a while."""
         entry = self._simulations[simulation]
         self._leave(entry)
@@ -199,7 +203,6 @@ class SimulationSchedule:
             entry.state = ScheduledState.WAITING
             self._waiting.add(simulation, again=True)
         self._postponed_to = now + POSTPONE_S
-        return []
 
     def progress(self, simulation: int, attempt: int, received: int, blocked: bool, now: float) -> list[Action]:
         """The server has `received` steps of this attempt; `blocked` while it holds the simulation back."""
@@ -275,12 +278,9 @@ class SimulationSchedule:
         self._clock.note_job(running)
         return [*self._report_late_failure(running), *self._fill(now)]
 
-    def attach(self, token: int, simulation: int | None, now: float, *, client: str = "") -> list[Action]:
-        """A client that attaches by itself asks for this simulation, or for any (None).
-
-        The same `client` gets the same simulation as long as that runs: the answer was lost.
-        """
-        self._requests.add(token, simulation, now, client=client)
+    def attach(self, request: AttachRequest, now: float) -> list[Action]:
+        """A client asks; one of the same name gets the same simulation as long as that runs: the answer was lost."""
+        self._requests.add(request, now)
         return self._fill(now)
 
     def tick(self, now: float) -> list[Action]:
@@ -474,8 +474,7 @@ class SimulationSchedule:
             num_free -= 1 if self.jobs.are_workers else len(job)
             shared = ScheduledJob(members=job)
             begun = [self._begin(simulation, now, shared) for simulation in job]
-            submits = [Submit(simulation=attempt.simulation, attempt=attempt.number) for attempt in begun]
-            actions.append(replace(submits[0], beside=tuple(submits[1:])))
+            actions.append(Submit(attempts=tuple((attempt.simulation, attempt.number) for attempt in begun)))
         return actions + self._answer_requests(now)
 
     def _drop_all(self, reason: str) -> list[Dropped]:
@@ -490,15 +489,10 @@ class SimulationSchedule:
             return [*self._requests.decline_all("the study has ended")]
         if self.away:
             return []
-        answers = self._requests.answer(
-            self._simulations,
-            now,
-            attached=list(self.jobs.attached.values()),
-            take=lambda simulation, client: self._give(simulation, now, client=client),
-        )
-        return [*answers]
+        attached = list(self.jobs.attached.values())
+        return [*self._requests.answer(self._simulations, now, attached=attached, take=partial(self._give, now))]
 
-    def _give(self, simulation: int | None, now: float, *, client: str) -> ScheduledAttempt | None:
+    def _give(self, now: float, simulation: int | None, client: str) -> ScheduledAttempt | None:
         """The next attempt of this simulation, or of any that waits, for a client that attaches by itself."""
         if simulation is None:
             simulation = self._waiting.next_to_give()

@@ -260,11 +260,9 @@ class ScheduledSimulation:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Submit:
-    """Start the job of an attempt, shared with the attempts `beside` it."""
+    """Start a job for these attempts, each of which is a simulation and a number."""
 
-    simulation: int
-    attempt: int
-    beside: tuple["Submit", ...] = ()
+    attempts: tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

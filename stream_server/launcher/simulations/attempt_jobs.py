@@ -195,11 +195,8 @@ class AttemptJobs:
             with self.outage.within(_ranks_cannot_be_read(job.folder)):
                 assert job.end is not None
                 folders = {attempt: self.attempts.folder(*attempt) for attempt in job.attempts}
-                ends_now = (
-                    ends_of_worker(folders, job.end)
-                    if self.are_workers
-                    else ends(folders, job.end, log=job.folder / LOG_FILE, num_ranks=job.ranks)
-                )
+                log = job.folder / LOG_FILE
+                ends_now = ends(folders, job.end, log=log, num_ranks=job.ranks, are_workers=self.are_workers)
                 ended += [msgspec.structs.replace(end, reason=end.reason + self._explanation(end)) for end in ends_now]
                 del self._jobs[job.folder]
         return ended
@@ -212,7 +209,8 @@ class AttemptJobs:
         for job in () if self.are_workers else self._jobs.values():
             for attempt in job.attempts if len(job.attempts) > 1 else ():
                 with self.outage.within(_ranks_cannot_be_read(job.folder)):
-                    traces = Traces.of_running(self.attempts.folder(*attempt))
+                    # An abort would have ended the job.
+                    traces = Traces(codes=_codes(self.attempts.folder(*attempt)))
                     if traces.codes:
                         yield attempt, traces.at_fault, traces.all_ended(job.ranks)
 
@@ -312,11 +310,6 @@ class Traces:
         lines = log_end(folder / LOG_FILE).splitlines()
         return cls(codes=_codes(folder), aborted=any(line.startswith(ABORT) for line in lines))
 
-    @classmethod
-    def of_running(cls, folder: Path) -> Self:
-        """Read those that are there while the job runs; an abort would end it."""
-        return cls(codes=_codes(folder))
-
     @property
     def at_fault(self) -> str:
         """The failure that brought the job down, "" if there is none here."""
@@ -330,17 +323,17 @@ class Traces:
         return self.all_ended(num_ranks) and not any(self.codes)
 
 
-def ends(folders: Mapping[Attempt, Path], job: JobStatus, *, log: Path, num_ranks: int) -> list[AttemptEnded]:
-    """Ends of the attempts in these folders, which shared a job with this log or had one alone."""
-    if len(folders) > 1:
+def ends(
+    folders: Mapping[Attempt, Path], job: JobStatus, *, log: Path, num_ranks: int, are_workers: bool = False
+) -> list[AttemptEnded]:
+    """Ends of the attempts in these folders, which shared a job with this log or had one alone.
+
+    If they `are_workers`, their program ended: which of them it was at, the schedule knows.
+    """
+    if len(folders) > 1 and not are_workers:
         traces = {attempt: Traces.read(folder) for attempt, folder in folders.items()}
         logs = {attempt: _log(folder / LOG_FILE, log) for attempt, folder in folders.items()}
         return judge(traces, logs, job, num_ranks)
-    return [_end(attempt, job, folder / LOG_FILE, job.exit_code, job.reason) for attempt, folder in folders.items()]
-
-
-def ends_of_worker(folders: Mapping[Attempt, Path], job: JobStatus) -> list[AttemptEnded]:
-    """Tell that the program ended which computed these: which of them it was at, the schedule knows."""
     first = next(iter(folders))
     late = OUT_OF_TIME if job.is_out_of_time else ""
     return [

@@ -104,9 +104,7 @@ class Ensemble:
     def restore(self, history: History) -> None:
         """Take over what a launcher that was killed has left: its jobs that still run, and what it knew."""
         for recorded in history.attempts.values():
-            if recorded.starting is None:
-                self.reports.given(*recorded.key)
-            else:
+            if recorded.starting is not None:
                 log.info("simulation %d, attempt %d is taken over", *recorded.key)
                 self.starter.restore(recorded.starting.simulation, recorded.starting.public_key)
         self.jobs.adopt(history)
@@ -175,7 +173,7 @@ class Ensemble:
             case launcher_link.StopSimulations():
                 self.leave(message.reason, message.grace_s)
             case launcher_link.AttachRequest():
-                return self.schedule.attach(message.token, message.simulation, now, client=message.client)
+                return self.schedule.attach(message, now)
             case launcher_link.FinishSimulations():
                 if not self.schedule.why_finishing:
                     log.info("%s", message.reason)
@@ -193,13 +191,11 @@ class Ensemble:
                 )
             case launcher_link.Finished():
                 log.info("simulation %d finished", message.simulation)
-                self._note_times_of_worker(message.simulation)
-                self.reports.let_go(message.simulation, "finished")
+                self._note_end_without_job(message.simulation, "finished")
                 return self.schedule.finished(message.simulation, now)
             case launcher_link.Invalid():
                 log.info("simulation %d was withdrawn: %s", message.simulation, message.reason)
-                self._note_times_of_worker(message.simulation)
-                self.reports.let_go(message.simulation, message.reason)
+                self._note_end_without_job(message.simulation, message.reason)
                 return self.schedule.invalid(message.simulation, now)
             case launcher_link.Committed():
                 log.info("checkpoint %d is committed, after %s", message.checkpoint, counted(message.batches, "batch"))
@@ -207,9 +203,12 @@ class Ensemble:
                 log.info("the server leaves")
         return []
 
-    def _note_times_of_worker(self, simulation: int) -> None:
+    def _note_end_without_job(self, simulation: int, reason: str) -> None:
+        """The server is done with a simulation: so are its worker, which goes on, and a client that attached."""
         if (attempts := self.schedule.jobs.attempts_of_worker(simulation)) is not None:
             self.jobs.attempts.worker_moved_on(*attempts)
+        if (attempt := self.schedule.attached(simulation)) is not None:
+            self.journal.note(records.AttemptEnded(simulation=simulation, attempt=attempt.number, reason=reason))
 
     def _plan(self, message: launcher_link.Plan) -> list[Action]:
         if not self.schedule.away and message.incarnation == self._incarnation:
@@ -366,11 +365,6 @@ class Reports:
         self.server = server
         self.journal = journal
         self._logs: dict[tuple[int, int], Path] = {}
-        self._given: dict[int, int] = {}
-
-    def given(self, simulation: int, attempt: int) -> None:
-        """A client that nobody started runs this attempt."""
-        self._given[simulation] = attempt
 
     def job_ended(self, ended: records.AttemptEnded) -> None:
         """The job of an attempt is over, whatever that means for the simulation."""
@@ -379,18 +373,11 @@ class Reports:
         log.log(level, "simulation %d, attempt %d %s", ended.simulation, ended.attempt, ended.reason)
         self._logs[ended.simulation, ended.attempt] = Path(ended.log)
 
-    def let_go(self, simulation: int, reason: str) -> None:
-        """Note the end of an attempt that a client ran by itself, without a job."""
-        attempt = self._given.pop(simulation, None)
-        if attempt is not None:
-            self.journal.note(records.AttemptEnded(simulation=simulation, attempt=attempt, reason=reason))
-
     def tell(self, decided: Decided) -> None:
         """Pass a decision on."""
         match decided:
             case Failed(simulation=simulation, attempt=attempt):
                 log.warning("simulation %d, attempt %d failed: %s", simulation, attempt, decided.explanation)
-                self._given.pop(simulation, None)
                 self.journal.note(decided)
                 decided = replace(decided, log=self._log_path(simulation, attempt))
             case FailedLater(simulation=simulation, attempt=attempt, reason=reason):
@@ -404,9 +391,7 @@ class Reports:
                 decided = replace(decided, log=self._log_path(simulation, attempts - 1))
             case Attached(simulation=simulation, attempt=attempt):
                 log.info("simulation %d, attempt %d goes to a client that attached", simulation, attempt)
-                if self._given.get(simulation) != attempt:
-                    self.given(simulation, attempt)
-                    self.journal.note(decided)
+                self.journal.note(decided)
             case NoneLeft(text=text):
                 log.info("a client that attached is declined: %s", text)
             case TooMany(text=text, simulation=simulation, attempt=attempt):

@@ -62,12 +62,12 @@ class Starter:
         self._public_keys[simulation] = public_key
 
     def start(self, submits: Sequence[Submit]) -> list[Action]:
-        """Start the jobs of attempts and those beside them; returns what is to be done about those that cannot run.
+        """Start jobs; returns what is to be done about the attempts that cannot run.
 
         All are in the journal before the first is submitted. Those that cannot be prepared are left out of their job.
         While the disk refuses, none is started.
         """
-        jobs = [[self._number(each.simulation, each.attempt) for each in (first, *first.beside)] for first in submits]
+        jobs = [[self._number(*attempt) for attempt in submit.attempts] for submit in submits]
         members = [member for job in jobs for member in job]
         keys = {simulation: self._new_keys() for simulation, _ in members}
         self._public_keys |= {simulation: pair.public if pair else None for simulation, pair in keys.items()}
@@ -76,17 +76,12 @@ class Starter:
             prepared = [self._prepare(job, keys, errors) for job in jobs]
             self.journal.write(*(record for specs in prepared for record in self._starting_records(list(specs))))
         except OSError as error:
-            return self._postpone(members, error)
+            self._postpone(members, error)
+            return []
         self._is_held_back = False
         for simulation, attempt in members:
             # The server must know the key before the client can use it.
-            public_key = self._public_keys[simulation]
-            waits_for = self.schedule.jobs.what_comes_before(simulation)
-            self.server.send(
-                launcher_link.Attempt(
-                    simulation=simulation, attempt=attempt, public_key=public_key, waits_for=waits_for
-                )
-            )
+            self._announce(simulation, attempt)
         actions: list[Action] = []
         for (simulation, attempt), problem in errors.items():
             actions += self._cannot_be_prepared(simulation, attempt, problem)
@@ -98,17 +93,7 @@ class Starter:
         """An attempt outlived a server or a launcher: the server must know it, and it must find the server."""
         simulation, attempt = action.simulation, action.attempt
         log.info("simulation %d, attempt %d goes on", simulation, attempt)
-        key = None if action.attached else self._public_keys.get(simulation)
-        self.server.send(
-            launcher_link.Attempt(
-                simulation=simulation,
-                attempt=attempt,
-                public_key=key,
-                attached=action.attached,
-                goes_on=True,
-                waits_for=self.schedule.jobs.what_comes_before(simulation),
-            )
-        )
+        self._announce(simulation, attempt, attached=action.attached, goes_on=True)
         if action.attached:
             return
         try:
@@ -124,6 +109,18 @@ class Starter:
                     for simulation, attempt in attempts
                 )
             )
+
+    def _announce(self, simulation: int, attempt: int, *, attached: bool = False, goes_on: bool = False) -> None:
+        self.server.send(
+            launcher_link.Attempt(
+                simulation=simulation,
+                attempt=attempt,
+                public_key=None if attached else self._public_keys.get(simulation),
+                attached=attached,
+                goes_on=goes_on,
+                waits_for=self.schedule.jobs.what_comes_before(simulation),
+            )
+        )
 
     def _number(self, simulation: int, attempt: int) -> tuple[int, int]:
         attempt = self.attempts.free_number(simulation, attempt)
@@ -168,17 +165,16 @@ class Starter:
             for simulation, attempt in members
         ]
 
-    def _postpone(self, members: Sequence[tuple[int, int]], error: OSError) -> list[Action]:
+    def _postpone(self, members: Sequence[tuple[int, int]], error: OSError) -> None:
         text = f"no simulation is started as long as the disk refuses: {error}"
         log.error("%s", text)
         if not self._is_held_back:
             # On a full disk our log cannot tell anybody.
             self.server.send(launcher_link.HeldBack(text=text))
             self._is_held_back = True
-        for attempt in members:
-            shutil.rmtree(Path(place_of(self.attempts.folder(*attempt))), ignore_errors=True)
-        now = time.monotonic()
-        return [action for simulation, _ in members for action in self.schedule.postpone(simulation, now)]
+        for simulation, attempt in members:
+            shutil.rmtree(Path(place_of(self.attempts.folder(simulation, attempt))), ignore_errors=True)
+            self.schedule.postpone(simulation, time.monotonic())
 
     def _cannot_be_prepared(self, simulation: int, attempt: int, error: Exception) -> list[Action]:
         reason = f"could not be prepared: {error}"

@@ -19,7 +19,7 @@ from stream_server.launcher.schedule.simulation import (
     ScheduledState,
     Submit,
 )
-from stream_server.messages.launcher_link import Attached, Failed, GaveUp, TooMany
+from stream_server.messages.launcher_link import Attached, AttachRequest, Failed, GaveUp, TooMany
 
 
 def running(simulations: int, **limits: object) -> SimulationSchedule:
@@ -64,7 +64,7 @@ def test_a_simulation_whose_job_ended_while_the_server_was_away_runs_again_and_h
     schedule = running(1, retries=0)
     schedule.pause()
     schedule.job_ended(0, 0, exit_code, "over", 1.0)
-    assert schedule.replan({0: 0}, 2.0) == [Submit(simulation=0, attempt=1)]
+    assert schedule.replan({0: 0}, 2.0) == [Submit(attempts=((0, 1),))]
 
 
 def recalled(*, cancelled: str = "", excuse: str = "", **limits: object) -> SimulationSchedule:
@@ -88,7 +88,7 @@ def test_an_attempt_that_was_cancelled_and_ended_before_the_plan_came_has_failed
     assert schedule.job_ended(0, 0, 143, "was killed by SIGTERM", 1.0) == []
     assert schedule.replan({0: 0}, 2.0, new_incarnation=False) == [
         Failed(simulation=0, attempt=0, reason="no new time step for 8 s"),
-        Submit(simulation=0, attempt=1),
+        Submit(attempts=((0, 1),)),
     ]
 
 
@@ -97,21 +97,21 @@ def test_an_attempt_that_was_cancelled_and_ended_before_the_plan_came_fails_with
     schedule.job_ended(0, 0, 143, "was killed by SIGTERM", 1.0)
     fail, submit = schedule.replan({0: 0}, 2.0, new_incarnation=False)
     assert fail == Failed(simulation=0, attempt=0, reason="over", excuse="another")
-    assert submit == Submit(simulation=0, attempt=1)
+    assert submit == Submit(attempts=((0, 1),))
 
 
 def test_what_was_cancelled_as_the_study_stopped_has_not_failed_when_it_goes_on() -> None:
     schedule = running(1, retries=0)
     schedule.stop(1.0)
     schedule.job_ended(0, 0, 143, "was killed by SIGTERM", 2.0)
-    assert schedule.replan({0: 0}, 3.0, new_incarnation=False) == [Submit(simulation=0, attempt=1)]
+    assert schedule.replan({0: 0}, 3.0, new_incarnation=False) == [Submit(attempts=((0, 1),))]
 
 
 def test_a_simulation_whose_last_word_was_awaited_runs_again() -> None:
     schedule = running(1)
     schedule.job_ended(0, 0, 0, "over", 1.0)
     schedule.pause()
-    assert schedule.replan({0: 0}, 2.0) == [Submit(simulation=0, attempt=1)]
+    assert schedule.replan({0: 0}, 2.0) == [Submit(attempts=((0, 1),))]
 
 
 def test_a_finished_simulation_that_the_server_has_lost_runs_again() -> None:
@@ -119,7 +119,7 @@ def test_a_finished_simulation_that_the_server_has_lost_runs_again() -> None:
     schedule.finished(0, 1.0)
     schedule.job_ended(0, 0, 0, "over", 2.0)
     schedule.pause()
-    assert schedule.replan({0: 0}, 3.0) == [Submit(simulation=0, attempt=1)]
+    assert schedule.replan({0: 0}, 3.0) == [Submit(attempts=((0, 1),))]
 
 
 def test_a_finished_simulation_that_the_server_has_lost_goes_on_if_its_job_still_runs() -> None:
@@ -136,7 +136,7 @@ def test_what_runs_but_is_not_planned_is_finished_and_hears_so_and_may_end_by_it
     assert schedule.replan({1: -1}, 100.0) == [Continue(simulation=0, attempt=0, attached=False)]
     assert schedule.state(0) is ScheduledState.FINISHED
     assert schedule.wake_at == 160.0
-    assert schedule.job_ended(0, 0, 0, "over", 110.0) == [Submit(simulation=1, attempt=0)]
+    assert schedule.job_ended(0, 0, 0, "over", 110.0) == [Submit(attempts=((1, 0),))]
 
 
 def test_a_simulation_that_waits_and_is_not_planned_any_more_is_never_started() -> None:
@@ -144,7 +144,7 @@ def test_a_simulation_that_waits_and_is_not_planned_any_more_is_never_started() 
     schedule.pause()
     schedule.replan({0: 0, 2: -1}, 1.0)
     schedule.finished(0, 2.0)
-    assert schedule.job_ended(0, 0, 0, "over", 2.0) == [Submit(simulation=2, attempt=0)]
+    assert schedule.job_ended(0, 0, 0, "over", 2.0) == [Submit(attempts=((2, 0),))]
     assert schedule.state(1) is ScheduledState.FINISHED
 
 
@@ -172,7 +172,7 @@ def test_a_redrawn_simulation_that_the_server_has_lost_is_known_when_it_comes_ag
     schedule = running(1, retries=0, on_failure="redraw", max_failed=100)
     schedule.job_ended(0, 0, 1, "crashed", 1.0)
     schedule.tick(1.0 + CONFIRM_FAILURE_S)
-    assert schedule.add(1, 3.0) == [Submit(simulation=1, attempt=0)]
+    assert schedule.add(1, 3.0) == [Submit(attempts=((1, 0),))]
     schedule.pause()
     assert schedule.replan({0: 0}, 5.0) == [GaveUp(simulation=0, attempts=1, reason="crashed", redraw=True)]
     assert schedule.add(1, 6.0) == [Continue(simulation=1, attempt=0, attached=False)]
@@ -186,7 +186,7 @@ def test_the_last_word_of_a_simulation_is_awaited_even_after_a_stop_that_did_not
     assert schedule.replan({0: 0}, 3.0, new_incarnation=False) == []
     failed, again = schedule.tick(3.0 + CONFIRM_S)
     assert isinstance(failed, Failed)
-    assert again == Submit(simulation=0, attempt=1)
+    assert again == Submit(attempts=((0, 1),))
 
 
 def fail(schedule: SimulationSchedule, attempt: int, now: float) -> list[Action]:
@@ -199,7 +199,7 @@ def test_the_failure_of_an_attempt_that_saw_a_restart_does_not_count_but_the_nex
     schedule.replan({0: 0}, 1.0)
     assert fail(schedule, 0, 2.0) == [
         Failed(simulation=0, attempt=0, reason="lost steps", excuse=RESTARTED),
-        Submit(simulation=0, attempt=1),
+        Submit(attempts=((0, 1),)),
     ]
     failed, gave_up = fail(schedule, 1, 5.0)
     assert failed == Failed(simulation=0, attempt=1, reason="lost steps")
@@ -227,24 +227,24 @@ def test_an_end_that_nobody_saw_does_not_count() -> None:
     schedule.job_ended(0, 0, None, "gone", 1.0, excuse=RESTARTED)
     assert schedule.tick(1.0 + CONFIRM_FAILURE_S) == [
         Failed(simulation=0, attempt=0, reason="gone", excuse=RESTARTED),
-        Submit(simulation=0, attempt=1),
+        Submit(attempts=((0, 1),)),
     ]
 
 
 def test_an_attached_client_keeps_its_attempt() -> None:
     schedule = SimulationSchedule(ScheduleLimits(starts_jobs=False))
     schedule.replan({0: -1, 1: -1}, 0.0)
-    schedule.attach(7, 1, 0.0)
+    schedule.attach(AttachRequest(token=7, simulation=1), 0.0)
     schedule.pause()
     assert schedule.replan({0: -1, 1: -1}, 5.0) == [Continue(simulation=1, attempt=0, attached=True)]
-    assert schedule.attach(8, 1, 6.0) == [Attached(token=8, simulation=1, attempt=0)]
+    assert schedule.attach(AttachRequest(token=8, simulation=1), 6.0) == [Attached(token=8, simulation=1, attempt=0)]
 
 
 @pytest.mark.parametrize(("own", "planned", "attempt"), [(0, 5, 6), (7, 5, 8)])
 def test_numbers_of_attempts_never_go_back(own: int, planned: int, attempt: int) -> None:
     schedule = SimulationSchedule(ScheduleLimits())
     schedule.restore({0: own}, [], 0.0)
-    assert schedule.replan({0: planned}, 0.0) == [Submit(simulation=0, attempt=attempt)]
+    assert schedule.replan({0: planned}, 0.0) == [Submit(attempts=((0, attempt),))]
 
 
 def test_an_attempt_that_the_server_knows_to_be_an_old_one_is_ended() -> None:
@@ -253,7 +253,7 @@ def test_an_attempt_that_the_server_knows_to_be_an_old_one_is_ended() -> None:
     assert schedule.replan({0: 3}, 1.0) == [Cancel(simulation=0, attempt=0)]
     assert schedule.job_ended(0, 0, 143, "was killed by SIGTERM", 2.0) == [
         Failed(simulation=0, attempt=0, reason="the server has seen a later attempt", excuse=RESTARTED),
-        Submit(simulation=0, attempt=4),
+        Submit(attempts=((0, 4),)),
     ]
 
 
@@ -271,16 +271,16 @@ def test_an_attempt_may_be_renumbered_before_it_is_submitted() -> None:
     schedule.replan({0: -1}, 0.0)
     schedule.renumber(0, 4)
     schedule.progress(0, 4, 1, False, 0.0)
-    assert Submit(simulation=0, attempt=5) in fail(schedule, 4, 1.0)
+    assert Submit(attempts=((0, 5),)) in fail(schedule, 4, 1.0)
 
 
 def test_an_attempt_that_could_not_be_begun_waits_and_so_do_all_others() -> None:
     schedule = running(2)
     schedule.finished(0, 1.0)
-    assert schedule.job_ended(0, 0, 0, "over", 1.0) == [Submit(simulation=1, attempt=0)]
-    assert schedule.postpone(1, 1.0) == []
+    assert schedule.job_ended(0, 0, 0, "over", 1.0) == [Submit(attempts=((1, 0),))]
+    schedule.postpone(1, 1.0)
     assert schedule.wake_at == 1.0 + POSTPONE_S
-    assert schedule.tick(1.0 + POSTPONE_S) == [Submit(simulation=1, attempt=1)]
+    assert schedule.tick(1.0 + POSTPONE_S) == [Submit(attempts=((1, 1),))]
     assert schedule.wake_at == 1.0 + POSTPONE_S + schedule.limits.timeout_s
 
 
@@ -290,7 +290,7 @@ def test_a_study_that_was_stopped_goes_on_under_the_next_server() -> None:
     schedule.job_ended(0, 0, 143, "was killed by SIGTERM", 2.0)
     assert schedule.done
     schedule.pause()
-    assert schedule.replan({0: 0, 1: -1}, 5.0) == [Submit(simulation=0, attempt=1)]
+    assert schedule.replan({0: 0, 1: -1}, 5.0) == [Submit(attempts=((0, 1),))]
     assert not schedule.done
 
 
@@ -302,7 +302,7 @@ def test_max_failed_is_a_share_of_the_whole_study_not_of_what_is_left_of_it() ->
 def test_a_client_that_attached_to_a_study_that_was_stopped_is_watched_again_under_the_next_server() -> None:
     schedule = SimulationSchedule(ScheduleLimits(starts_jobs=False, timeout_s=60))
     schedule.replan({0: -1}, 0.0)
-    schedule.attach(7, 0, 0.0)
+    schedule.attach(AttachRequest(token=7, simulation=0), 0.0)
     schedule.stop(1.0)
     schedule.pause()
     schedule.replan({0: 0}, 5.0)

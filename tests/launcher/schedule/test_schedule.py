@@ -14,7 +14,16 @@ from stream_server.launcher.schedule.simulation import (
     ScheduledState,
     Submit,
 )
-from stream_server.messages.launcher_link import Attached, Dropped, Failed, FailedLater, GaveUp, NoneLeft, TooMany
+from stream_server.messages.launcher_link import (
+    Attached,
+    AttachRequest,
+    Dropped,
+    Failed,
+    FailedLater,
+    GaveUp,
+    NoneLeft,
+    TooMany,
+)
 
 
 def running(simulations: int, **limits: object) -> SimulationSchedule:
@@ -39,6 +48,10 @@ def submits(actions: list[object]) -> list[Submit]:
     return [action for action in actions if isinstance(action, Submit)]
 
 
+def asks(token: int, simulation: int | None, client: str = "") -> AttachRequest:
+    return AttachRequest(token=token, simulation=simulation, client=client)
+
+
 def test_an_attempt_ends_from_each_phase_and_once_only() -> None:
     over = {ScheduledPhase.ENDED, ScheduledPhase.KILLED}
     ends = {phase: to for (phase, event), to in SCHEDULED_TRANSITIONS.items() if event is ScheduledEvent.END}
@@ -51,15 +64,15 @@ def test_an_attempt_ends_from_each_phase_and_once_only() -> None:
 def test_at_most_max_running_jobs_run_and_the_lowest_ids_start_first() -> None:
     schedule = SimulationSchedule(ScheduleLimits(max_running=2))
     assert schedule.replan(dict.fromkeys(range(5), -1), 0.0) == [
-        Submit(simulation=0, attempt=0),
-        Submit(simulation=1, attempt=0),
+        Submit(attempts=((0, 0),)),
+        Submit(attempts=((1, 0),)),
     ]
 
 
 def test_a_job_that_ends_makes_room_for_the_next_simulation() -> None:
     schedule = running(2)
     assert schedule.finished(0, 1.0) == []
-    assert schedule.job_ended(0, 0, 0, "", 2.0) == [Submit(simulation=1, attempt=0)]
+    assert schedule.job_ended(0, 0, 0, "", 2.0) == [Submit(attempts=((1, 0),))]
 
 
 def test_a_simulation_that_the_server_has_is_finished_whatever_its_exit_code() -> None:
@@ -118,7 +131,7 @@ def test_exit_code_0_without_all_time_steps_is_a_failure() -> None:
         reason="ended with exit code 0, but had not finished: 1 time step had come, and no finish() afterwards "
         "(leaving `with connect()` calls it)",
     )
-    assert again == Submit(simulation=0, attempt=1)
+    assert again == Submit(attempts=((0, 1),))
 
 
 def test_a_retry_that_ends_early_with_0_is_not_told_that_nothing_ever_came() -> None:
@@ -138,7 +151,7 @@ def test_a_retry_that_ends_early_with_0_is_not_told_that_nothing_ever_came() -> 
 def test_a_failed_simulation_is_started_again_before_others() -> None:
     schedule = after_the_first_step(running(3))
     actions = fail(schedule, 0, 0, 1.0)
-    assert actions == [Failed(simulation=0, attempt=0, reason="crashed"), Submit(simulation=0, attempt=1)]
+    assert actions == [Failed(simulation=0, attempt=0, reason="crashed"), Submit(attempts=((0, 1),))]
 
 
 def test_after_its_retries_a_simulation_is_given_up_and_the_next_one_starts() -> None:
@@ -147,7 +160,7 @@ def test_after_its_retries_a_simulation_is_given_up_and_the_next_one_starts() ->
     assert fail(schedule, 0, 1, 3.0) == [
         Failed(simulation=0, attempt=1, reason="crashed"),
         GaveUp(simulation=0, attempts=2, reason="crashed", redraw=False),
-        Submit(simulation=1, attempt=0),
+        Submit(attempts=((1, 0),)),
     ]
     assert schedule.state(0) is ScheduledState.GIVEN_UP
 
@@ -155,7 +168,7 @@ def test_after_its_retries_a_simulation_is_given_up_and_the_next_one_starts() ->
 def test_a_redraw_is_asked_for_and_the_new_simulation_runs() -> None:
     schedule = after_the_first_step(running(1, retries=0, on_failure="redraw", max_failed=100))
     assert GaveUp(simulation=0, attempts=1, reason="crashed", redraw=True) in fail(schedule, 0, 0, 1.0)
-    assert schedule.add(1, 3.0) == [Submit(simulation=1, attempt=0)]
+    assert schedule.add(1, 3.0) == [Submit(attempts=((1, 0),))]
 
 
 def test_on_failure_stop_stops_the_study_at_the_first_simulation_that_fails_for_good() -> None:
@@ -178,7 +191,7 @@ def test_max_failed_is_a_share_below_1_and_a_number_from_1_on(max_failed: float,
 
 def test_above_max_failed_the_study_stops() -> None:
     schedule = after_the_first_step(running(20, retries=0, max_failed=0.05))
-    assert submits(fail(schedule, 0, 0, 1.0)) == [Submit(simulation=1, attempt=0)]
+    assert submits(fail(schedule, 0, 0, 1.0)) == [Submit(attempts=((1, 0),))]
     stop = fail(schedule, 1, 0, 3.0)[-2]
     assert isinstance(stop, TooMany)
     assert "2 of 20 simulations failed for good, more than simulation.max_failed = 0.05" in stop.text
@@ -198,20 +211,20 @@ def test_three_failures_before_anything_came_stop_the_study(max_running: int) ->
 
 def test_one_that_always_crashes_does_not_stop_a_study_in_which_others_run() -> None:
     schedule = running(12, retries=2)
-    assert submits(fail(schedule, 0, 0, 1.0)) == [Submit(simulation=1, attempt=0)]
+    assert submits(fail(schedule, 0, 0, 1.0)) == [Submit(attempts=((1, 0),))]
     after_the_first_step(schedule, 1)
     schedule.finished(1, 3.0)
-    assert schedule.job_ended(1, 0, 0, "", 3.0) == [Submit(simulation=0, attempt=1)]
+    assert schedule.job_ended(1, 0, 0, "", 3.0) == [Submit(attempts=((0, 1),))]
     fail(schedule, 0, 1, 4.0)
     actions = fail(schedule, 0, 2, 6.0)
     assert GaveUp(simulation=0, attempts=3, reason="crashed", redraw=False) in actions
-    assert submits(actions) == [Submit(simulation=2, attempt=0)]
+    assert submits(actions) == [Submit(attempts=((2, 0),))]
 
 
 def test_before_anything_came_a_failed_simulation_waits_for_those_that_run() -> None:
     schedule = running(2, max_running=2)
     assert submits(fail(schedule, 0, 0, 1.0)) == []
-    assert schedule.progress(1, 0, 1, False, 3.0) == [Submit(simulation=0, attempt=1)]
+    assert schedule.progress(1, 0, 1, False, 3.0) == [Submit(attempts=((0, 1),))]
 
 
 def test_a_failed_simulation_that_turns_out_to_be_finished_while_it_waits_is_not_started_again() -> None:
@@ -230,7 +243,7 @@ def test_a_simulation_without_progress_is_cancelled_and_started_again() -> None:
     assert schedule.tick(61.0) == []
     assert schedule.job_ended(0, 0, 143, "was killed by SIGTERM", 62.0) == [
         Failed(simulation=0, attempt=0, reason="sent no new time step for 60 s (simulation.timeout_s)"),
-        Submit(simulation=0, attempt=1),
+        Submit(attempts=((0, 1),)),
     ]
 
 
@@ -307,57 +320,57 @@ def test_a_job_that_goes_on_after_its_simulation_finished_is_cancelled_after_the
 def test_an_invalid_simulation_is_not_tried_again() -> None:
     schedule = running(2)
     schedule.invalid(0, 1.0)
-    assert schedule.job_ended(0, 0, 0, "", 2.0) == [Submit(simulation=1, attempt=0)]
+    assert schedule.job_ended(0, 0, 0, "", 2.0) == [Submit(attempts=((1, 0),))]
     assert schedule.state(0) is ScheduledState.INVALID
 
 
 def test_a_client_that_attaches_gets_the_next_simulation() -> None:
     schedule = running(3)
-    assert schedule.attach(7, None, 1.0) == [Attached(token=7, simulation=1, attempt=0)]
+    assert schedule.attach(asks(7, None), 1.0) == [Attached(token=7, simulation=1, attempt=0)]
 
 
 def test_a_request_that_the_server_repeats_is_answered_once() -> None:
     schedule = running(4)
-    schedule.attach(7, None, 1.0)
-    assert schedule.attach(7, None, 1.1) == []
-    assert schedule.attach(8, None, 1.2) == [Attached(token=8, simulation=2, attempt=0)]
+    schedule.attach(asks(7, None), 1.0)
+    assert schedule.attach(asks(7, None), 1.1) == []
+    assert schedule.attach(asks(8, None), 1.2) == [Attached(token=8, simulation=2, attempt=0)]
 
 
 def test_a_request_of_the_next_server_is_a_new_one_whatever_its_number() -> None:
     schedule = running(3)
-    schedule.attach(7, None, 1.0)
+    schedule.attach(asks(7, None), 1.0)
     schedule.pause()
     schedule.replan(dict.fromkeys(range(3), -1), 2.0)
-    assert schedule.attach(7, None, 2.0) == [Attached(token=7, simulation=2, attempt=0)]
+    assert schedule.attach(asks(7, None), 2.0) == [Attached(token=7, simulation=2, attempt=0)]
 
 
 def test_a_client_that_asks_again_gets_the_simulation_that_it_has() -> None:
     schedule = running(3)
-    schedule.attach(7, None, 1.0, client="b")
-    assert schedule.attach(8, None, 1.1, client="b") == [Attached(token=8, simulation=1, attempt=0, client="b")]
+    schedule.attach(asks(7, None, "b"), 1.0)
+    assert schedule.attach(asks(8, None, "b"), 1.1) == [Attached(token=8, simulation=1, attempt=0, client="b")]
     schedule.pause()
     schedule.replan(dict.fromkeys(range(3), -1), 2.0)
-    assert schedule.attach(7, None, 2.0, client="c") == [Attached(token=7, simulation=2, attempt=0, client="c")]
-    assert schedule.attach(8, None, 2.0, client="b") == [Attached(token=8, simulation=1, attempt=0, client="b")]
+    assert schedule.attach(asks(7, None, "c"), 2.0) == [Attached(token=7, simulation=2, attempt=0, client="c")]
+    assert schedule.attach(asks(8, None, "b"), 2.0) == [Attached(token=8, simulation=1, attempt=0, client="b")]
 
 
 def test_a_client_whose_attempt_has_failed_gets_another_one() -> None:
     schedule = SimulationSchedule(ScheduleLimits(starts_jobs=False, timeout_s=60))
     schedule.replan({0: -1}, 0.0)
-    schedule.attach(1, None, 0.0, client="b")
+    schedule.attach(asks(1, None, "b"), 0.0)
     schedule.tick(60.0)
-    assert schedule.attach(2, None, 61.0, client="b") == [Attached(token=2, simulation=0, attempt=1, client="b")]
+    assert schedule.attach(asks(2, None, "b"), 61.0) == [Attached(token=2, simulation=0, attempt=1, client="b")]
 
 
 def test_a_client_that_attaches_may_name_its_simulation() -> None:
     schedule = running(3)
-    assert schedule.attach(7, 2, 1.0) == [Attached(token=7, simulation=2, attempt=0)]
+    assert schedule.attach(asks(7, 2), 1.0) == [Attached(token=7, simulation=2, attempt=0)]
 
 
 def test_all_ranks_of_a_client_that_attaches_get_the_same_attempt() -> None:
     schedule = running(3)
-    schedule.attach(7, 2, 1.0)
-    assert schedule.attach(8, 2, 1.0) == [Attached(token=8, simulation=2, attempt=0)]
+    schedule.attach(asks(7, 2), 1.0)
+    assert schedule.attach(asks(8, 2), 1.0) == [Attached(token=8, simulation=2, attempt=0)]
 
 
 @pytest.mark.parametrize(
@@ -371,21 +384,21 @@ def test_all_ranks_of_a_client_that_attaches_get_the_same_attempt() -> None:
 def test_a_simulation_that_cannot_be_attached_is_declined(simulation: int, text: str, busy: bool) -> None:
     schedule = running(2)
     schedule.finished(1, 0.0)
-    assert schedule.attach(7, simulation, 1.0) == [NoneLeft(token=7, text=text, busy=busy)]
+    assert schedule.attach(asks(7, simulation), 1.0) == [NoneLeft(token=7, text=text, busy=busy)]
 
 
 def test_a_study_without_a_command_only_waits_for_clients() -> None:
     schedule = SimulationSchedule(ScheduleLimits(starts_jobs=False))
     assert schedule.replan(dict.fromkeys(range(2), -1), 0.0) == []
     assert schedule.wake_at == math.inf
-    assert schedule.attach(1, None, 5.0) == [Attached(token=1, simulation=0, attempt=0)]
+    assert schedule.attach(asks(1, None), 5.0) == [Attached(token=1, simulation=0, attempt=0)]
 
 
 def test_no_more_than_max_attached_clients_are_attached_at_once() -> None:
     schedule = SimulationSchedule(ScheduleLimits(starts_jobs=False, max_attached=1))
     schedule.replan(dict.fromkeys(range(2), -1), 0.0)
-    schedule.attach(1, None, 0.0)
-    assert schedule.attach(2, None, 1.0) == []
+    schedule.attach(asks(1, None), 0.0)
+    assert schedule.attach(asks(2, None), 1.0) == []
     text = "as many simulations are attached as client.max_attached allows (1)"
     assert schedule.tick(1.0 + ATTACH_WAIT_S) == [NoneLeft(token=2, text=text, busy=True)]
 
@@ -393,16 +406,16 @@ def test_no_more_than_max_attached_clients_are_attached_at_once() -> None:
 def test_a_worker_may_ask_for_its_next_simulation_before_the_server_says_that_it_finished_one() -> None:
     schedule = SimulationSchedule(ScheduleLimits(starts_jobs=False, max_attached=1))
     schedule.replan(dict.fromkeys(range(2), -1), 0.0)
-    schedule.attach(1, None, 0.0)
-    assert schedule.attach(2, None, 1.0) == []
+    schedule.attach(asks(1, None), 0.0)
+    assert schedule.attach(asks(2, None), 1.0) == []
     assert schedule.finished(0, 1.1) == [Attached(token=2, simulation=1, attempt=0)]
 
 
 def test_a_worker_that_asks_when_everything_is_done_is_told_so() -> None:
     schedule = SimulationSchedule(ScheduleLimits(starts_jobs=False))
     schedule.replan({0: -1}, 0.0)
-    schedule.attach(1, None, 0.0)
-    assert schedule.attach(2, None, 1.0) == []
+    schedule.attach(asks(1, None), 0.0)
+    assert schedule.attach(asks(2, None), 1.0) == []
     text = "every simulation is running or done"
     assert schedule.finished(0, 1.1) == [NoneLeft(token=2, text=text, busy=False)]
 
@@ -410,11 +423,11 @@ def test_a_worker_that_asks_when_everything_is_done_is_told_so() -> None:
 def test_an_attached_simulation_without_progress_waits_for_another_client() -> None:
     schedule = SimulationSchedule(ScheduleLimits(starts_jobs=False, timeout_s=60))
     schedule.replan({0: -1}, 0.0)
-    schedule.attach(1, None, 0.0)
+    schedule.attach(asks(1, None), 0.0)
     assert schedule.tick(60.0) == [
         Failed(simulation=0, attempt=0, reason="sent no new time step for 60 s (simulation.timeout_s)")
     ]
-    assert schedule.attach(2, None, 61.0) == [Attached(token=2, simulation=0, attempt=1)]
+    assert schedule.attach(asks(2, None), 61.0) == [Attached(token=2, simulation=0, attempt=1)]
 
 
 def test_stop_cancels_what_runs_and_starts_nothing_more() -> None:
@@ -424,7 +437,7 @@ def test_stop_cancels_what_runs_and_starts_nothing_more() -> None:
     assert not schedule.done
     assert schedule.job_ended(1, 0, 143, "", 2.0) == []
     assert schedule.done
-    assert schedule.attach(1, None, 3.0) == [NoneLeft(token=1, text="the study has ended", busy=False)]
+    assert schedule.attach(asks(1, None), 3.0) == [NoneLeft(token=1, text="the study has ended", busy=False)]
 
 
 def test_a_schedule_that_stops_by_itself_is_done_only_when_the_server_has_said_stop() -> None:
@@ -464,6 +477,6 @@ def test_a_study_that_finishes_starts_nothing_for_a_new_server_either() -> None:
 def test_a_client_that_attaches_while_a_study_finishes_gets_nothing() -> None:
     schedule = running(2, starts_jobs=False)
     schedule.finish("enough", 1.0)
-    (answer,) = schedule.attach(7, None, 2.0)
+    (answer,) = schedule.attach(asks(7, None), 2.0)
     assert isinstance(answer, NoneLeft)
     assert not answer.busy

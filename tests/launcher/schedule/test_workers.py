@@ -17,7 +17,7 @@ from stream_server.launcher.schedule.simulation import (
     ScheduledState,
     Submit,
 )
-from stream_server.launcher.simulations.attempt_jobs import OUT_OF_TIME, ends_of_worker
+from stream_server.launcher.simulations.attempt_jobs import OUT_OF_TIME, ends
 from stream_server.messages.launcher_link import Failed, FailedLater
 
 
@@ -30,8 +30,7 @@ def workers(num: int, **limits: object) -> tuple[SimulationSchedule, list[Action
 
 def lists(actions: list[Action]) -> list[tuple[int, ...]]:
     """The simulations of each worker that is to be started."""
-    submits = [it for it in actions if isinstance(it, Submit)]
-    return [(it.simulation, *(mate.simulation for mate in it.beside)) for it in submits]
+    return [tuple(simulation for simulation, _ in it.attempts) for it in actions if isinstance(it, Submit)]
 
 
 def die(schedule: SimulationSchedule, *simulations: int, exit_code: int = 137, now: float = 10.0) -> list[Action]:
@@ -144,7 +143,7 @@ def test_a_worker_has_not_come_to_what_is_behind_another_one_on_its_list() -> No
 def test_the_time_limit_of_a_worker_counts_against_the_first_of_its_list_alone() -> None:
     folders = {(simulation, 0): Path(str(simulation)) for simulation in range(3)}
     end = JobStatus(state=JobState.ENDED, reason="ended after its walltime of 10 min", is_out_of_time=True)
-    excuses = [it.excuse for it in ends_of_worker(folders, end)]
+    excuses = [it.excuse for it in ends(folders, end, log=Path("log"), num_ranks=1, are_workers=True)]
     assert excuses == ["", OUT_OF_TIME, OUT_OF_TIME]
 
 
