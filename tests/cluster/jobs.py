@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import pytest
 
+from stream_server.config import StudyConfig
 from stream_server.launcher.backends.backend import (
     EXIT_FILE,
     Backend,
@@ -19,6 +20,7 @@ from stream_server.launcher.backends.backend import (
     exit_code_of,
 )
 from stream_server.launcher.backends.batch_backend import BatchBackend
+from stream_server.launcher.backends.registry import load_backend
 from stream_server.launcher.backends.scheduler import JobKind
 from stream_server.launcher.backends.slurm import Slurm
 from tests.support.cluster import Cluster
@@ -48,6 +50,11 @@ while True:
 def use(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     """Slurm's commands on this process's PATH are those of the cluster."""
     monkeypatch.setenv("PATH", f"{cluster.commands}{os.pathsep}{os.environ['PATH']}")
+
+
+def simulations_backend(config: StudyConfig) -> Any:
+    """The backend of the simulations of a study, as the launcher makes it."""
+    return load_backend(config, JobKind.of_simulations(config), Outage())
 
 
 def with_outage(backend: AnyBackend) -> AnyBackend:

@@ -11,10 +11,21 @@ from typing import Any
 import pytest
 
 from stream_server.errors import ConfigError
-from stream_server.launcher.backends.backend import JobState, Outage, SavedJob
+from stream_server.launcher.backends.backend import JobState, SavedJob
 from stream_server.launcher.backends.batch_backend import BatchBackend
-from stream_server.launcher.backends.registry import load_backend
-from tests.cluster.jobs import STUBBORN, WAITING, backend_of, ended, exit_code, job, output, python, state, use
+from tests.cluster.jobs import (
+    STUBBORN,
+    WAITING,
+    backend_of,
+    ended,
+    exit_code,
+    job,
+    output,
+    python,
+    simulations_backend,
+    state,
+    use,
+)
 from tests.support.cluster import PROJECT, Cluster
 from tests.support.studies import StudyFolder
 from tests.support.timing import until
@@ -394,4 +405,4 @@ def test_without_slurms_commands_the_study_is_refused(tmp_path: Path, monkeypatc
     monkeypatch.setenv("PATH", "/nowhere")
     config = StudyFolder(tmp_path).load({"launcher.backend": "slurm"})
     with pytest.raises(ConfigError, match="sbatch and scancel and squeue were not found on PATH"):
-        load_backend(config, Outage())
+        simulations_backend(config)

@@ -5,9 +5,8 @@ from pathlib import Path
 import pytest
 
 from stream_server.errors import ConfigError
-from stream_server.launcher.backends.backend import Outage
-from stream_server.launcher.backends.registry import load_backend
 from stream_server.server.simulations.design import ParameterDesign
+from tests.cluster.jobs import simulations_backend
 from tests.support.studies import StudyFolder
 
 ENTRY_POINTS = """
@@ -76,7 +75,7 @@ def test_the_class_is_loaded_as_one_of_the_users(folder: StudyFolder) -> None:
         }
     )
     assert ParameterDesign(config).parameters(5) == {"initial": 0.5, "left": 3.0}
-    assert load_backend(config, Outage()).name == "of_others:Near"
+    assert simulations_backend(config).name == "of_others:Near"
 
 
 def test_a_name_that_is_misspelt_is_told_with_those_that_are_registered(folder: StudyFolder) -> None:

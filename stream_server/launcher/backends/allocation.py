@@ -1,30 +1,37 @@
-"""The allocation of Slurm in which this process is, and how many ranks of the server it has room for."""
+"""The allocation of Slurm in which this process is, what fits into it, and how many ranks of the server do."""
 
 import math
 import os
 import re
-import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Self
 
 from stream_server.config import StudyConfig
+from stream_server.config.job_sections import JobSettings
 from stream_server.errors import ConfigError
 from stream_server.launcher.backends import slurm
+from stream_server.launcher.backends.scheduler import MIB
 from stream_server.machine.cgroups import within_quota
+from stream_server.wording import counted
 
-# Such as 3(x2),1: on each node, the tasks of the job.
-TASKS = re.compile(r"(\d+)(?:\(x(\d+)\))?")
+# Such as 3(x2),1: a number for each node.
+PER_NODE = re.compile(r"(\d+)(?:\(x(\d+)\))?")
 SHARE_WITH_STEPS = ("local", "slurm-steps")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Allocation:
-    """The nodes and tasks of a job of Slurm; `cores_per_task` is what the job asked for."""
+    """The nodes and tasks of a job of Slurm; `cores_per_task` is what the job asked for.
+
+    `cores` of each node are there if they are known, and `bytes_per_core` if Slurm gives out memory.
+    """
 
     num_nodes: int
     num_tasks: int
     cores_per_task: int = 1
+    cores: tuple[int, ...] = ()
+    bytes_per_core: float | None = None
 
     @classmethod
     def found(cls, environment: Mapping[str, str] | None = None) -> Self | None:
@@ -33,17 +40,50 @@ class Allocation:
         nodes, tasks = of_job.get("SLURM_JOB_NUM_NODES", ""), of_job.get("SLURM_TASKS_PER_NODE", "")
         if "SLURM_JOB_ID" not in of_job or not nodes.isdigit():
             return None
+        cores = _on_each_node(of_job.get("SLURM_JOB_CPUS_PER_NODE", ""))
+        of_core, of_node = (_number(of_job.get(f"SLURM_MEM_PER_{each}", "")) for each in ("CPU", "NODE"))
+        mib_per_core = of_core or (of_node / max(cores) if cores else 0)
         return cls(
             num_nodes=int(nodes),
-            num_tasks=sum(int(num) * int(times or 1) for num, times in TASKS.findall(tasks)) or int(nodes),
+            num_tasks=sum(_on_each_node(tasks)) or int(nodes),
             cores_per_task=max(1, int(of_job.get("SLURM_CPUS_PER_TASK", "1"))),
+            cores=cores,
+            bytes_per_core=mib_per_core * MIB or None,
         )
+
+    def problem(self, job: JobSettings, ranks: int) -> str:
+        """Why steps of so many ranks can never run here, "" if they can, or that is not known."""
+        if not self.cores:
+            return ""
+        there = f"the allocation has {sum(self.cores)} on {counted(len(self.cores), 'node')}"
+        if job.cores_per_rank > max(self.cores):
+            return f"simulation.job.cores_per_rank: {job.cores_per_rank} cores are on no node: {there}"
+        if ranks * job.cores_per_rank > sum(self.cores):
+            return (
+                f"simulation.ranks: {ranks} ranks of {job.cores_per_rank} cores (simulation.job.cores_per_rank) need "
+                f"{ranks * job.cores_per_rank} cores, and {there}"
+            )
+        of_node = (self.bytes_per_core or math.inf) * max(self.cores)
+        if (job.memory or 0) > of_node:
+            return (
+                f"simulation.job.memory: {job.memory / MIB:,.0f} MiB are more than the {of_node / MIB:,.0f} MiB that "
+                "the allocation has on a node (`#SBATCH --mem` of the batch script)"
+            )
+        return ""
+
+
+def _on_each_node(told: str) -> tuple[int, ...]:
+    return tuple(int(num) for num, times in PER_NODE.findall(told) for _ in range(int(times or 1)))
+
+
+def _number(word: str) -> int:
+    return int(word) if word.isdecimal() else 0
 
 
 def time_left_s() -> float:
     """The time that is left to the job of Slurm in which this process is; infinity if there is none, or no end."""
     job = os.environ.get("SLURM_JOB_ID")
-    left_s = slurm.time_left_s(job) if job and shutil.which("squeue") else None
+    left_s = slurm.time_left_s(job) if job else None
     return math.inf if left_s is None else left_s
 
 

@@ -29,12 +29,6 @@ AWAY = (
     *("Unable to connect", "Connection refused", "Connection reset", "Connection timed out", "No such file or direct"),
     *("broker", "Host is unreachable", "Function not implemented"),
 )
-HINTS = (
-    ("queue", "Write simulation.job.partition; `flux queue list` lists the queues"),
-    ("bank", "Write simulation.job.account, the bank that pays"),
-    ("duration", "Write a shorter simulation.job.walltime; `flux queue list` shows the limits"),
-    ("unsatisfiable", "No node has so many cores or GPUs: lower simulation.job"),
-)
 
 
 class Flux(CommandScheduler):
@@ -45,7 +39,12 @@ class Flux(CommandScheduler):
     rank_variables: tuple[str, ...] = ("FLUX_TASK_", "FLUX_PMI_")
     job_variables = ("FLUX_JOB_ID",)
     commands = ("flux",)
-    hints = HINTS
+    hints = (
+        ("queue", "Write simulation.job.partition; `flux queue list` lists the queues"),
+        ("bank", "Write simulation.job.account, the bank that pays"),
+        ("duration", "Write a shorter simulation.job.walltime; `flux queue list` shows the limits"),
+        ("unsatisfiable", "No node has so many cores or GPUs: lower simulation.job"),
+    )
     not_given_out: Mapping[str, str] = {"memory": "Flux does not give out memory"}
     option = re.compile(r"[a-z][a-z0-9-]+")
     no_option = ("this is no long option of flux submit", 'Write its name without dashes, such as "setattr"')
@@ -88,9 +87,8 @@ def resource_words(job: JobSettings, ranks: int) -> list[str]:
     words = [f"-n{ranks}", f"-c{job.cores_per_rank}"]
     words += [f"-g{job.gpus_per_rank}"] if job.gpus_per_rank else []
     walltime = None if job.walltime is None else f"{walltime_s(job.walltime):g}s"
-    asked = {"nodes": job.nodes, "time-limit": walltime, "queue": job.partition, "bank": job.account}
-    words += [f"--{name}={value}" for name, value in asked.items() if value is not None]
-    return [*words, *option_words(job, "--")]
+    named = {"nodes": job.nodes, "time-limit": walltime, "queue": job.partition, "bank": job.account}
+    return [*words, *option_words(job, "--", named)]
 
 
 def entry_of(line: str, walltime: str | None = None) -> QueueEntry | None:

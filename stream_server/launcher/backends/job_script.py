@@ -50,10 +50,8 @@ def write_scripts(spec: JobSpec, kind: JobKind, variables: Sequence[str] = ()) -
     Raises:
         OSError: the file cannot be written, or is there.
     """
-    resources = kind.resources
-    text = second_script(spec, resources.setup, resources.environment, variables, section=kind.section)
-    write_new(spec.folder / JOB_FILE, text)
-    return first_script(spec.folder, variables, has_setup=bool(resources.setup))
+    write_new(spec.folder / JOB_FILE, second_script(spec, kind, variables))
+    return first_script(spec.folder, variables, has_setup=bool(kind.resources.setup))
 
 
 def write_new(file: Path, text: str) -> None:
@@ -83,29 +81,21 @@ exec /usr/bin/env -i "${{kept[@]}}" /bin/bash {options} {JOB_FILE}
 """
 
 
-def second_script(
-    spec: JobSpec,
-    setup: Sequence[str],
-    own: Collection[str],
-    variables: Sequence[str],
-    *,
-    section: str = "simulation.job",
-) -> str:
-    """The script in the job's folder: environment, `setup`, command.
-
-    `own` are variables that the study itself sets, `variables` the beginnings of the names of the scheduler's. The
-    lines are those of `section` of study.json.
-    """
-    exports = _exports(spec.environment, own, tuple(variables))
+def second_script(spec: JobSpec, kind: JobKind, variables: Sequence[str]) -> str:
+    """The script in the job's folder: environment, `setup`, command; `variables` are as in `first_script`."""
+    exports = _exports(spec.environment, kind.resources.environment, tuple(variables))
     lines = [f"cd {shlex.quote(str(spec.folder))} || exit", *exports]
-    for line in setup:
-        told = shlex.quote(f"{section}.setup: `{line}` ended with exit code")
+    for line in kind.resources.setup:
+        told = shlex.quote(f"{kind.section}.setup: `{line}` ended with exit code")
         lines.append(SETUP.format(line=line, told=told, exit_file=EXIT_FILE))
     return "\n".join([*lines, f"exec {shlex.join(spec.shell_command)}", ""])
 
 
 def _exports(environment: Mapping[str, str], own: Collection[str], variables: tuple[str, ...]) -> list[str]:
-    """The exports of variables that a shell can set; a job has the scheduler's own variables, not the launcher's."""
+    """The exports of variables that a shell can set; a job has the scheduler's own variables, not the launcher's.
+
+    Those of the study's `own` it has nevertheless.
+    """
     return [
         f"export {name}={shlex.quote(value)}"
         for name, value in environment.items()

@@ -33,12 +33,6 @@ AWAY = (
     *("LSF is down", "Cannot connect to LSF", "Failed in an LSF library call", "not responding", "Connection refused"),
     *("Communication time out", "Connection timed out", "batch daemon"),
 )
-HINTS = (
-    ("No such queue", "Write simulation.job.partition; `bqueues` lists the queues"),
-    ("roject", "Write simulation.job.account, the project that pays"),
-    ("RUNLIMIT", "Write a shorter simulation.job.walltime; `bqueues -l` shows the limits"),
-    ("Bad resource requirement", "Correct simulation.job.options.R"),
-)
 # More attempts would keep bsub from answering while the site's limits are reached.
 ONE_ATTEMPT = {"LSB_NTRIES": "1"}
 
@@ -50,7 +44,12 @@ class Lsf(CommandScheduler):
     variables: tuple[str, ...] = ("LSB_", "LSF_", "LS_")
     commands = ("bsub", "bkill", "bjobs")
     job_variables = ("LSB_JOBID",)
-    hints = HINTS
+    hints = (
+        ("No such queue", "Write simulation.job.partition; `bqueues` lists the queues"),
+        ("roject", "Write simulation.job.account, the project that pays"),
+        ("RUNLIMIT", "Write a shorter simulation.job.walltime; `bqueues -l` shows the limits"),
+        ("Bad resource requirement", "Correct simulation.job.options.R"),
+    )
     option = re.compile(r"[A-Za-z]+")
     no_option = ("this is no option of bsub", 'Write its name without a dash, such as "app"')
     own_options = frozenset(
@@ -97,9 +96,7 @@ def resource_words(job: JobSettings, ranks: int) -> list[str]:
     if job.walltime is not None:
         minutes = -(-int(walltime_s(job.walltime)) // 60)
         words += ["-W", f"{minutes // 60}:{minutes % 60:02d}"]
-    for option, value in (("-q", job.partition), ("-P", job.account)):
-        words += [] if value is None else [option, value]
-    return [*words, *option_words(job, "-")]
+    return [*words, *option_words(job, "-", {"q": job.partition, "P": job.account})]
 
 
 def entries_in(told: str, walltime: str | None = None) -> list[QueueEntry]:

@@ -20,7 +20,6 @@ from stream_server.errors import ConfigError
 from stream_server.launcher.backends import ranks_here
 from stream_server.launcher.backends.backend import IDENTITY, LOG_FILE, JobSpec
 from stream_server.launcher.backends.environment import simulation_environment
-from stream_server.machine import shared_memory
 from stream_server.machine.interpreter import python_command
 
 NAME = "mpirun"
@@ -62,10 +61,7 @@ class Mpirun:
             return None
         program, simulation = require(config), config.simulation
         _, *others = simulation.job.mpirun or (program, *_options(program, config))
-        if not any(RANKS in word for word in others):
-            others += ["-n", RANKS]
-        words = (word.replace(RANKS, str(simulation.ranks)) for word in others)
-        return cls(words=(program, *words), ranks=simulation.ranks)
+        return cls(words=(program, *_with_ranks(others, simulation.ranks)), ranks=simulation.ranks)
 
     def line(self, *programs: Sequence[str]) -> tuple[str, ...]:
         """Run the programs in one job; their ranks share MPI_COMM_WORLD, and MPI_APPNUM counts the programs."""
@@ -135,19 +131,12 @@ def server_ranks(ranks: int, words: Sequence[str] | None = None, *, is_job: bool
         if not may_go_elsewhere and b"HYDRA" in _version_of(mpirun, os.environ):
             return python_command("-m", ranks_here.__name__, str(ranks))
         return [mpirun, "-n", str(ranks)]
+    return _with_ranks(words, ranks)
+
+
+def _with_ranks(words: Sequence[str], ranks: int) -> list[str]:
     words = words if any(RANKS in word for word in words) else [*words, "-n", RANKS]
     return [word.replace(RANKS, str(ranks)) for word in words]
-
-
-def require_room_for(ranks: int, words: Sequence[str] | None, *, is_job: bool) -> None:
-    """See that the ranks of a server which `server_ranks` starts on this node have room for what they share.
-
-    Raises:
-        ConfigError: they do not, or there is no mpirun.
-    """
-    is_here = ranks_here.__name__ in server_ranks(ranks, words, is_job=is_job)
-    if is_here and (problem := shared_memory.lack(ranks)):
-        raise ConfigError(f"server.ranks: {problem}")
 
 
 def shown(config: StudyConfig) -> str:

@@ -9,7 +9,6 @@ import time
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from stream_server.config import walltime_s
 from stream_server.config.job_sections import JobSettings
 from stream_server.launcher.backends.backend import JobState, JobStatus
 from stream_server.launcher.backends.job_script import UNUSUAL
@@ -44,11 +43,6 @@ FULL = ("too many jobs", "Too many", "limit of jobs")
 TOO_LARGE = "not enough resources"
 # Without its database oarstat says so; oarsub and oardel say nothing, and wait (`scheduler.call`).
 AWAY = ("DB connection error",)
-HINTS = (
-    ("queue", "Write simulation.job.partition; `oarstat --help` and your site tell the queues"),
-    (TOO_LARGE, "No such nodes: lower simulation.job, or choose a queue (simulation.job.partition)"),
-    ("Bad resource request", "The site names its resources otherwise: `oarnodes` lists their properties"),
-)
 # OAR's signals reach one process, and oardel kills at once: TERM is passed on to all processes of the job. The last
 # wait tells how the command ended, even if that was before the first.
 FORWARDING = """\
@@ -67,7 +61,11 @@ class Oar(CommandScheduler):
     variables: tuple[str, ...] = ("OAR",)
     commands = ("oarsub", "oardel", "oarstat")
     job_variables = ("OAR_JOB_ID",)
-    hints = HINTS
+    hints = (
+        ("queue", "Write simulation.job.partition; `oarstat --help` and your site tell the queues"),
+        (TOO_LARGE, "No such nodes: lower simulation.job, or choose a queue (simulation.job.partition)"),
+        ("Bad resource request", "The site names its resources otherwise: `oarnodes` lists their properties"),
+    )
     not_given_out: Mapping[str, str] = dict.fromkeys(("memory", "gpus_per_rank"), "OAR gives out nodes and cores")
     option = re.compile(r"[a-z][a-z-]+")
     no_option = ("this is no long option of oarsub", 'Write its name without dashes, such as "property"')
@@ -124,8 +122,7 @@ def resource_words(job: JobSettings, ranks: int) -> list[str]:
     else:
         wanted = f"/network_address={job.nodes}/resource_id={-(-ranks // job.nodes) * job.cores_per_rank}"
     if job.walltime is not None:
-        minutes, s = divmod(int(walltime_s(job.walltime)), 60)
-        wanted += f",walltime={minutes // 60}:{minutes % 60:02d}:{s:02d}"
+        wanted += f",walltime={job.walltime}"
     words = ["-l", wanted]
     words += [] if job.partition is None else ["-q", job.partition]
     words += [] if job.account is None else ["--project", job.account]

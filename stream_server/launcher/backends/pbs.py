@@ -46,12 +46,6 @@ AWAY = (
     *("cannot connect to server", "Connection refused", "Connection timed out", "Communication failure"),
     *("Server shutting down", "pbs_iff", "End of File", "Premature end of message", "Request timed out"),
 )
-HINTS = (
-    ("nknown queue", "Write simulation.job.partition; `qstat -Q` lists the queues"),
-    ("nvalid account", "Write simulation.job.account"),
-    ("resource limits", "Lower simulation.job, or choose another queue (simulation.job.partition)"),
-    ("cannot access queue", "Choose another queue (simulation.job.partition)"),
-)
 
 
 class Pbs(CommandScheduler):
@@ -62,7 +56,12 @@ class Pbs(CommandScheduler):
     commands = ("qsub", "qdel", "qsig", "qstat", "qselect")
     whose_commands = "PBS or Grid Engine"
     job_variables = ("PBS_JOBID", "JOB_ID")
-    hints = HINTS
+    hints = (
+        ("nknown queue", "Write simulation.job.partition; `qstat -Q` lists the queues"),
+        ("nvalid account", "Write simulation.job.account"),
+        ("resource limits", "Lower simulation.job, or choose another queue (simulation.job.partition)"),
+        ("cannot access queue", "Choose another queue (simulation.job.partition)"),
+    )
     option = re.compile(r"[A-Za-z]")
     no_option = ("this is no option of qsub", 'Write its letter without a dash, such as "W"')
     own_options = frozenset("CINJSVXefhjkortvz")
@@ -161,10 +160,8 @@ def resource_words(job: JobSettings, ranks: int) -> list[str]:
     words = ["-l", f"select={chunk}"]
     if job.nodes is not None:
         words += ["-l", "place=scatter"]
-    for option, value in (("-l", job.walltime and f"walltime={job.walltime}"), ("-q", job.partition)):
-        words += [] if value is None else [option, value]
-    words += [] if job.account is None else ["-A", job.account]
-    return [*words, *option_words(job, "-")]
+    walltime = job.walltime and f"walltime={job.walltime}"
+    return [*words, *option_words(job, "-", {"l": walltime, "q": job.partition, "A": job.account})]
 
 
 def entries_in(told: str) -> list[QueueEntry]:

@@ -1,7 +1,7 @@
 """Makes the backends that `launcher.backend` and `server.backend` name, and holds one of the user's to the protocol."""
 
 import subprocess
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -21,13 +21,8 @@ PROTOCOL = ("query_interval_s", "submit", "cancel", "query", "reattach", "close"
 MAX_SHOWN = 200
 
 
-def load_backend(config: StudyConfig, outage: Outage) -> Backend:
-    """Make the backend of a study's simulations; see `load_server_backend`."""
-    return _made(config, config.launcher.backend, JobKind.of_simulations(config), outage)
-
-
-def load_server_backend(config: StudyConfig, name: str, outage: Outage) -> Backend:
-    """Make the backend of this name for the jobs of a study's server.
+def load_backend(config: StudyConfig, kind: JobKind, outage: Outage) -> Backend:
+    """Make the backend of the simulations or of the server of a study.
 
     It is one of `BACKENDS`, of an installed package, or FILE.py:Class.
 
@@ -36,12 +31,7 @@ def load_server_backend(config: StudyConfig, name: str, outage: Outage) -> Backe
             set, or the settings of the jobs are none of the scheduler, or its commands are not here.
         UserCodeError: the user's file or class raised, which is the cause.
     """
-    return _made(config, name, JobKind.of_server(config), outage)
-
-
-def _made(config: StudyConfig, name: str, kind: JobKind, outage: Outage) -> Backend:
-    is_built_in = name in BACKENDS
-    make = load_named(name, BACKENDS, config.study_dir, kind=kind.key)
+    name, make = kind.backend, _named(config, kind)
     backend: Backend = call_user(name, _backend, make, config, kind)
     if missing := [part for part in PROTOCOL if not hasattr(backend, part)]:
         raise ConfigError(f"{kind.key}: {name} lacks {' and '.join(missing)} (docs/guide/backends.md)")
@@ -49,7 +39,11 @@ def _made(config: StudyConfig, name: str, kind: JobKind, outage: Outage) -> Back
         backend.outage = outage
     except Exception as error:
         raise ConfigError(f"{kind.key}: `outage` of {name} cannot be set: {error} (docs/guide/backends.md)") from error
-    return backend if is_built_in else OwnBackend(name, backend)
+    return backend if name in BACKENDS else OwnBackend(name, backend)
+
+
+def _named(config: StudyConfig, kind: JobKind) -> Any:
+    return load_named(kind.backend, BACKENDS, config.study_dir, kind=kind.key)
 
 
 def _backend(make: Any, config: StudyConfig, kind: JobKind) -> Backend:
@@ -126,36 +120,23 @@ class OwnBackend(Backend):
         return UserCodeError(f"{self.name}: {method} must return {expected}, but returned {found[:MAX_SHOWN]}")
 
 
-def check_backend(config: StudyConfig) -> None:
-    """Let the backend that a study names say whether it would take the jobs of the simulations, if it can (`check`).
+def check_backends(config: StudyConfig, *, has_server: bool = False) -> None:
+    """Let the backends that a study names say whether they would take the jobs, if they can (`check`).
+
+    Where one `has_server`, it runs already.
 
     Raises:
-        ConfigError: it would not, and why; or there is no such backend.
+        ConfigError: they would not, and why, or there is no such backend. Settings that the schedulers do not have are
+            told at once.
         UserCodeError: the user's file or class raised, which is the cause.
     """
-    if config.simulation.command is not None:
-        _check(config, [(config.launcher.backend, JobKind.of_simulations(config))])
-
-
-def check_backends(config: StudyConfig) -> None:
-    """Let the backends that a study names say the same, of the job of the server too if it is to be one.
-
-    Raises:
-        ConfigError, UserCodeError: as in `check_backend`; settings that the schedulers do not have are told at once.
-    """
-    server = (config.server.backend, JobKind.of_server(config))
-    simulations = (config.launcher.backend, JobKind.of_simulations(config))
-    named = [server] if config.server.backend != "local" else []
-    _check(config, [*named, simulations] if config.simulation.command is not None else named)
-
-
-def _check(config: StudyConfig, named: Sequence[tuple[str, JobKind]]) -> None:
+    kinds = [JobKind.of_server(config)] if config.server.backend != "local" and not has_server else []
+    kinds += [JobKind.of_simulations(config)] if config.simulation.command is not None else []
     problems: list[Problem] = []
-    for name, kind in named:
-        make = load_named(name, BACKENDS, config.study_dir, kind=kind.key)
-        if _is_scheduler(make):
-            problems += call_user(name, lambda make, kind: [*make.problems(kind)], make, kind)
+    for kind in kinds:
+        if _is_scheduler(make := _named(config, kind)):
+            problems += call_user(kind.backend, lambda make, kind: [*make.problems(kind)], make, kind)
     if problems:
         raise config_error("the study", problems)
-    for name, kind in named:
-        call_user(name, _made(config, name, kind, Outage()).check)
+    for kind in kinds:
+        call_user(kind.backend, load_backend(config, kind, Outage()).check)

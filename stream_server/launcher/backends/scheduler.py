@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Self
 
 from stream_server.config import StudyConfig
@@ -53,11 +54,12 @@ class NotSubmitted(Exception):
 class JobKind:
     """The jobs of a study that a backend submits: those of the simulations, or those of the server.
 
-    `section` of study.json says what each of them takes, of which `max_queued` may wait in the queue. `ranks` is the
-    largest number of ranks of one.
+    `backend` is what runs them. `section` of study.json says what each of them takes, of which `max_queued` may wait in
+    the queue. `ranks` is the largest number of ranks of one.
     """
 
     study: str
+    backend: str
     section: str
     resources: JobSettings
     ranks: int
@@ -69,6 +71,7 @@ class JobKind:
         simulation, most = config.simulation, config.launcher.max_queued
         return cls(
             study=config.study.name,
+            backend=config.launcher.backend,
             section="simulation.job",
             resources=simulation.job,
             ranks=simulation.ranks * simulation.per_job,
@@ -78,8 +81,9 @@ class JobKind:
     @classmethod
     def of_server(cls, config: StudyConfig) -> Self:
         """The jobs of the server, one after another."""
-        server = config.server
-        return cls(study=config.study.name, section="server.job", resources=server.job, ranks=server.ranks.max)
+        name, server = config.study.name, config.server
+        section, resources = "server.job", server.job
+        return cls(study=name, backend=server.backend, section=section, resources=resources, ranks=server.ranks.max)
 
     @property
     def key(self) -> str:
@@ -114,6 +118,9 @@ class QueueEntry:
 
 class CommandScheduler(ABC):
     """A batch scheduler, which a `BatchBackend` asks in a thread of its own, one question at a time.
+
+    `queue` and `cancel` raise OSError when the command cannot be run, and subprocess.SubprocessError when the scheduler
+    does not answer.
 
     Attributes:
         title: Its name in messages.
@@ -208,21 +215,11 @@ class CommandScheduler(ABC):
 
     @abstractmethod
     def queue(self) -> list[QueueEntry]:
-        """All jobs of this user that it knows, also those that have ended lately if it remembers them.
-
-        Raises:
-            OSError: the command cannot be run.
-            subprocess.SubprocessError: it does not answer.
-        """
+        """All jobs of this user that it knows, also those that have ended lately if it remembers them."""
 
     @abstractmethod
     def cancel(self, ids: Collection[str], *, at_once: bool = False) -> None:
-        """End these jobs: TERM and, after the site's grace, KILL, or that `at_once`. Those that ended are passed over.
-
-        Raises:
-            OSError: the command cannot be run.
-            subprocess.SubprocessError: it does not answer.
-        """
+        """End these jobs by TERM and, after the site's grace, KILL, or that `at_once`; skip those that have ended."""
 
     @classmethod
     def hint(cls, message: str) -> str:
@@ -359,11 +356,14 @@ def told_all(command: Sequence[str], ids: Collection[str], *, away: Sequence[str
             raise subprocess.CalledProcessError(done.returncode, command[0], stderr=done.stderr)
 
 
-def option_words(job: JobSettings, dash: str) -> list[str]:
-    """The words of `simulation.job.options`, for commands whose options have one dash, or two and a sign `=`."""
+def option_words(job: JobSettings, dash: str, named: Mapping[str, object] = MappingProxyType({})) -> list[str]:
+    """The words of `simulation.job.options`, for commands whose options have one dash, or two and a sign `=`.
+
+    Before them come the `named` options, but for those that are None.
+    """
     words: list[str] = []
-    for name, value in job.options.items():
-        if value is not False:
+    for name, value in (*named.items(), *job.options.items()):
+        if value is not None and value is not False:
             option = f"{dash}{name}"
             words += [option] if value is True else [f"{option}={value}"] if dash == "--" else [option, str(value)]
     return words

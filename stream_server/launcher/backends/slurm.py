@@ -1,4 +1,7 @@
-"""Slurm: the one door to its commands, their options, what fits into an allocation, and what their answers mean.
+"""Slurm: the one door to its commands, their options, and what their answers mean.
+
+What asks it raises OSError when the command cannot be run, and subprocess.SubprocessError when the controller does not
+answer.
 
 Why: docs/decisions/0050-slurm-commands.md
 """
@@ -8,8 +11,6 @@ import os
 import re
 import subprocess
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Self
 
 from stream_server.config import walltime_s
 from stream_server.config.job_sections import JobSettings
@@ -29,7 +30,6 @@ from stream_server.launcher.backends.scheduler import (
     out_of_time,
     told_all,
 )
-from stream_server.wording import counted
 
 # What sbatch may see of ours: its other variables would be options, and reach the job.
 PASSED = ("HOME", "LOGNAME", "PATH", "SLURM_CONF", "SLURM_JWT", "TZ", "USER")
@@ -74,28 +74,6 @@ NO_STEP = (*AWAY, UNKNOWN_JOB, "already completing", "has expired", "Task launch
 TASK_ENDED = ": task"
 NODE_LOST = "srun: error: Node failure on"
 CUT_OFF = "error: *** STEP"
-HINTS = (
-    ("nvalid account", "Write simulation.job.account; `sacctmgr show associations user=$USER` lists yours"),
-    ("nvalid partition", "Write simulation.job.partition; `sinfo -s` lists what there is"),
-    (
-        "WallDuration",
-        "Write a shorter simulation.job.walltime; `sacctmgr show qos format=name,maxwall` shows the limits",
-    ),
-    *(
-        (limit, "Lower simulation.job to it; `sacctmgr show qos` and `sacctmgr show associations` show it")
-        for limit in LIMITS
-    ),
-    ("time limit", "Write a shorter simulation.job.walltime; `sinfo -o '%R %l'` shows the limits"),
-    ("nvalid qos", "Correct simulation.job.options.qos"),
-    ("nvalid feature", "Correct simulation.job.options.constraint"),
-    (
-        "node configuration",
-        "No node has so many cores, GPUs or so much memory: lower simulation.job, or choose another partition",
-    ),
-)
-
-PER_NODE = re.compile(r"\d+(\(x\d+\))?(,\d+(\(x\d+\))?)*")
-EACH_NODE = re.compile(r"(\d+)(?:\(x(\d+)\))?")
 
 
 class Slurm(CommandScheduler):
@@ -110,7 +88,25 @@ class Slurm(CommandScheduler):
         *("SLURM_SRUN_", "SLURM_LAUNCH_NODE_IPADDR"),
     )
     job_variables = ("SLURM_JOB_ID",)
-    hints = HINTS
+    hints = (
+        ("nvalid account", "Write simulation.job.account; `sacctmgr show associations user=$USER` lists yours"),
+        ("nvalid partition", "Write simulation.job.partition; `sinfo -s` lists what there is"),
+        (
+            "WallDuration",
+            "Write a shorter simulation.job.walltime; `sacctmgr show qos format=name,maxwall` shows the limits",
+        ),
+        *(
+            (limit, "Lower simulation.job to it; `sacctmgr show qos` and `sacctmgr show associations` show it")
+            for limit in LIMITS
+        ),
+        ("time limit", "Write a shorter simulation.job.walltime; `sinfo -o '%R %l'` shows the limits"),
+        ("nvalid qos", "Correct simulation.job.options.qos"),
+        ("nvalid feature", "Correct simulation.job.options.constraint"),
+        (
+            "node configuration",
+            "No node has so many cores, GPUs or so much memory: lower simulation.job, or choose another partition",
+        ),
+    )
     option = re.compile(r"[a-z][a-z0-9-]+")
     no_option = ("this is no long option of Slurm", 'Write its name without dashes, such as "qos"')
     own_options = frozenset(
@@ -186,12 +182,7 @@ def status_of(state: str, reason: str, limit: str) -> JobStatus:
 
 
 def steps(job: str) -> list[QueueEntry]:
-    """The steps of a job that run.
-
-    Raises:
-        OSError: squeue cannot be run.
-        subprocess.SubprocessError: the controller does not answer.
-    """
+    """The steps of a job that run."""
     return _entries("--steps", f"--jobs={job}", "--format=%i|RUNNING|||%j", none_found=UNKNOWN_JOB)
 
 
@@ -205,12 +196,7 @@ def why_not_begun(log: str) -> str:
 
 
 def is_over(job: str) -> bool:
-    """Whether a job has ended, or is about to.
-
-    Raises:
-        OSError: squeue cannot be run.
-        subprocess.SubprocessError: the controller does not answer.
-    """
+    """Whether a job has ended, or is about to."""
     state = _told_of(job, "%T")
     return state in ("", "COMPLETING", *ENDED)
 
@@ -224,12 +210,7 @@ def time_left_s(job: str) -> float | None:
 
 
 def cancel(numbers: Collection[str], *options: str) -> None:
-    """End these jobs or steps; those that have ended are passed over.
-
-    Raises:
-        OSError: scancel cannot be run.
-        subprocess.SubprocessError: the controller does not answer.
-    """
+    """End these jobs or steps; those that have ended are passed over."""
     told_all(["scancel", "--quiet", *options], numbers, away=AWAY)
 
 
@@ -271,62 +252,18 @@ def _entries(*options: str, none_found: str = "") -> list[QueueEntry]:
     return [entry for line in lines if (entry := entry_of(line)) is not None]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class AllocationSize:
-    """The resources of an allocation: the cores of each node, and the memory of each, if Slurm gives out memory."""
-
-    cores: tuple[int, ...]
-    bytes_per_core: float | None
-
-    @classmethod
-    def of(cls, environment: Mapping[str, str]) -> Self | None:
-        """The allocation that a batch script sees; None if its variables do not tell."""
-        told = environment.get("SLURM_JOB_CPUS_PER_NODE", "")
-        if not PER_NODE.fullmatch(told):
-            return None
-        cores = [int(num) for num, times in EACH_NODE.findall(told) for _ in range(int(times or 1))]
-        of_core, of_node = environment.get("SLURM_MEM_PER_CPU", ""), environment.get("SLURM_MEM_PER_NODE", "")
-        bytes_per_core = None
-        if of_core.isdecimal() and int(of_core):
-            bytes_per_core = float(of_core) * MIB
-        elif of_node.isdecimal() and int(of_node):
-            bytes_per_core = float(of_node) * MIB / max(cores)
-        return cls(cores=tuple(cores), bytes_per_core=bytes_per_core)
-
-    def problem(self, job: JobSettings, ranks: int) -> str:
-        """Why steps of so many ranks can never run here, "" if they can."""
-        there = f"the allocation has {sum(self.cores)} on {counted(len(self.cores), 'node')}"
-        if job.cores_per_rank > max(self.cores):
-            return f"simulation.job.cores_per_rank: {job.cores_per_rank} cores are on no node: {there}"
-        if ranks * job.cores_per_rank > sum(self.cores):
-            return (
-                f"simulation.ranks: {ranks} ranks of {job.cores_per_rank} cores (simulation.job.cores_per_rank) need "
-                f"{ranks * job.cores_per_rank} cores, and {there}"
-            )
-        if job.memory is None or self.bytes_per_core is None:
-            return ""
-        of_node = self.bytes_per_core * max(self.cores)
-        if job.memory > of_node:
-            return (
-                f"simulation.job.memory: {job.memory / MIB:,.0f} MiB are more than the {of_node / MIB:,.0f} MiB that "
-                "the allocation has on a node (`#SBATCH --mem` of the batch script)"
-            )
-        return ""
-
-
-def resource_options(job: JobSettings, ranks: int) -> list[str]:
-    """The options of sbatch and srun for what `ranks` ranks take."""
+def resource_options(job: JobSettings, ranks: int, named: Mapping[str, object]) -> list[str]:
+    """The options of sbatch and srun for what `ranks` ranks take, and `named` ones."""
     options = [f"--ntasks={ranks}", f"--cpus-per-task={job.cores_per_rank}"]
     if job.gpus_per_rank:
         options.append(f"--gpus-per-task={job.gpus_per_rank}")
     if job.memory is not None:
         options.append(f"--mem-per-cpu={math.ceil(job.memory / job.cores_per_rank / MIB)}M")
-    return [*options, *option_words(job, "--")]
+    return [*options, *option_words(job, "--", named)]
 
 
 def job_options(job: JobSettings, ranks: int) -> list[str]:
     """The options of sbatch for a job of `ranks` ranks, without name and place."""
-    asked = {"nodes": job.nodes, "time": job.walltime, "partition": job.partition, "account": job.account}
-    wanted = [f"--{name}={value}" for name, value in asked.items() if value is not None]
+    named = {"nodes": job.nodes, "time": job.walltime, "partition": job.partition, "account": job.account}
     # A job that Slurm starts again by itself would meet its own traces in the folder.
-    return [*resource_options(job, ranks), *wanted, "--no-requeue", "--export=NIL"]
+    return [*resource_options(job, ranks, named), "--no-requeue", "--export=NIL"]

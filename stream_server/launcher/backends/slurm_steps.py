@@ -19,6 +19,7 @@ from pathlib import Path
 from stream_server.config import StudyConfig
 from stream_server.errors import ConfigError
 from stream_server.launcher.backends import job_script, slurm
+from stream_server.launcher.backends.allocation import Allocation
 from stream_server.launcher.backends.backend import (
     EXIT_FILE,
     LOG_FILE,
@@ -129,8 +130,8 @@ class SlurmSteps(LocalBackend):
         Raises:
             ConfigError: it does not: `srun` would refuse it.
         """
-        size = slurm.AllocationSize.of(os.environ)
-        if size is not None and (problem := size.problem(self.resources, self.ranks)):
+        allocation = Allocation.found()
+        if allocation is not None and (problem := allocation.problem(self.resources, self.ranks)):
             raise ConfigError(problem)
 
     def submit(self, spec: JobSpec) -> str:
@@ -140,10 +141,10 @@ class SlurmSteps(LocalBackend):
             SubmitError: the system refuses another process.
         """
         name = job_script.job_name(self.study, spec.folder, secrets.token_hex(6))
-        options = [*slurm.resource_options(self.resources, self.ranks), "--exact", "--quiet"]
-        options += [f"--jobid={self.allocation}", f"--job-name={name}"]
+        named = {"exact": True, "quiet": True, "jobid": self.allocation, "job-name": name}
         if self.ranks == 1:
-            options.append("--nodes=1")
+            named["nodes"] = 1
+        options = slurm.resource_options(self.resources, self.ranks, named)
         environment = {key: value for key, value in spec.environment.items() if not key.startswith(OF_THE_SCRIPT)}
         (spec.folder / NAME_FILE).write_text(name)
         srun = replace(spec, command=("srun", *options, *spec.command), environment=environment)

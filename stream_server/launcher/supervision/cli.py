@@ -11,7 +11,7 @@ from pathlib import Path
 
 from stream_server.config import load
 from stream_server.errors import EXIT_FORCED, ConfigError, InternalError, StreamServerError
-from stream_server.launcher.backends.allocation import time_left_s
+from stream_server.launcher.backends.allocation import ServerSize, time_left_s
 from stream_server.launcher.backends.mpirun import require
 from stream_server.launcher.supervision.runs import rename_earlier_run, run_simulations, supervise_study
 from stream_server.launcher.supervision.server_job import ServerCommand
@@ -122,8 +122,13 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise ConfigError("--retry goes on with a study whose simulations were given up: drop --fresh")
         if arguments.fresh and "load.hyperparameters=saved" in arguments.set and config.load.checkpoint is None:
             raise ConfigError("--fresh begins anew, with nothing saved: drop --keep-saved, or write load.checkpoint")
-        command = ServerCommand.of(
-            config, arguments.config, arguments.set, resume=arguments.resume, retry=arguments.retry
+        command = ServerCommand(
+            study=config,
+            file=arguments.config.absolute(),
+            overrides=arguments.set,
+            resume=arguments.resume,
+            ranks=ServerSize.of(config).num_ranks,
+            retry=arguments.retry,
         )
         if argv is None:
             program.work_in(config.study_dir)

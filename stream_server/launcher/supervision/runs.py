@@ -16,7 +16,8 @@ from stream_server.errors import ConfigError, UserCodeError
 from stream_server.launcher.backends.backend import Backend, Outage
 from stream_server.launcher.backends.environment import release_cores, simulation_environment
 from stream_server.launcher.backends.mpirun import Mpirun
-from stream_server.launcher.backends.registry import OwnBackend, check_backend, check_backends, load_backend
+from stream_server.launcher.backends.registry import OwnBackend, check_backends, load_backend
+from stream_server.launcher.backends.scheduler import JobKind
 from stream_server.launcher.journal.history import History
 from stream_server.launcher.journal.journal import Journal
 from stream_server.launcher.journal.records import LauncherLeft
@@ -29,7 +30,6 @@ from stream_server.launcher.simulations.ensemble import Ensemble
 from stream_server.launcher.simulations.remote_access import RemoteAccess, endpoint_file, remove_old_endpoint_files
 from stream_server.launcher.simulations.server_connection import ServerConnection
 from stream_server.launcher.supervision.server_job import ServerCommand
-from stream_server.launcher.supervision.server_restart import Restarts
 from stream_server.launcher.supervision.servers import Servers
 from stream_server.launcher.supervision.supervisor import Supervisor
 from stream_server.launcher.supervision.takeover import begin, end_earlier_run, is_resumed
@@ -65,7 +65,7 @@ def supervise_study(config: StudyConfig, command: ServerCommand, *, ends_at: flo
             ThreadErrors() as errors,
             Signals(signal.SIGCHLD, *stop_signals()) as signals,
             closing(jobs.backend),
-            servers,
+            closing(servers),
         ):
             if is_resumed(journal.history, servers.backend, link=None):
                 if command.retry is not None:
@@ -79,24 +79,13 @@ def supervise_study(config: StudyConfig, command: ServerCommand, *, ends_at: flo
                 command.require_room()
             address = begin(journal, jobs, servers, link=None).link
             folder = private_folder.of(address)
-            remote = _remote_access(config, command.ranks, folder, journal.history)
-            with ServerConnection(address, remote) as link:
+            with ServerConnection(address, _remote_access(config, command.ranks, folder, journal.history)) as link:
                 exit_code = Supervisor(
-                    command=replace(command, config=_kept(config)),
+                    command=replace(command, file=_kept(config)),
                     servers=servers,
                     ensemble=_make_ensemble(config, journal, link, jobs),
-                    link=link,
                     signals=signals,
-                    journal=journal,
-                    restarts=Restarts(
-                        config.launcher.restarts,
-                        num_in_a_row=journal.history.num_in_a_row,
-                        failed_batch=journal.history.failed_batch,
-                    ),
-                    output_dir=config.output_dir,
-                    folder=folder,
                     ends_at=ends_at,
-                    remote=remote,
                     check_threads=_checking(errors, jobs.backend, servers),
                 ).run()
         private_folder.remove(folder)
@@ -132,17 +121,17 @@ def run_simulations(config: StudyConfig, address: str) -> int:
             not take the jobs.
     """
     release_cores()
-    check_backend(config)
+    check_backends(config, has_server=True)
     jobs = _make_jobs(config)
     with hold_folder(config.output_dir), Journal(config.output_dir) as journal:
         _start_log(config)
         with ThreadErrors() as errors, Signals(signal.SIGCHLD, *stop_signals()) as signals, closing(jobs.backend):
-            with Servers(config, jobs.outage) as servers:
+            with closing(Servers(config, jobs.outage)) as servers:
                 begin(journal, jobs, servers, link=address)
             with ServerConnection(address) as link:
                 ensemble = _make_ensemble(config, journal, link, jobs)
                 launcher = Unsupervised(
-                    ensemble, link, signals, lifeline=sys.stdin.fileno(), check_threads=_checking(errors, jobs.backend)
+                    ensemble, signals, lifeline=sys.stdin.fileno(), check_threads=_checking(errors, jobs.backend)
                 )
                 launcher.run()
         journal.note(LauncherLeft(exit_code=0))
@@ -164,7 +153,7 @@ def rename_earlier_run(config: StudyConfig) -> str:
         return ""
     jobs = _make_jobs(config)
     with StudyLock(output_dir / RUN_LOCK, PROGRAM), Journal(output_dir) as journal:
-        with closing(jobs.backend), Servers(config, jobs.outage) as servers:
+        with closing(jobs.backend), closing(Servers(config, jobs.outage)) as servers:
             end_earlier_run(journal.history, jobs, servers)
         return run_folder.set_aside(output_dir)
 
@@ -179,16 +168,9 @@ class Unsupervised:
     `orphaned`. `check_threads` raises what has ended one.
     """
 
-    def __init__(
-        self,
-        ensemble: Ensemble,
-        link: ServerConnection,
-        signals: Signals,
-        lifeline: int,
-        check_threads: Callable[[], None],
-    ) -> None:
+    def __init__(self, ensemble: Ensemble, signals: Signals, lifeline: int, check_threads: Callable[[], None]) -> None:
         self.ensemble = ensemble
-        self.link = link
+        self.link = ensemble.server
         self.signals = signals
         self.lifeline = lifeline
         self.check_threads = check_threads
@@ -269,7 +251,7 @@ def attempts(config: StudyConfig) -> AttemptFolders:
 def _make_jobs(config: StudyConfig) -> AttemptJobs:
     outage = Outage()
     return AttemptJobs(
-        load_backend(config, outage),
+        load_backend(config, JobKind.of_simulations(config), outage),
         attempts(config),
         Mpirun.of(config),
         outage,

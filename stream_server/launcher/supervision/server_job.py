@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Self
 
 from stream_server.config import StudyConfig, walltime_s
-from stream_server.errors import EXIT_SAVED, RankLost
-from stream_server.launcher.backends.allocation import ServerSize
+from stream_server.errors import EXIT_SAVED, ConfigError, RankLost
+from stream_server.launcher.backends import ranks_here
 from stream_server.launcher.backends.backend import JobState, JobStatus, describe
 from stream_server.launcher.backends.local import LocalJob
-from stream_server.launcher.backends.mpirun import is_open_mpi, program, require_room_for, server_ranks
+from stream_server.launcher.backends.mpirun import is_open_mpi, program, server_ranks
 from stream_server.launcher.journal.records import ServerStarting
 from stream_server.launcher.supervision.liveness import LivenessSocket
 from stream_server.launcher.supervision.server_restart import EndReports, ServerEnd
@@ -60,46 +60,14 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ServerCommand:
-    """The command line of the server, made from that of stream-launcher.
+    """The command line of the server, made from that of stream-launcher: the `study` in a `file`, with `overrides`."""
 
-    One that `is_job` has `walltime_s`. `mpirun` are the words that start its ranks, None for the usual ones.
-    """
-
-    config: Path
+    study: StudyConfig
+    file: Path
     overrides: Sequence[str]
     resume: bool
     ranks: int
     retry: Sequence[int] | None = None
-    is_job: bool = False
-    mpirun: Sequence[str] | None = None
-    walltime_s: float = math.inf
-
-    @classmethod
-    def of(
-        cls,
-        config: StudyConfig,
-        file: Path,
-        overrides: Sequence[str],
-        *,
-        resume: bool,
-        retry: Sequence[int] | None = None,
-    ) -> Self:
-        """The command for a study in a `file`, as the command line changes it.
-
-        Raises:
-            ConfigError: the allocation has no room for `server.ranks`.
-        """
-        walltime = config.server.job.walltime
-        return cls(
-            config=file.absolute(),
-            overrides=overrides,
-            resume=resume,
-            retry=retry,
-            ranks=ServerSize.of(config).num_ranks,
-            is_job=config.server.backend != LOCAL,
-            mpirun=config.server.job.mpirun,
-            walltime_s=math.inf if walltime is None else walltime_s(walltime),
-        )
 
     def line(self, *, link: str, alive: str, endpoint: Path | None, time_limit_s: float) -> list[str]:
         """Start the server; it is to leave by itself after `time_limit_s`, if that is not infinite.
@@ -110,13 +78,15 @@ class ServerCommand:
         Raises:
             ConfigError: a program is missing.
         """
-        time_limit_s = self.walltime_s if self.is_job else time_limit_s
+        is_job, walltime = self._is_job, self.study.server.job.walltime
+        if is_job:
+            time_limit_s = math.inf if walltime is None else walltime_s(walltime)
         limit = [] if time_limit_s == math.inf else ["--time-limit", clock(time_limit_s)]
-        own = ["--followed"] if self.is_job else ["--link", link, "--alive", alive]
+        own = ["--followed"] if is_job else ["--link", link, "--alive", alive]
         hidden = [*own, *([] if endpoint is None else ["--launcher-endpoint", str(endpoint)])]
         options = ["--resume"] if self.resume else []
         options += [] if self.retry is None else ["--retry", *map(str, self.retry)]
-        return [*server_ranks(self.ranks, self.mpirun, is_job=self.is_job), *self._server, *options, *limit, *hidden]
+        return [*self._starter, *self._server, *options, *limit, *hidden]
 
     def require_room(self) -> None:
         """Ensure that this node has room for what the ranks share, while none of them runs.
@@ -124,7 +94,8 @@ class ServerCommand:
         Raises:
             ConfigError: it has not, or mpirun is missing.
         """
-        require_room_for(self.ranks, self.mpirun, is_job=self.is_job)
+        if ranks_here.__name__ in self._starter and (problem := shared_memory.lack(self.ranks)):
+            raise ConfigError(f"server.ranks: {problem}")
 
     def check(self) -> int:
         """Let the server tell what the study would do; returns its exit code.
@@ -136,10 +107,18 @@ class ServerCommand:
         return subprocess.run([*self._server, "--check"], cwd=start_folder()).returncode
 
     @property
+    def _is_job(self) -> bool:
+        return self.study.server.backend != LOCAL
+
+    @property
+    def _starter(self) -> list[str]:
+        return server_ranks(self.ranks, self.study.server.job.mpirun, is_job=self._is_job)
+
+    @property
     def _server(self) -> list[str]:
         overrides = [f"--set={override}" for override in self.overrides]
         # With our own interpreter: that of the script's first line may belong to another environment, with another MPI.
-        return python_command(program("stream-server"), "--config", str(self.config), *overrides)
+        return python_command(program("stream-server"), "--config", str(self.file), *overrides)
 
 
 class ServerJob(ABC):

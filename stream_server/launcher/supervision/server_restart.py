@@ -4,7 +4,7 @@ The `Supervisor` asks when mpirun has ended, or has been ended since a rank was 
 """
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -51,15 +51,7 @@ class Restart:
     """Start it again after `pause_s`."""
 
     pause_s: float
-    text: str
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class NoRestart:
-    """Do not start it again: leave with this exit code."""
-
-    exit_code: int
-    text: str
+    message: str
 
 
 class Restarts:
@@ -80,29 +72,29 @@ class Restarts:
         self.num_in_a_row = 0
         self._has_progressed = True
 
-    def decide(self, end: ServerEnd, *, stopping: bool) -> Restart | NoRestart:
-        """Decide what to do after this end; `stopping` when the study was asked to stop."""
+    def decide(self, end: ServerEnd, *, stopping: bool) -> Restart | ServerEnd:
+        """Decide what to do after this end, or tell how the study ends; `stopping` when it was asked to stop."""
         has_progressed, self._has_progressed = self._has_progressed, False
         goes_on = end.is_of_job and not stopping
         if goes_on and has_progressed:
-            return Restart(pause_s=0.0, text=f"{end.message}; it goes on in the next job")
+            return Restart(pause_s=0.0, message=f"{end.message}; it goes on in the next job")
         if end.exit_code in FINAL_CODES and not goes_on:
-            return NoRestart(exit_code=end.exit_code, text=end.message)
+            return end
         if end.why_refused and not self._can_start:
-            return NoRestart(exit_code=ConfigError.exit_code, text=end.why_refused)
+            return replace(end, exit_code=ConfigError.exit_code, message=end.why_refused)
         self._can_start = self._can_start or not end.why_refused
         if stopping:
-            return NoRestart(exit_code=end.exit_code, text=f"{end.message}; it is not restarted, for it was to stop")
+            return replace(end, message=f"{end.message}; it is not restarted, for it was to stop")
         if end.exit_code == UserCodeError.exit_code and end.batch is None:
-            return NoRestart(exit_code=end.exit_code, text=f"{end.message}; that was outside of training")
+            return replace(end, message=f"{end.message}; that was outside of training")
         if end.exit_code in CODES_BY_BATCH and end.batch is not None:
             before, self.failed_batch = self.failed_batch, end.batch
             if end.batch == before:
-                return NoRestart(exit_code=end.exit_code, text=f"{end.message}; batch {before} failed twice")
+                return replace(end, message=f"{end.message}; batch {before} failed twice")
         if self.num_in_a_row >= self.limit:
             restarts = counted(self.num_in_a_row, "restart")
             limit = f"{restarts} in a row brought no new checkpoint, launcher.restarts allows no more"
-            return NoRestart(exit_code=end.exit_code, text=f"{end.message}; {limit}")
+            return replace(end, message=f"{end.message}; {limit}")
         self.num_in_a_row += 1
         # 0, 1, 2, 4 … s; the exponent is bounded, for a float is.
         pause_s = min(MAX_PAUSE_S, 2.0 ** min(self.num_in_a_row - 2, 9)) if self.num_in_a_row > 1 else 0.0
@@ -111,7 +103,7 @@ class Restarts:
             pause_s = min(MAX_PAUSE_S, NODE_PAUSE_S * 2.0 ** min(self.num_in_a_row - 1, 9))
             when = f"again in {pause_s:g} s, when its nodes may be there"
         count = f"restart {self.num_in_a_row} of {self.limit} without a new checkpoint"
-        return Restart(pause_s=pause_s, text=f"{end.message}; it is started {when} ({count})")
+        return Restart(pause_s=pause_s, message=f"{end.message}; it is started {when} ({count})")
 
 
 def lost(message: str) -> ServerEnd:

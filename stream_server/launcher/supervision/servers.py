@@ -7,7 +7,6 @@ from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from stream_server.config import StudyConfig
@@ -26,7 +25,8 @@ from stream_server.launcher.backends.backend import (
     stderr_of,
 )
 from stream_server.launcher.backends.environment import mpirun_environment, scrubbed, server_environment, with_threads
-from stream_server.launcher.backends.registry import load_server_backend
+from stream_server.launcher.backends.registry import load_backend
+from stream_server.launcher.backends.scheduler import JobKind
 from stream_server.launcher.journal.history import OpenServer
 from stream_server.launcher.journal.records import ServerStarting
 from stream_server.launcher.supervision.server_job import LOCAL, LocalServer, ServerJob
@@ -62,7 +62,7 @@ class SubmittedServer(ServerJob):
         self.log = folder / LOG_FILE
         self._must_cancel = False
         self._waits_for = ""
-        self._output = Output(self.log, follows_from)
+        self._num_shown = follows_from
 
     @classmethod
     def submit(cls, backend: Backend, spec: JobSpec, outage: Outage) -> Self:
@@ -111,7 +111,7 @@ class SubmittedServer(ServerJob):
             return
         self.wake_at = now + max(LOOK_S, self.backend.query_interval_s)
         self._ask()
-        self._output.show()
+        self._show_output()
 
     def _ask(self) -> None:
         if not self.handle:
@@ -155,25 +155,12 @@ class SubmittedServer(ServerJob):
         for question in (NOT_FOUND, NOT_KNOWN, NOT_CANCELLED):
             self.outage.answered(question)
 
-
-class Output:
-    """The output of a job, which is shown as it grows."""
-
-    def __init__(self, file: Path, position: int) -> None:
-        self.file = file
-        self.position = position
-
-    def show(self) -> None:
-        """Print what has come since the last time."""
-        try:
-            with self.file.open("rb") as opened:
-                opened.seek(self.position)
-                new = opened.read(MAX_READ_BYTES)
-        except OSError:
-            return
-        self.position += len(new)
+    def _show_output(self) -> None:
         # The terminal may be gone.
-        with suppress(OSError):
+        with suppress(OSError), self.log.open("rb") as opened:
+            opened.seek(self._num_shown)
+            new = opened.read(MAX_READ_BYTES)
+            self._num_shown += len(new)
             sys.stderr.write(escaped(new.decode(errors="replace")))
             sys.stderr.flush()
 
@@ -186,8 +173,7 @@ def folder_of(output_dir: Path, number: int) -> Path:
 class Servers:
     """Starts the server of a study, and takes over one that an earlier launcher has started. Main thread only.
 
-    Its scheduler may be that of the simulations: both have one `outage`, so that what is away is told once. At the end
-    of the `with` block no job of it is left.
+    Its scheduler may be that of the simulations: both have one `outage`, so that what is away is told once.
     """
 
     def __init__(self, config: StudyConfig, outage: Outage) -> None:
@@ -195,12 +181,8 @@ class Servers:
         self.outage = outage
         self._backends: dict[str, Backend] = {}
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def close(self) -> None:
+        """Leave no job of the server behind."""
         for name, backend in self._backends.items():
             try:
                 backend.close()
@@ -252,5 +234,6 @@ class Servers:
 
     def _of(self, name: str) -> Backend:
         if name not in self._backends:
-            self._backends[name] = load_server_backend(self.config, name, self.outage)
+            kind = replace(JobKind.of_server(self.config), backend=name)
+            self._backends[name] = load_backend(self.config, kind, self.outage)
         return self._backends[name]

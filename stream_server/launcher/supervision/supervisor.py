@@ -20,22 +20,20 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import replace
-from pathlib import Path
 
 from stream_server.config import differences
 from stream_server.errors import EXIT_SAVED, RankLost, UserCodeError
 from stream_server.failpoints import failpoint
 from stream_server.launcher.journal import records
 from stream_server.launcher.journal.history import OpenServer
-from stream_server.launcher.journal.journal import Journal
 from stream_server.launcher.simulations.ensemble import Ensemble
-from stream_server.launcher.simulations.remote_access import RemoteAccess, endpoint_file
-from stream_server.launcher.simulations.server_connection import ServerConnection
-from stream_server.launcher.supervision.liveness import LivenessSettings, LivenessSocket
+from stream_server.launcher.simulations.remote_access import endpoint_file
+from stream_server.launcher.supervision.liveness import LivenessSocket
 from stream_server.launcher.supervision.server_job import LOCAL, RunningServer, ServerCommand, ServerJob
-from stream_server.launcher.supervision.server_restart import EndReports, NoRestart, Restart, Restarts, ServerEnd
+from stream_server.launcher.supervision.server_restart import EndReports, Restart, Restarts, ServerEnd, lost
 from stream_server.launcher.supervision.servers import Servers
 from stream_server.launcher.supervision.takeover import kill
+from stream_server.machine import private_folder
 from stream_server.machine.forced_exit import FIRST_SIGNAL
 from stream_server.machine.run_folder import STUDY_FILE
 from stream_server.machine.screen import print_escaped
@@ -53,8 +51,8 @@ log = logging.getLogger(__name__)
 class Supervisor:
     """Runs a study to its end, whatever the server dies of. Main thread only.
 
-    `folder` is the private one for sockets, `ends_at` the time limit on the monotonic clock. With `remote` the server
-    may have ranks on other nodes. `check_threads` raises what has ended a thread of ours.
+    `ends_at` is the time limit on the monotonic clock. `check_threads` raises what has ended a thread of ours. The
+    server may have ranks on other nodes where the link to it reaches them.
     """
 
     def __init__(
@@ -63,34 +61,28 @@ class Supervisor:
         command: ServerCommand,
         servers: Servers,
         ensemble: Ensemble,
-        link: ServerConnection,
         signals: Signals,
-        journal: Journal,
-        restarts: Restarts,
-        output_dir: Path,
-        folder: Path,
-        ends_at: float = math.inf,
-        heartbeat: LivenessSettings | None = None,
-        remote: RemoteAccess | None = None,
-        check_threads: Callable[[], None] = lambda: None,
+        ends_at: float,
+        check_threads: Callable[[], None],
     ) -> None:
         self.command = command
         self.servers = servers
         self.ensemble = ensemble
-        self.link = link
         self.signals = signals
-        self.journal = journal
-        self.restarts = restarts
-        self.output_dir = output_dir
-        self.folder = folder
         self.ends_at = ends_at
-        self.heartbeat = heartbeat
-        self.remote = remote
         self.check_threads = check_threads
+        self.link = ensemble.server
+        self.journal = ensemble.journal
+        history = self.journal.history
+        self.restarts = Restarts(
+            command.study.launcher.restarts, num_in_a_row=history.num_in_a_row, failed_batch=history.failed_batch
+        )
+        self.output_dir = command.study.output_dir
+        self.folder = private_folder.of(self.link.address)
         self._leave_at = math.inf
         if servers.backend != LOCAL and ends_at < math.inf:
             self._leave_at = ends_at - min(LEAVING_S, (ends_at - time.monotonic()) / 4)
-        self._num_starts = journal.history.num_starts
+        self._num_starts = history.num_starts
         self._running: RunningServer | None = None
         self._start_at = 0.0
         self._exit_code: int | None = None
@@ -188,11 +180,11 @@ class Supervisor:
             self._ended(running, running.how_it_ended(self.output_dir), now)
         elif running.cannot_be_killed(now):
             self._stop_reason = "some process of the server cannot be killed"
-            self._ended(running, ServerEnd(exit_code=RankLost.exit_code, message=self._stop_reason), now)
+            self._ended(running, lost(self._stop_reason), now)
 
     def _start(self, now: float) -> None:
         if now >= self.ends_at:
-            self._leave(NoRestart(exit_code=EXIT_SAVED, text="the time limit has been reached: run the study again"))
+            self._leave(ServerEnd(exit_code=EXIT_SAVED, message="the time limit has been reached: run the study again"))
             return
         self._num_starts = self.servers.free_number(self._num_starts + 1)
         folder = self.folder / str(self._num_starts)
@@ -206,7 +198,7 @@ class Supervisor:
             reports_before=EndReports.versions(self.output_dir),
             backend=self.servers.backend,
         )
-        endpoint = None if self.remote is None else endpoint_file(self.folder, self.output_dir, starting.number)
+        endpoint = None if self.link.remote is None else endpoint_file(self.folder, self.output_dir, starting.number)
         line = self.command.line(
             link=self.link.address, alive=starting.alive, endpoint=endpoint, time_limit_s=self.ends_at - now
         )
@@ -219,20 +211,20 @@ class Supervisor:
     def _run(
         self, starting: records.ServerStarting, begin: Callable[[], ServerJob], *, taken_over: bool = False
     ) -> None:
-        before = self.remote.before if taken_over and self.remote is not None else None
+        remote = self.link.remote
+        before = remote.before if taken_over and remote is not None else None
         with ExitStack() as stack:
             # The ranks must find us when they come.
             liveness = LivenessSocket(
                 starting.alive,
                 num_ranks=starting.ranks,
-                heartbeat=self.heartbeat,
-                remote=self.remote,
+                remote=remote,
                 before=None if before is None else before.alive,
             )
             stack.enter_context(liveness)
-            if self.remote is not None:
+            if remote is not None:
                 file = endpoint_file(self.folder, self.output_dir, starting.number)
-                stack.enter_context(self.remote.published(file, link=self.link.endpoint, alive=liveness.endpoint))
+                stack.enter_context(remote.published(file, link=self.link.endpoint, alive=liveness.endpoint))
             self.link.watch(*liveness.sockets)
             stack.callback(self.link.ignore, *liveness.sockets)
             failpoint("launcher.before_server_start")
@@ -258,7 +250,7 @@ class Supervisor:
 
     def _tell_what_waits(self) -> None:
         """A server that runs keeps the study.json that it was started with."""
-        config = self.servers.config
+        config = self.command.study
         with suppress(OSError, ValueError):
             before = json.loads(read_text(config.output_dir / STUDY_FILE))
             if changed := [it.path for it in differences(before, config) if it.is_of_training]:
@@ -280,20 +272,20 @@ class Supervisor:
             )
         )
         match decision:
-            case Restart(pause_s=pause_s, text=text):
-                say(text)
+            case Restart(pause_s=pause_s, message=message):
+                say(message)
                 self._start_at = now + pause_s
-            case NoRestart():
+            case ServerEnd():
                 self._leave(decision)
 
-    def _leave(self, decision: NoRestart) -> None:
-        self._exit_code = decision.exit_code
-        if decision.exit_code in (0, EXIT_SAVED):
-            log.info("%s", decision.text)
+    def _leave(self, end: ServerEnd) -> None:
+        self._exit_code = end.exit_code
+        if end.exit_code in (0, EXIT_SAVED):
+            log.info("%s", end.message)
         else:
-            say(f"{decision.text}. {self.output_dir / 'logs'} holds the logs of launcher and ranks")
+            say(f"{end.message}. {self.output_dir / 'logs'} holds the logs of launcher and ranks")
         if not self.ensemble.leaving:
-            self.ensemble.leave(decision.text)
+            self.ensemble.leave(end.message)
 
     def _interrupt(self, number: signal.Signals) -> None:
         is_urgent = number in (signal.SIGINT, signal.SIGTERM)
@@ -308,8 +300,7 @@ class Supervisor:
         if self._exit_code is not None:
             self.ensemble.leave(self._stop_reason)
         elif self._running is None:
-            text = f"{self._stop_reason} while no server was running"
-            self._leave(NoRestart(exit_code=RankLost.exit_code, text=text))
+            self._leave(lost(f"{self._stop_reason} while no server was running"))
         elif EndReports(self.output_dir, self._running.starting.reports_before).has_report:
             why = f"{self._stop_reason} while the server, whose report is written, had not left"
             say(f"{why}: it is killed")

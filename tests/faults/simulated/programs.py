@@ -156,7 +156,8 @@ def serve(world: "World", job: Job, rank: int, start: StartOptions) -> int:
 def launch(world: "World") -> int:
     """The command stream-launcher."""
     command = ServerCommand(
-        config=world.folder / "study.json",
+        study=world.config,
+        file=world.folder / "study.json",
         overrides=(),
         resume=False,
         ranks=world.plan.num_ranks,

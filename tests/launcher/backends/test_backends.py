@@ -60,7 +60,7 @@ def made(name: str, study_dir: Path) -> Backend:
     """The backend of this name for a study in this folder."""
     config: Any = SimpleNamespace(study_dir=study_dir, output_dir=study_dir / "run")
     resources = JobSettings(options={"host": "elsewhere"})
-    kind = JobKind(study="heat", section="simulation.job", resources=resources, ranks=1)
+    kind = JobKind(study="heat", backend="queue", section="simulation.job", resources=resources, ranks=1)
     match name:
         case "folder queue":
             return FolderQueue(config, kind)

@@ -10,8 +10,10 @@ from stream_server.config import load
 from stream_server.errors import ConfigError, UserCodeError
 from stream_server.launcher.backends.backend import Outage
 from stream_server.launcher.backends.local import LocalBackend
-from stream_server.launcher.backends.registry import load_backend, load_server_backend
+from stream_server.launcher.backends.registry import load_backend
+from stream_server.launcher.backends.scheduler import JobKind
 from stream_server.messages import launcher_link
+from tests.cluster.jobs import simulations_backend
 from tests.fakes.rank_0 import Rank0
 from tests.launcher.backends.test_backends import folder_worker, has_ended
 from tests.launcher.study_run import SLEEPING, StudyRun
@@ -131,7 +133,7 @@ def test_what_a_backend_does_outside_the_protocol_names_its_class_and_method(
 ) -> None:
     folder = StudyFolder(tmp_path)
     folder.write("own.py", f"{OWN}\n    def {method}(self, _):\n        return {returns}\n")
-    backend = load_backend(load(folder.study({"launcher.backend": "own.py:Own"})), Outage())
+    backend = simulations_backend(load(folder.study({"launcher.backend": "own.py:Own"})))
     with pytest.raises(UserCodeError, match=f"own.py:Own: {method} .*{told}"):
         getattr(backend, method)(None)
 
@@ -194,16 +196,16 @@ class Own:
 
 def test_the_backend_of_a_study_is_loaded_by_its_name(tmp_path: Path) -> None:
     folder = StudyFolder(tmp_path)
-    assert isinstance(load_backend(load(folder.study({})), Outage()), LocalBackend)
+    assert isinstance(simulations_backend(load(folder.study({}))), LocalBackend)
     folder.write("own.py", OWN)
     config = load(folder.study({"launcher.backend": "own.py:Own", "simulation.job.options": {"queue": "long"}}))
-    assert load_backend(config, Outage()).backend.kind.resources.options == {"queue": "long"}  # type: ignore[attr-defined]
+    assert simulations_backend(config).backend.kind.resources.options == {"queue": "long"}  # type: ignore[attr-defined]
 
 
 def test_a_backend_of_ones_own_may_be_asked_less_often_after_a_while(tmp_path: Path) -> None:
     folder = StudyFolder(tmp_path)
     folder.write("own.py", OWN)
-    backend = load_backend(load(folder.study({"launcher.backend": "own.py:Own"})), Outage())
+    backend = simulations_backend(load(folder.study({"launcher.backend": "own.py:Own"})))
     backend.backend.query_interval_s = 30.0  # type: ignore[attr-defined]
     assert backend.query_interval_s == 30.0
 
@@ -213,17 +215,17 @@ def test_a_backend_that_does_not_exist_or_cannot_be_made_is_told(tmp_path: Path)
     with pytest.raises(ConfigError, match=r'launcher\.backend: "moab" is not a backend\. Write "local", "slurm"'):
         load(folder.study({"launcher.backend": "moab"}))
     with pytest.raises(ConfigError, match=r"launcher\.backend must name a class, but there is no file"):
-        load_backend(load(folder.study({"launcher.backend": "cluster.py:Own"})), Outage())
+        simulations_backend(load(folder.study({"launcher.backend": "cluster.py:Own"})))
     folder.write("partial.py", OWN.replace("submit = cancel =", "submit ="))
     with pytest.raises(ConfigError, match=r"partial\.py:Own lacks cancel"):
-        load_backend(load(folder.study({"launcher.backend": "partial.py:Own"})), Outage())
+        simulations_backend(load(folder.study({"launcher.backend": "partial.py:Own"})))
     for lines in ("outage = property(print)", "__slots__ = ('kind',)"):
         folder.write("closed.py", f"{OWN}\n    {lines}\n")
         with pytest.raises(ConfigError, match=r"launcher\.backend: `outage` of .*closed\.py:Own cannot be set"):
-            load_backend(load(folder.study({"launcher.backend": "closed.py:Own"})), Outage())
+            simulations_backend(load(folder.study({"launcher.backend": "closed.py:Own"})))
     folder.write("broken.py", "class Own:\n    def __init__(self, config, kind):\n        raise OSError('no route')\n")
     with pytest.raises(UserCodeError, match="no route"):
-        load_backend(load(folder.study({"launcher.backend": "broken.py:Own"})), Outage())
+        simulations_backend(load(folder.study({"launcher.backend": "broken.py:Own"})))
 
 
 def test_a_package_gives_its_backend_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -235,7 +237,7 @@ def test_a_package_gives_its_backend_a_name(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.syspath_prepend(tmp_path / "packages")
     folder = StudyFolder(tmp_path)
     config = load(folder.study({"launcher.backend": "moab", "server.backend": "moab"}))
-    backends = (load_backend(config, Outage()), load_server_backend(config, config.server.backend, Outage()))
+    backends = (simulations_backend(config), load_backend(config, JobKind.of_server(config), Outage()))
     assert [it.backend.kind.section for it in backends] == ["simulation.job", "server.job"]  # type: ignore[attr-defined]
     with pytest.raises(ConfigError, match=r'server\.backend: "maob" is not a backend of the server\. Write "moab"'):
         load(folder.study({"server.backend": "maob"}))

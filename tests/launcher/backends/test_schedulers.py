@@ -18,9 +18,20 @@ from stream_server.errors import ConfigError, UserCodeError
 from stream_server.launcher.backends import batch_backend, flux, lsf, oar, pbs, scheduler
 from stream_server.launcher.backends.backend import JobState, JobStatus, Outage, SavedJob
 from stream_server.launcher.backends.batch_backend import BatchBackend
-from stream_server.launcher.backends.registry import check_backends, load_backend, load_server_backend
+from stream_server.launcher.backends.registry import check_backends, load_backend
 from stream_server.launcher.backends.scheduler import BatchJob, CommandScheduler, JobKind, NotSubmitted, SubmitRefusal
-from tests.cluster.jobs import STUBBORN, WAITING, ended, exit_code, job, output, python, state, with_outage
+from tests.cluster.jobs import (
+    STUBBORN,
+    WAITING,
+    ended,
+    exit_code,
+    job,
+    output,
+    python,
+    simulations_backend,
+    state,
+    with_outage,
+)
 from tests.fakes import scheduler_commands as fake_scheduler
 from tests.support.studies import StudyFolder
 from tests.support.timing import until
@@ -327,7 +338,7 @@ def test_a_node_that_pbs_has_lost_is_an_excuse(code: int) -> None:
 def test_without_the_commands_the_study_is_refused(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
     with pytest.raises(ConfigError, match=r"not found on PATH\. Start the study on a login node"):
-        load_backend(StudyFolder(tmp_path).load({"launcher.backend": name}), Outage())
+        simulations_backend(StudyFolder(tmp_path).load({"launcher.backend": name}))
 
 
 @pytest.mark.parametrize(
@@ -383,14 +394,14 @@ def test_a_setting_that_is_none_of_the_scheduler_is_refused_before_its_commands_
     monkeypatch.setenv("PATH", "/nowhere")
     config = StudyFolder(tmp_path).load({"launcher.backend": name, "simulation.job": job})
     with pytest.raises(ConfigError, match=re.escape(f"the study has 1 problem:\n  simulation.job.{told}")):
-        load_backend(config, Outage())
+        simulations_backend(config)
 
 
 def test_the_job_of_the_server_has_keys_of_its_own(tmp_path: Path) -> None:
     config = StudyFolder(tmp_path).load({"server.backend": "slurm", "server.job.options": {"ntasks": 2}})
     told = r"server\.job\.options\.ntasks: there is a key for this\. Write server\.ranks\."
     with pytest.raises(ConfigError, match=told):
-        load_server_backend(config, "slurm", Outage())
+        load_backend(config, JobKind.of_server(config), Outage())
 
 
 def test_the_settings_of_both_jobs_are_told_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -443,7 +454,7 @@ JOB = JobSettings(
         ),
         (
             oar.resource_words,
-            "-l /network_address=2/resource_id=4,walltime=1:30:00 -q long --project physics",
+            "-l /network_address=2/resource_id=4,walltime=01:30:00 -q long --project physics",
         ),
         (flux.resource_words, "-n4 -c2 -g1 --nodes=2 --time-limit=5400s --queue=long --bank=physics"),
     ],

@@ -9,9 +9,10 @@ import pytest
 from stream_server.config.job_sections import JobSettings
 from stream_server.errors import ConfigError
 from stream_server.launcher.backends import job_script, slurm
-from stream_server.launcher.backends.backend import JobState, Outage
-from stream_server.launcher.backends.registry import load_backend
+from stream_server.launcher.backends.allocation import Allocation
+from stream_server.launcher.backends.backend import JobState
 from stream_server.launcher.backends.scheduler import SubmitRefusal, refusal_of
+from tests.cluster.jobs import simulations_backend
 from tests.support.studies import StudyFolder
 
 # As Slurm 22.05 with slurmdbd answered, each limit on a line of its own before the sentence.
@@ -109,7 +110,7 @@ def test_a_machine_of_no_cluster_is_to_blame_and_not_the_jobs(tmp_path: Path, mo
         )
         (tmp_path / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
-    backend = load_backend(StudyFolder(tmp_path).load({"launcher.backend": "slurm"}), Outage())
+    backend = simulations_backend(StudyFolder(tmp_path).load({"launcher.backend": "slurm"}))
     with pytest.raises(ConfigError, match=r"launcher\.backend: .* belongs to no cluster: .*configuration source"):
         backend.check()
 
@@ -126,13 +127,13 @@ def test_a_machine_of_no_cluster_is_to_blame_and_not_the_jobs(tmp_path: Path, mo
 )
 def test_a_step_that_cannot_fit_into_the_allocation_is_told(job: dict[str, int], ranks: int, told: str) -> None:
     variables = {"SLURM_JOB_CPUS_PER_NODE": "3(x2)", "SLURM_MEM_PER_NODE": "2000"}
-    size = slurm.AllocationSize.of(variables)
+    size = Allocation.found({"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "2"} | variables)
     assert size is not None
     assert re.fullmatch(f"{told}.*", size.problem(JobSettings(**job), ranks))
     assert bool(size.problem(JobSettings(**job), ranks)) == bool(told)
 
 
 def test_the_cores_of_an_allocation_are_those_of_all_its_nodes() -> None:
-    size = slurm.AllocationSize.of({"SLURM_JOB_CPUS_PER_NODE": "72(x2),36", "SLURM_MEM_PER_CPU": "100"})
-    assert size == slurm.AllocationSize(cores=(72, 72, 36), bytes_per_core=100 * 2**20)
-    assert slurm.AllocationSize.of({}) is None
+    variables = {"SLURM_JOB_CPUS_PER_NODE": "72(x2),36", "SLURM_MEM_PER_CPU": "100"}
+    size = Allocation.found({"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "3"} | variables)
+    assert size == Allocation(num_nodes=3, num_tasks=3, cores=(72, 72, 36), bytes_per_core=100 * 2**20)

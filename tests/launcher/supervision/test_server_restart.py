@@ -2,7 +2,7 @@ from dataclasses import replace
 
 import pytest
 
-from stream_server.launcher.supervision.server_restart import MAX_PAUSE_S, NoRestart, Restart, Restarts, ServerEnd
+from stream_server.launcher.supervision.server_restart import MAX_PAUSE_S, Restart, Restarts, ServerEnd
 
 LOST = ServerEnd(exit_code=7, message="the server was lost")
 
@@ -11,9 +11,9 @@ def raised(batch: int | None, code: int = 3) -> ServerEnd:
     return ServerEnd(exit_code=code, message="user code raised", batch=batch)
 
 
-def exit_code(decision: Restart | NoRestart) -> int | None:
+def exit_code(decision: Restart | ServerEnd) -> int | None:
     """None for a restart."""
-    return decision.exit_code if isinstance(decision, NoRestart) else None
+    return decision.exit_code if isinstance(decision, ServerEnd) else None
 
 
 def test_a_lost_server_is_started_again_at_once_and_then_after_growing_pauses() -> None:
@@ -28,12 +28,14 @@ def test_a_server_whose_nodes_may_be_away_is_given_more_time() -> None:
     away = replace(LOST, has_begun=False)
     decisions = [restarts.decide(end, stopping=False) for end in (LOST, away, away, away, LOST)]
     assert [it.pause_s for it in decisions if isinstance(it, Restart)] == [0, 20, 40, MAX_PAUSE_S, 8]
-    assert "again in 40 s, when its nodes may be there (restart 3 of 5" in decisions[2].text
+    assert "again in 40 s, when its nodes may be there (restart 3 of 5" in decisions[2].message
 
 
 def test_a_server_that_is_refused_at_its_first_start_is_not_started_again() -> None:
     refused = replace(LOST, why_refused="mpirun started no rank")
-    assert Restarts(5).decide(refused, stopping=False) == NoRestart(exit_code=2, text="mpirun started no rank")
+    assert Restarts(5).decide(refused, stopping=False) == replace(
+        refused, exit_code=2, message="mpirun started no rank"
+    )
 
 
 def test_a_server_that_is_refused_after_others_have_run_is_started_again() -> None:
@@ -46,7 +48,7 @@ def test_no_pause_is_longer_than_a_minute() -> None:
     restarts = Restarts(10_000, num_in_a_row=5000)
     assert restarts.decide(LOST, stopping=False) == Restart(
         pause_s=MAX_PAUSE_S,
-        text="the server was lost; it is started again (restart 5001 of 10000 without a new checkpoint)",
+        message="the server was lost; it is started again (restart 5001 of 10000 without a new checkpoint)",
     )
 
 
@@ -55,7 +57,7 @@ def test_progress_gives_all_restarts_back() -> None:
     restarts.decide(LOST, stopping=False)
     restarts.progressed()
     assert restarts.decide(LOST, stopping=False) == Restart(
-        pause_s=0.0, text="the server was lost; it is started again (restart 1 of 1 without a new checkpoint)"
+        pause_s=0.0, message="the server was lost; it is started again (restart 1 of 1 without a new checkpoint)"
     )
 
 

@@ -6,7 +6,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Collection, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import pytest
@@ -24,7 +24,6 @@ from stream_server.launcher.supervision.server_job import (
 from stream_server.launcher.supervision.server_restart import (
     REPORT_FILE,
     EndReports,
-    NoRestart,
     Restart,
     Restarts,
     ServerEnd,
@@ -211,9 +210,9 @@ def test_what_mpirun_printed_last_is_told_and_a_server_that_ssh_refuses_is_not_s
     told = f"the job of the server ended with exit code 255 and left no report; its last words: {printed.strip()}"
     assert end.message == told
     decision = Restarts(3).decide(end, stopping=False)
-    assert isinstance(decision, NoRestart) == is_refused
-    assert decision.text.startswith(told)
-    assert all(word in decision.text for word in ("server.job.mpirun", "pbs_tmrsh", "pbsdsh", "ssh")) == is_refused
+    assert isinstance(decision, ServerEnd) == is_refused
+    assert decision.message.startswith(told)
+    assert all(word in decision.message for word in ("server.job.mpirun", "pbs_tmrsh", "pbsdsh", "ssh")) == is_refused
 
 
 @pytest.mark.parametrize("exit_code", [0, 4, 5, 6])
@@ -294,7 +293,7 @@ def test_at_the_end_each_backend_is_closed_also_after_one_that_does_not_answer(
 
     closed: list[str] = []
     monkeypatch.setattr(backend, "close", lambda: closed.append("job-1"))
-    with Servers(StudyFolder(tmp_path / "heat").load(), Outage()) as servers:
+    with closing(Servers(StudyFolder(tmp_path / "heat").load(), Outage())) as servers:
         servers._backends.update({"slurm": Away(), "pbs": backend})
     assert closed == ["job-1"]
     assert caplog.messages == ["jobs of the server may go on: slurm: no route to host"]
@@ -351,7 +350,7 @@ def test_a_server_whose_job_is_over_goes_on_in_the_next_one_however_often_as_lon
     for _ in range(5):
         restarts.progressed()
         assert restarts.decide(SAVED, stopping=False) == Restart(
-            pause_s=0.0, text="saved before the time limit; it goes on in the next job"
+            pause_s=0.0, message="saved before the time limit; it goes on in the next job"
         )
 
 
@@ -359,14 +358,14 @@ def test_jobs_that_save_nothing_are_counted() -> None:
     restarts = Restarts(1)
     assert isinstance(restarts.decide(SAVED, stopping=False), Restart)
     last = restarts.decide(SAVED, stopping=False)
-    assert isinstance(last, NoRestart)
+    assert isinstance(last, ServerEnd)
     assert last.exit_code == 75
 
 
 def test_a_study_that_was_to_stop_does_not_go_on_in_another_job() -> None:
     restarts = Restarts(3)
     restarts.progressed()
-    assert restarts.decide(SAVED, stopping=True) == NoRestart(exit_code=75, text="saved before the time limit")
+    assert restarts.decide(SAVED, stopping=True) == SAVED
 
 
 def test_whoever_asks_again_waits_for_no_abandoned_job(job: SubmittedServer, backend: ScriptedBackend) -> None:
