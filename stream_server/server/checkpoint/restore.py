@@ -17,10 +17,10 @@ from stream_server.buffers.redeal import Dealt, redeal
 from stream_server.buffers.statics import StaticFields
 from stream_server.errors import DamagedCheckpoint
 from stream_server.messages.routing import Dealing
-from stream_server.ragged import copied
+from stream_server.ragged import row_of
 from stream_server.server.checkpoint.folder import RANK, ROWS, rank_folder
 from stream_server.server.intake.source import REPLAY
-from stream_server.server.intake.validation_store import ValidationStore, dealt_rows
+from stream_server.server.intake.validation_store import ValidationStore
 from stream_server.storage.plain_state import damage_in, read_state
 from stream_server.storage.sample_file import SampleLayout, read_rows
 from stream_server.storage.typed import quoted
@@ -61,19 +61,16 @@ class SavedRank:
         """The rows of the buffer, the held-out ones or the static fields, chunk by chunk."""
         return read_rows(self.folder / ROWS[name], self._layout(name))
 
-    def held_out(self) -> tuple[dict[str, Any], Arrays]:
-        """The state of the validation store, and all of its rows."""
-        layout = self._layout("held_out")
-        arrays: Arrays = {
-            name: np.empty(layout.num_rows, object)
-            if name in layout.lengths
-            else np.empty((layout.num_rows, *shape), dtype)
-            for name, dtype, shape in layout.fields
-        }
+    def into_store(self, store: ValidationStore, rank: int, num_ranks: int, *, by_simulation: bool) -> None:
+        """Load the share of a rank of the held-out rows: rows or whole simulations at equal distances."""
+        saved = self.state["held_out"]
+        simulations, time_steps = saved["simulation_ids"].tolist(), saved["time_steps"].tolist()
         for rows, values in self.rows("held_out"):
-            for name, array in arrays.items():
-                array[rows.start : rows.stop] = copied(values[name]) if name in layout.lengths else values[name]
-        return self.state["held_out"], arrays
+            for place, row in enumerate(rows):
+                if (simulations[row] if by_simulation else row) % num_ranks == rank:
+                    fields = {name: row_of(array, place) for name, array in values.items()}
+                    present = {name: bool(is_present[row]) for name, is_present in saved["present"].items()}
+                    store.add(simulations[row], time_steps[row], fields, present)
 
     def into_statics(self, statics: StaticFields, simulations: Collection[int] | None) -> None:
         """Load the static fields of these simulations, or of all."""
@@ -174,14 +171,9 @@ class RankRestore:
 
         Which simulations are complete, the ranks have to agree on.
         """
+        share = (0, 1) if self.is_own else (self.rank, self.dealing.num_ranks)
         for saved in self.saved:
-            state, fields = saved.held_out()
-            if not self.is_own:
-                by_simulation = self.whole_simulations
-                state, fields = dealt_rows(
-                    state, fields, self.rank, self.dealing.num_ranks, by_simulation=by_simulation
-                )
-            store.load({**state, "complete": []}, fields)
+            saved.into_store(store, *share, by_simulation=self.whole_simulations)
 
     def recorded(self) -> dict[int, int | None]:
         """The place up to which the checkpoint has the record of each rank whose part was read, None for none.

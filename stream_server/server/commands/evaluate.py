@@ -17,7 +17,7 @@ from stream_server.server.checkpoint.continuation import by_rank_0
 from stream_server.server.checkpoint.restore import SavedRank
 from stream_server.server.intake.parameters import SimulationParameters
 from stream_server.server.intake.source import REPLAY
-from stream_server.server.intake.validation_store import ValidationStore, dealt_rows
+from stream_server.server.intake.validation_store import ValidationStore
 from stream_server.server.model.saved_model import SavedModel, find_saved_model
 from stream_server.server.ranks.collectives import CollectiveCalls
 from stream_server.server.ranks.communicator import Ranks, environment_rank, ranks_from_environment
@@ -128,15 +128,14 @@ def read_held_out(saved: SavedModel, config: StudyConfig, ranks: Ranks) -> HeldO
     parameters = SimulationParameters()
     if saved.checkpoint is not None:
         is_own = saved.num_ranks == ranks.size
+        share = (0, 1) if is_own else (ranks.rank, ranks.size)
         for rank in [ranks.rank] if is_own else range(saved.num_ranks):
             part = SavedRank(Path(saved.checkpoint), rank)
             if REPLAY not in part.state:
                 parameters.load_state_dict(part.state["parameters"])
-            state, fields = part.held_out()
-            if not is_own:
-                by_simulation = windows is not None
-                state, fields = dealt_rows(state, fields, ranks.rank, ranks.size, by_simulation=by_simulation)
-            store.load(state, fields)
+            part.into_store(store, *share, by_simulation=windows is not None)
+            for simulation in part.state["held_out"]["complete"]:
+                store.complete(simulation)
             part.into_statics(statics, range(config.validation.simulations))
     return HeldOutSamples(store=store, parameters_of=parameters.__getitem__, window_shape=windows, statics=statics)
 

@@ -12,7 +12,7 @@ import numpy as np
 from stream_server.buffers import Slots
 from stream_server.server.intake.attempts import AttemptState, StepRun
 from stream_server.server.intake.filling import Array
-from stream_server.server.intake.settlement import Settlement
+from stream_server.server.intake.settlement import Settlement, StepObserver
 from stream_server.server.intake.state import IntakeState
 from stream_server.wording import listed
 
@@ -72,7 +72,7 @@ class AttemptComparison:
         }
 
 
-class EqualSimulations:
+class EqualSimulations(StepObserver):
     """Compares the time steps of all simulations, until two of them differ.
 
     A program that misspells its parameters, or reads them from elsewhere, computes the same for all of them. Only the
@@ -83,17 +83,13 @@ class EqualSimulations:
     """
 
     def __init__(self, slots: Slots, *, is_open: bool) -> None:
+        super().__init__(is_open=is_open)
         self.slots = slots
-        self.is_open = is_open
         self._checksums: dict[int, int] = {}
         self._came_of_one: dict[int, int] = {}
-        self._sent: set[int] = set()
-        self._finished: dict[int, tuple[float, ...]] = {}
-        self._is_told = False
 
     @property
     def warnings(self) -> list[str]:
-        """Warnings about all simulations that have finished so far."""
         num = len(self._finished)
         if not self.is_open or self._came_of_one or num < ENOUGH or len(set(self._finished.values())) < num:
             return []
@@ -104,8 +100,7 @@ class EqualSimulations:
         ]
 
     def note(self, run: StepRun) -> None:
-        """Compare steps that were accepted; what is in their slots is what came."""
-        self._sent.add(run.attempt.simulation)
+        super().note(run)
         for index, slot in zip(run.indices, run.slots, strict=True):
             checksum = 0
             for name in self.slots.arrays:
@@ -122,17 +117,8 @@ class EqualSimulations:
             elif self._came_of_one.get(index) != run.attempt.simulation:
                 self._came_of_one.pop(index, None)
 
-    def finish(self, simulation: int, parameters: Iterable[float]) -> list[str]:
-        """Note that a simulation has finished; gives what is to be told now, once."""
-        if not self.is_open or simulation not in self._sent:
-            return []
-        self._finished[simulation] = tuple(parameters)
-        warnings = [] if self._is_told else self.warnings
-        self._is_told |= bool(warnings)
-        return warnings
 
-
-class MissingFields:
+class MissingFields(StepObserver):
     """Watches for optional fields that no simulation sends, as those whose names a program misspells.
 
     A batch has zeros in their place, which a network would learn. `is_open`: one of them came in no time step so far.
@@ -140,20 +126,13 @@ class MissingFields:
 
     def __init__(self, names: Iterable[str], *, num_ranks: int) -> None:
         self._names = set(names)
+        super().__init__(is_open=bool(self._names))
         # Of each simulation this rank may see one time step of `num_ranks`.
         self._enough = ENOUGH * num_ranks
-        self._sent: set[int] = set()
-        self._finished: set[int] = set()
-        self._is_told = False
-
-    @property
-    def is_open(self) -> bool:
-        return bool(self._names)
 
     @property
     def warnings(self) -> list[str]:
-        """Warnings about the time steps that were accepted so far."""
-        if not self._names or len(self._finished & self._sent) < self._enough:
+        if not self.is_open or len(self._finished) < self._enough:
             return []
         return [
             f"no time step that was received has {listed(sorted(self._names))}, which study.fields says is optional: "
@@ -162,15 +141,9 @@ class MissingFields:
         ]
 
     def note(self, run: StepRun) -> None:
-        self._sent.add(run.attempt.simulation)
+        super().note(run)
         self._names.intersection_update(run.absent)
-
-    def finish(self, simulation: int, parameters: Iterable[float]) -> list[str]:
-        """Note that a simulation has finished; gives what is to be told now, once."""
-        self._finished.add(simulation)
-        warnings = [] if self._is_told else self.warnings
-        self._is_told |= bool(warnings)
-        return warnings
+        self.is_open = bool(self._names)
 
 
 def _difference(earlier: Step, sent: Step) -> str:

@@ -38,21 +38,32 @@ class SampleRecorder(Protocol):
     def sync(self, position: int | None) -> int | None: ...
 
 
-class StepObserver(Protocol):
-    """Looks at accepted steps as long as it `is_open`, and says in `warnings` what people should know of them.
+class StepObserver:
+    """Looks at accepted steps as long as it `is_open`, and says in `warnings` what people should know of them."""
 
-    `finish` is called when a simulation has finished; it gives what is to be told now.
-    """
+    def __init__(self, *, is_open: bool) -> None:
+        self.is_open = is_open
+        self._sent: set[int] = set()
+        self._finished: dict[int, tuple[float, ...]] = {}
+        self._is_told = False
 
     @property
-    def is_open(self) -> bool: ...
+    def warnings(self) -> list[str]:
+        """Warnings about all simulations that have finished so far."""
+        return []
 
-    @property
-    def warnings(self) -> list[str]: ...
+    def note(self, run: StepRun) -> None:
+        """Look at steps that were accepted; what is in their slots is what came."""
+        self._sent.add(run.attempt.simulation)
 
-    def note(self, run: StepRun) -> None: ...
-
-    def finish(self, simulation: int, parameters: Iterable[float]) -> list[str]: ...
+    def finish(self, simulation: int, parameters: Iterable[float]) -> list[str]:
+        """Note that a simulation has finished; gives what is to be told now, once."""
+        if not self.is_open or simulation not in self._sent:
+            return []
+        self._finished[simulation] = tuple(parameters)
+        warnings = [] if self._is_told else self.warnings
+        self._is_told |= bool(warnings)
+        return warnings
 
 
 class Settlement:

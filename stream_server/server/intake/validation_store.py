@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from stream_server.ragged import array_of, row_of
+from stream_server.ragged import array_of
 
 Arrays = dict[str, npt.NDArray[Any]]
 
@@ -146,21 +146,6 @@ class ValidationStore:
         with self._lock:
             return self._rows_of(self._rows)
 
-    def load(self, state: Mapping[str, Any], fields: Arrays) -> None:
-        """Take back what `HeldOutRows` held: its `state`, and the values of each field, one row for each step."""
-        with self._lock:
-            for i, (simulation, time_step) in enumerate(
-                zip(state["simulation_ids"].tolist(), state["time_steps"].tolist(), strict=True)
-            ):
-                row = _Row(
-                    time_step=time_step,
-                    fields={name: row_of(array, i) for name, array in fields.items()},
-                    present={name: bool(present[i]) for name, present in state["present"].items()},
-                )
-                self._rows.setdefault(simulation, []).append(row)
-            self._complete.update(state["complete"])
-            self._in_order = None
-
     def complete_rows(self) -> HeldOutRows:
         """The complete simulations in the order of their ids and time steps."""
         with self._lock:
@@ -178,22 +163,6 @@ class ValidationStore:
             complete=tuple(sorted(self._complete)),
             ragged=self.ragged,
         )
-
-
-def dealt_rows(
-    state: Mapping[str, Any], fields: Arrays, rank: int, num_ranks: int, *, by_simulation: bool
-) -> tuple[dict[str, Any], Arrays]:
-    """The share of a rank of what a store held, for `load`: rows or whole simulations at equal distances."""
-    rows: Any = slice(rank, None, num_ranks)
-    if by_simulation:
-        rows = np.flatnonzero(state["simulation_ids"] % num_ranks == rank)
-    share = {
-        "simulation_ids": state["simulation_ids"][rows],
-        "time_steps": state["time_steps"][rows],
-        "present": {name: present[rows] for name, present in state["present"].items()},
-        "complete": state["complete"],
-    }
-    return share, {name: array[rows] for name, array in fields.items()}
 
 
 class NoValidationStore(ValidationStore):

@@ -154,6 +154,20 @@ def test_held_out_samples_are_dealt_to_all_ranks(tmp_path: Path) -> None:
     assert [len(held_out(rank)) for rank in found] == [5, 4]
 
 
+def test_held_out_samples_go_on_as_they_were(tmp_path: Path) -> None:
+    rank = SavedStudyRank(Fifo(capacity=8))
+    rank.receive((0, 1), (0, 0))
+    rank.store.add(0, 3, {"u": np.zeros(4)}, {"u": False})
+    _, [found] = restore_all(save_all([rank], tmp_path), 1, 1, POLICIES["fifo"])
+    for it in (rank, found):
+        it.receive((0, 2))
+        it.store.complete(0)
+    rows, expected = found.store.complete_rows(), rank.store.complete_rows()
+    assert rows.time_steps.tolist() == expected.time_steps.tolist() == [0, 1, 2, 3]
+    assert rows.present["u"].tolist() == [True, True, True, False]
+    np.testing.assert_array_equal(rows.rows("u", 0, 4), expected.rows("u", 0, 4))
+
+
 @pytest.mark.parametrize("told", [[0, 1], [1], []])
 def test_a_held_out_simulation_is_complete_on_any_number_of_ranks_if_all_its_shares_are(
     told: list[int], tmp_path: Path

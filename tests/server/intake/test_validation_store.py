@@ -3,7 +3,6 @@
 import numpy as np
 
 from stream_server.server.intake.validation_store import ValidationStore
-from stream_server.storage.plain_state import from_bytes, to_bytes
 
 
 def add(store: ValidationStore, simulation: int, step: int, *, present: bool = True) -> None:
@@ -59,27 +58,3 @@ def test_rows_that_were_saved_are_those_of_that_moment() -> None:
     assert len(rows) == 2
     assert (rows.simulation_ids.tolist(), rows.complete) == ([0, 1], (0,))
     np.testing.assert_array_equal(rows.rows("u", 0, 2), [[0, 0, 0], [10, 10, 10]])
-
-
-def test_a_store_that_was_taken_back_goes_on_as_it_was() -> None:
-    store, other = ValidationStore(3), ValidationStore(3)
-    for simulation, step, present in ((0, 1, True), (2, 0, False), (0, 0, True)):
-        add(store, simulation, step, present=present)
-    store.complete(2)
-    rows = store.freeze()
-    other.load(from_bytes(to_bytes(rows.state())), {"u": rows.rows("u", 0, 3)})
-    for it in (store, other):
-        add(it, 0, 2)
-        it.complete(0)
-    found, expected = other.complete_rows(), store.complete_rows()
-    assert found.time_steps.tolist() == expected.time_steps.tolist() == [0, 1, 2, 0]
-    np.testing.assert_array_equal(found.rows("u", 0, 4), expected.rows("u", 0, 4))
-    assert found.present["u"].tolist() == [True, True, True, False]
-
-
-def test_a_store_without_a_row_can_be_taken_back() -> None:
-    rows = ValidationStore(1).freeze()
-    other = ValidationStore(1)
-    other.load(from_bytes(to_bytes(rows.state())), {})
-    assert len(rows) == 0
-    assert len(other.complete_rows()) == 0
