@@ -4,7 +4,7 @@ Why: docs/decisions/0020-fields-once-per-simulation.md
 """
 
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,45 +22,52 @@ SURPLUS = 16
 SURPLUS_BYTES = 2**26
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class FrozenStatics:
-    """The static fields of some simulations at one moment: row i of each field is that of the i-th of `simulations`.
+class ArrayRows:
+    """Rows that have an array for each field: row i those of the i-th of `arrays`; of `ragged` fields they differ."""
 
-    `observed` tells which of them count in the statistics already. `shapes` are those of the fields, of `ragged` ones
-    the largest.
-    """
+    arrays: Sequence[FieldArrays]
+    ragged: frozenset[str]
+
+    def __len__(self) -> int:
+        return len(self.arrays)
+
+    @property
+    def fields(self) -> dict[str, tuple[np.dtype[Any], tuple[int, ...]]]:
+        """Type and shape of one row of each field, of a ragged one the largest; empty while there is no row."""
+        first, lengths = self.arrays[0] if self.arrays else {}, self.lengths
+        largest = {name: max(1, int(lengths[name].max())) for name in lengths}
+        return {
+            name: (array.dtype, (largest[name], *array.shape[1:]) if name in largest else array.shape)
+            for name, array in first.items()
+        }
+
+    @property
+    def lengths(self) -> dict[str, npt.NDArray[np.int64]]:
+        """The lengths of each ragged field in all rows."""
+        names = self.ragged.intersection(self.arrays[0]) if self.arrays else ()
+        return {name: np.array([len(row[name]) for row in self.arrays], np.int64) for name in names}
+
+    def rows(self, name: str, start: int, stop: int) -> npt.NDArray[Any]:
+        """The values of one field in rows `start` to `stop`; of a ragged one they are an array of arrays."""
+        some = [row[name] for row in self.arrays[start:stop]]
+        return array_of(some) if name in self.ragged else np.stack(some)
+
+    def state(self) -> dict[str, Any]:
+        """Everything but the values of the fields, as plain containers and arrays."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, kw_only=True)
+class FrozenStatics(ArrayRows):
+    """The static fields of some simulations at one moment, and which of them count in the statistics already."""
 
     simulations: tuple[int, ...]
     arrays: tuple[FieldArrays, ...]
     observed: tuple[bool, ...]
-    shapes: Mapping[str, tuple[int, ...]]
     ragged: frozenset[str]
 
-    def __len__(self) -> int:
-        return len(self.simulations)
-
-    @property
-    def fields(self) -> dict[str, tuple[np.dtype[Any], tuple[int, ...]]]:
-        """Type and shape of one row of each field; empty while there is no row."""
-        first = self.arrays[0] if self.arrays else {}
-        return {name: (array.dtype, self.shapes[name]) for name, array in first.items()}
-
-    @property
-    def lengths(self) -> dict[str, npt.NDArray[np.int64]]:
-        return {
-            name: np.array([len(arrays[name]) for arrays in self.arrays], np.int64)
-            for name in self.fields
-            if name in self.ragged
-        }
-
-    def state(self) -> dict[str, npt.NDArray[Any]]:
-        """Everything but the values of the fields."""
+    def state(self) -> dict[str, Any]:
         return {"simulations": np.array(self.simulations, np.int64), "observed": np.array(self.observed, bool)}
-
-    def rows(self, name: str, start: int, stop: int) -> npt.NDArray[Any]:
-        """The values of one field in rows `start` to `stop`; of a ragged one they are an array of arrays."""
-        some = [arrays[name] for arrays in self.arrays[start:stop]]
-        return array_of(some) if name in self.ragged else np.stack(some)
 
 
 class StaticFields:
@@ -175,7 +182,6 @@ class StaticFields:
             simulations=simulations,
             arrays=tuple(self._of.values()),
             observed=tuple(each in self.observed for each in simulations),
-            shapes=self.shapes,
             ragged=self.ragged,
         )
 

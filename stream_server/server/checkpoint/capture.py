@@ -8,12 +8,9 @@ from datetime import UTC, datetime
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, Protocol
-
-import numpy as np
-from numpy.typing import NDArray
 
 from stream_server.buffers import Buffer, Frozen
+from stream_server.buffers.statics import ArrayRows
 from stream_server.config import StudyConfig
 from stream_server.server.checkpoint.folder import (
     RANK,
@@ -38,27 +35,6 @@ from stream_server.storage.folders import PendingFile
 from stream_server.storage.plain_state import write_state
 from stream_server.storage.sample_file import SampleLayout, write_rows
 from stream_server.user_code import digest_of
-
-
-class FrozenRows(Protocol):
-    """Rows of samples at one moment, whose values are written to a file of their own."""
-
-    def __len__(self) -> int: ...
-
-    @property
-    def fields(self) -> dict[str, tuple[np.dtype[Any], tuple[int, ...]]]:
-        """Type and shape of one row of each field, of a ragged one the largest."""
-        ...
-
-    @property
-    def lengths(self) -> dict[str, NDArray[np.int64]]: ...
-
-    def rows(self, name: str, start: int, stop: int) -> NDArray[Any]: ...
-
-    def state(self) -> dict[str, Any]:
-        """Everything but the values."""
-        ...
-
 
 PACKAGES = ("stream-server", "numpy", "pyzmq", "mpi4py", "torch")
 
@@ -112,7 +88,7 @@ class StudyCapture:
         self.step.compare_saved()
         taken = self._taken = self.source.snapshot()
         self._batches = self.progress.batches
-        rows: dict[str, FrozenRows] = {"buffer": taken.buffer, "held_out": taken.validation}
+        rows: dict[str, Frozen | ArrayRows] = {"buffer": taken.buffer, "held_out": taken.validation}
         if self.buffer.slots.statics.shapes:
             rows["statics"] = taken.buffer.statics
         files = [self._rows(name, rows[name]) for name in rows]
@@ -143,7 +119,7 @@ class StudyCapture:
     def _folder(self) -> str:
         return rank_folder(self.ranks.rank)
 
-    def _rows(self, name: str, frozen: FrozenRows) -> PendingFile:
+    def _rows(self, name: str, frozen: Frozen | ArrayRows) -> PendingFile:
         path, buffer = f"{self._folder}/{ROWS[name]}", self.buffer
 
         def write(file: ChecksumFile) -> None:
@@ -155,7 +131,7 @@ class StudyCapture:
             return PendingFile(path=path, write=write, release=lambda: buffer.thaw_all(frozen))
         return PendingFile(path=path, write=write)
 
-    def _rank(self, taken: ReceptionSnapshot, rows: Mapping[str, FrozenRows]) -> PendingFile:
+    def _rank(self, taken: ReceptionSnapshot, rows: Mapping[str, Frozen | ArrayRows]) -> PendingFile:
         names = [*self.parts, *taken.state, *rows, "record"]
         assert len({*names}) == len(names), f"two parts of the state have one name: {names}"
         state = {name: part.state_dict() for name, part in self.parts.items()} | taken.state
@@ -185,7 +161,7 @@ class StudyCapture:
         ]
 
 
-def _layout(frozen: FrozenRows) -> SampleLayout:
+def _layout(frozen: Frozen | ArrayRows) -> SampleLayout:
     fields = tuple((name, dtype.str, shape) for name, (dtype, shape) in frozen.fields.items())
     return SampleLayout(num_rows=len(frozen), fields=fields, lengths=frozen.lengths)
 

@@ -9,20 +9,19 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from stream_server.buffers.statics import ArrayRows, FieldArrays
 from stream_server.ragged import array_of
-
-Arrays = dict[str, npt.NDArray[Any]]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Row:
     time_step: int
-    fields: Arrays
+    fields: FieldArrays
     present: dict[str, bool]
 
 
 @dataclass(frozen=True, kw_only=True)
-class HeldOutRows:
+class HeldOutRows(ArrayRows):
     """Steps of held-out simulations at one moment; they never change. Values that are not `present` are zero."""
 
     simulation_ids: npt.NDArray[np.int64]
@@ -30,8 +29,9 @@ class HeldOutRows:
     complete: tuple[int, ...]
     ragged: frozenset[str] = frozenset()
 
-    def __len__(self) -> int:
-        return len(self.steps)
+    @cached_property
+    def arrays(self) -> Sequence[FieldArrays]:
+        return [row.fields for row in self.steps]
 
     @cached_property
     def time_steps(self) -> npt.NDArray[np.int64]:
@@ -40,10 +40,10 @@ class HeldOutRows:
     @cached_property
     def present(self) -> dict[str, npt.NDArray[np.bool_]]:
         """Which rows have each field."""
-        return {name: np.array([row.present[name] for row in self.steps], bool) for name in self._first}
+        names = self.steps[0].present if self.steps else ()
+        return {name: np.array([row.present[name] for row in self.steps], bool) for name in names}
 
     def state(self) -> dict[str, Any]:
-        """Everything but the fields' values, as plain containers and arrays."""
         return {
             "simulation_ids": self.simulation_ids,
             "time_steps": self.time_steps,
@@ -51,41 +51,15 @@ class HeldOutRows:
             "complete": list(self.complete),
         }
 
-    @property
-    def fields(self) -> dict[str, tuple[np.dtype[Any], tuple[int, ...]]]:
-        """Type and shape of one row of each field, of a ragged one the largest; empty while there is no row."""
-        lengths = self.lengths
-        return {
-            name: (
-                array.dtype,
-                (max(1, int(lengths[name].max())), *array.shape[1:]) if name in lengths else array.shape,
-            )
-            for name, array in self._first.items()
-        }
-
-    @property
-    def lengths(self) -> dict[str, npt.NDArray[np.int64]]:
-        """The lengths of each ragged field in all rows."""
-        names = self.ragged.intersection(self._first)
-        return {name: np.array([len(row.fields[name]) for row in self.steps], np.int64) for name in names}
-
-    def rows(self, name: str, start: int, stop: int) -> npt.NDArray[Any]:
-        """The values of one field in rows `start` to `stop`."""
-        return self.take(name, np.arange(start, stop))
-
     def take(self, name: str, rows: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
         """Copies of the values of one field in these rows, stacked along axes of their shape.
 
         Of a ragged field they are an array of arrays.
         """
-        values = [self.steps[row].fields[name] for row in rows.ravel().tolist()]
+        values = [self.arrays[row][name] for row in rows.ravel().tolist()]
         if name in self.ragged:
             return array_of([value.copy() for value in values]).reshape(rows.shape)
         return np.stack(values).reshape(*rows.shape, *values[0].shape)
-
-    @property
-    def _first(self) -> Arrays:
-        return self.steps[0].fields if self.steps else {}
 
 
 class ValidationStore:
@@ -122,7 +96,7 @@ class ValidationStore:
         with self._lock:
             self._rows.setdefault(simulation, []).append(row)
 
-    def last_step(self, simulation: int) -> dict[int, Arrays]:
+    def last_step(self, simulation: int) -> dict[int, FieldArrays]:
         """The fields of the last time step of a simulation that is here, by that time step. Receiver thread."""
         rows = self._rows.get(simulation, ())
         last = sorted(rows, key=lambda row: row.time_step)[-1:]

@@ -38,51 +38,49 @@ def files_in(folder: Path) -> list[Path]:
     return []
 
 
-class FileOrder:
-    """The order in which the rows of files are trained on; pure.
+class FilesRecord:
+    """The entries of all files, as `RankRecord` gives those of a rank. At most `MOST_OPEN` files are open.
 
-    The numbers count through the parameters of all simulations, what they share if it `has_statics`, the held-out
-    samples once, the others once an epoch, the ends of the simulations and those of trajectories. A row is a position
-    among the rows of all files, one file after the other.
+    Their numbers count through the parameters of all simulations, what these share if they share anything, the held-out
+    samples once, the others once an epoch, the ends of the simulations and those of trajectories. With
+    `offline.shuffle` the order of an epoch is random, a function of the seed: that of the rows, or, where samples are
+    windows, that of the files alone. A row is a position among the rows of all files, one file after the other.
 
-    Args:
-        lengths: the number of rows of each file.
-        held_out, finished: which files are held out, and which are whole.
-        keeps_files: whether the rows of a file follow each other, so that only the order of the files is random.
+    `dtypes` are the types in which the study keeps the fields.
     """
 
-    def __init__(
-        self,
-        lengths: Sequence[int],
-        *,
-        held_out: npt.NDArray[np.bool_],
-        finished: npt.NDArray[np.bool_],
-        epochs: int,
-        shuffle_seed: int | None,
-        keeps_files: bool = False,
-        has_statics: bool = False,
-        num_trajectory_ends: int = 0,
-    ) -> None:
-        self.num_files = len(lengths)
-        self.file_of_row = np.repeat(np.arange(self.num_files), lengths)
-        self.begins = np.cumsum([0, *lengths])
-        self._trained = np.flatnonzero(~held_out[self.file_of_row])
-        self._seed = shuffle_seed
-        self._keeps_files = keeps_files
+    rank = 0
+
+    def __init__(self, files: Sequence[SimulationFile], config: StudyConfig) -> None:
+        self.dtypes: dict[str, npt.DTypeLike] = {}
+        self._files = files
+        self._takes_nonfinite = config.training.nonfinite == "keep"
+        self._seed = config.study.data_seed if config.offline.shuffle else None
+        self._keeps_files = config.window is not None
+        self._simulations = np.array([file.simulation for file in files], np.int64)
+        self._time_steps = np.concatenate([np.zeros(0, np.int64), *(file.time_steps for file in files)])
+        self._ends = np.concatenate([np.zeros(0, np.int64), *(file.trajectory_ends for file in files)])
+        each, lengths = np.arange(len(files)), [len(file.time_steps) for file in files]
+        self._file_of_end = np.repeat(each, [len(file.trajectory_ends) for file in files])
+        self._file_of_row = np.repeat(each, lengths)
+        self._begins = np.cumsum([0, *lengths])
+        is_held_out = self._simulations[self._file_of_row] < config.validation.simulations
+        self._trained = np.flatnonzero(~is_held_out)
         self._epoch, self._rows = -1, self._trained
-        self._before = [
-            (EntryKind.PARAMETERS, np.arange(self.num_files)),
-            (EntryKind.STATICS, np.arange(self.num_files if has_statics else 0)),
-            (EntryKind.HELD_OUT, np.flatnonzero(held_out[self.file_of_row])),
+        before = [
+            (EntryKind.PARAMETERS, each),
+            (EntryKind.STATICS, each[: len(files) if config.study.static_fields else 0]),
+            (EntryKind.HELD_OUT, np.flatnonzero(is_held_out)),
         ]
-        self._epochs = epochs
-        self._behind = [
-            (EntryKind.FINISHED, np.flatnonzero(finished)),
-            (EntryKind.TRAJECTORY_END, np.arange(num_trajectory_ends)),
+        self._first_epoch = len(before)
+        self._sections = [
+            *before,
+            *[(EntryKind.SAMPLE, self._trained)] * config.offline.epochs,
+            (EntryKind.FINISHED, np.flatnonzero([file.finished for file in files])),
+            (EntryKind.TRAJECTORY_END, np.arange(len(self._ends))),
         ]
-        sizes = [len(self._trained)] * epochs
-        sizes = [*(len(it) for _, it in self._before), *sizes, *(len(it) for _, it in self._behind)]
-        self._stops = list(accumulate(sizes))
+        self._stops = list(accumulate(len(places) for _, places in self._sections))
+        self._open: OrderedDict[int, SimulationFile] = OrderedDict()
 
     def __len__(self) -> int:
         return self._stops[-1]
@@ -93,15 +91,10 @@ class FileOrder:
         kind, places = self._section(section)
         return kind, int(places[number - (self._stops[section - 1] if section else 0)])
 
-    def sections(self) -> Iterator[tuple[EntryKind, npt.NDArray[np.int64]]]:
-        """All entries in their order: the kind of many of them, and their places as `place` gives them."""
-        return map(self._section, range(len(self._stops)))
-
     def _section(self, number: int) -> tuple[EntryKind, npt.NDArray[np.int64]]:
-        epoch = number - len(self._before)
-        if 0 <= epoch < self._epochs:
-            return EntryKind.SAMPLE, self._rows_of(epoch)
-        return self._before[number] if epoch < 0 else self._behind[epoch - self._epochs]
+        """The kind of many entries that follow each other, and their places as `place` gives them."""
+        kind, places = self._sections[number]
+        return kind, self._rows_of(number - self._first_epoch) if kind is EntryKind.SAMPLE else places
 
     def _rows_of(self, epoch: int) -> npt.NDArray[np.int64]:
         """The rows in the order of an epoch; that of the last one that was asked for is kept."""
@@ -109,34 +102,11 @@ class FileOrder:
             generator = np.random.default_rng((self._seed, SHUFFLE_STREAM, epoch))
             self._epoch = epoch
             if self._keeps_files:
-                place = generator.permutation(self.num_files)[self.file_of_row[self._trained]]
+                place = generator.permutation(len(self._files))[self._file_of_row[self._trained]]
                 self._rows = self._trained[np.argsort(place, kind="stable")]
             else:
                 self._rows = generator.permutation(self._trained)
         return self._rows
-
-
-class FilesRecord:
-    """The entries of all files, as `RankRecord` gives those of a rank. At most `MOST_OPEN` files are open.
-
-    `dtypes` are the types in which the study keeps the fields.
-    """
-
-    rank = 0
-
-    def __init__(self, files: Sequence[SimulationFile], order: FileOrder, *, takes_nonfinite: bool) -> None:
-        self._files = files
-        self._order = order
-        self._takes_nonfinite = takes_nonfinite
-        self.dtypes: dict[str, npt.DTypeLike] = {}
-        self._simulations = np.array([file.simulation for file in files], np.int64)
-        self._time_steps = np.concatenate([np.zeros(0, np.int64), *(file.time_steps for file in files)])
-        self._ends = np.concatenate([np.zeros(0, np.int64), *(file.trajectory_ends for file in files)])
-        self._file_of_end = np.repeat(np.arange(len(files)), [len(file.trajectory_ends) for file in files])
-        self._open: OrderedDict[int, SimulationFile] = OrderedDict()
-
-    def __len__(self) -> int:
-        return len(self._order)
 
     def heads(self) -> Iterator[tuple[int, Heads]]:
         """The heads of all entries in their order, many at a time, and the number of the first of them.
@@ -144,7 +114,7 @@ class FilesRecord:
         They do not tell about the values.
         """
         begin = 0
-        for kind, places in self._order.sections():
+        for kind, places in map(self._section, range(len(self._sections))):
             for some in np.split(places, range(MOST_ENTRIES, len(places), MOST_ENTRIES)):
                 yield begin, self._heads(kind, some)
                 begin += len(some)
@@ -154,7 +124,7 @@ class FilesRecord:
         heads["kind"] = kind
         files = places
         if kind in SAMPLES:
-            files, heads["time_step"] = self._order.file_of_row[places], self._time_steps[places]
+            files, heads["time_step"] = self._file_of_row[places], self._time_steps[places]
         elif kind is EntryKind.TRAJECTORY_END:
             files, heads["time_step"] = self._file_of_end[places], self._ends[places]
         heads["simulation"] = self._simulations[files]
@@ -167,7 +137,7 @@ class FilesRecord:
             DamagedRecord: the file cannot be read.
             ConfigError: a value does not fit into its type, or is NaN or infinity, which the study does not take.
         """
-        kind, place = self._order.place(number)
+        kind, place = self.place(number)
         head = EntryHead(*self._heads(kind, np.array([place]))[0].item())
         fields: dict[str, npt.NDArray[Any]] = {}
         parameters = np.empty(0)
@@ -178,9 +148,9 @@ class FilesRecord:
             found = file.read_statics()
             fields = {name: self._kept(f"{file.path}: /static/{name}", where, name, it) for name, it in found.items()}
         elif kind in SAMPLES:
-            index = int(self._order.file_of_row[place])
+            index = int(self._file_of_row[place])
             file, where = self._opened(index), f" in time step {head.time_step}"
-            found = file.read(place - int(self._order.begins[index]))
+            found = file.read(place - int(self._begins[index]))
             fields = {name: self._kept(f"{file.path}: /fields/{name}", where, name, it) for name, it in found.items()}
         return RecordEntry(
             kind=kind,
@@ -235,17 +205,7 @@ class FileRecording:
         self.folder = paths[0].parent
         self.files = sorted(map(SimulationFile, paths), key=lambda file: file.simulation)
         self.warnings = list(_absences(self.files, config))
-        order = FileOrder(
-            [len(file.time_steps) for file in self.files],
-            held_out=np.array([file.simulation < config.validation.simulations for file in self.files]),
-            finished=np.array([file.finished for file in self.files]),
-            epochs=config.offline.epochs,
-            shuffle_seed=config.study.data_seed if config.offline.shuffle else None,
-            keeps_files=config.window is not None,
-            has_statics=bool(config.study.static_fields),
-            num_trajectory_ends=sum(len(file.trajectory_ends) for file in self.files),
-        )
-        self.ranks = [FilesRecord(self.files, order, takes_nonfinite=config.training.nonfinite == "keep")]
+        self.ranks = [FilesRecord(self.files, config)]
 
     @property
     def latest(self) -> range:

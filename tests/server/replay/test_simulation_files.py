@@ -8,6 +8,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from itertools import islice
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import h5py
@@ -18,7 +19,7 @@ from stream_server.config import StudyConfig
 from stream_server.errors import ConfigError, DamagedRecord, SamplesNotWritten
 from stream_server.server.ranks.communicator import Ranks, SoloRanks
 from stream_server.server.replay.export import export_record
-from stream_server.server.replay.file_recording import FileOrder
+from stream_server.server.replay.file_recording import FilesRecord
 from stream_server.server.replay.record_format import EntryKind
 from stream_server.server.replay.share import ReplayShare
 from stream_server.server.replay.simulation_file import load_h5py
@@ -459,10 +460,27 @@ def test_a_folder_without_files_is_refused(folder: StudyFolder) -> None:
         opened(config, folder.path, stack)
 
 
-def test_numbers_go_through_parameters_held_out_samples_epochs_and_ends() -> None:
-    order = FileOrder(
-        [2, 3], held_out=np.array([True, False]), finished=np.array([False, True]), epochs=2, shuffle_seed=None
-    )
+def files_of(*lengths: int, finished: set[int]) -> list[Any]:
+    """Files of so many time steps each, that of simulation i at i."""
+    return [
+        SimpleNamespace(
+            simulation=i,
+            time_steps=np.arange(num),
+            trajectory_ends=np.arange(i == len(lengths) - 1),
+            finished=i in finished,
+        )
+        for i, num in enumerate(lengths)
+    ]
+
+
+def entries(record: FilesRecord) -> list[tuple[int, int, int]]:
+    """The kind of each entry, its simulation and its time step."""
+    return [head.item()[:3] for _, heads in record.heads() for head in heads]
+
+
+def test_numbers_go_through_parameters_held_out_samples_epochs_and_ends(folder: StudyFolder) -> None:
+    config = small_study(folder, {"validation.simulations": 1, "offline.epochs": 2, "offline.shuffle": False})
+    order = FilesRecord(files_of(2, 3, finished={1}), config)
     found = [order.place(number) for number in range(len(order))]
     assert found == [
         (EntryKind.PARAMETERS, 0),
@@ -470,21 +488,26 @@ def test_numbers_go_through_parameters_held_out_samples_epochs_and_ends() -> Non
         *((EntryKind.HELD_OUT, row) for row in (0, 1)),
         *((EntryKind.SAMPLE, row) for row in (2, 3, 4, 2, 3, 4)),
         (EntryKind.FINISHED, 1),
+        (EntryKind.TRAJECTORY_END, 0),
     ]
-    assert [(kind, place) for kind, places in order.sections() for place in places] == found
+    simulations = [0, 1, 0, 0, *[1] * 8]
+    steps = [0, 0, 0, 1, 0, 1, 2, 0, 1, 2, 0, 0]
+    assert entries(order) == [(kind, *rest) for (kind, _), *rest in zip(found, simulations, steps, strict=True)]
 
 
-def test_of_windows_the_rows_of_a_file_follow_each_other_and_the_order_of_the_files_is_random() -> None:
-    held_out = np.array([True, False, False, False, False])
+def test_of_windows_the_rows_of_a_file_follow_each_other_and_the_order_of_the_files_is_random(
+    folder: StudyFolder,
+) -> None:
     orders = []
     for seed in range(3):
-        order = FileOrder(
-            [5, 3, 4, 4, 2], held_out=held_out, finished=~held_out, epochs=1, shuffle_seed=seed, keeps_files=True
-        )
-        rows = [place for kind, places in order.sections() if kind is EntryKind.SAMPLE for place in places.tolist()]
-        files = list(dict.fromkeys(order.file_of_row[rows].tolist()))
-        assert rows == [row for file in files for row in np.flatnonzero(order.file_of_row == file)]
-        assert [order.place(number) for number in range(10, 23)] == [(EntryKind.SAMPLE, row) for row in rows]
+        config = small_study(folder, WINDOWS | {"validation.simulations": 1, "study.data_seed": seed})
+        order = FilesRecord(files_of(5, 3, 4, 4, 2, finished={1, 2, 3, 4}), config)
+        found = [key for kind, *key in entries(order) if kind == EntryKind.SAMPLE]
+        files = list(dict.fromkeys(simulation for simulation, _ in found))
+        assert found == [[file, step] for file in files for step in range([5, 3, 4, 4, 2][file])]
+        begins = np.cumsum([0, 5, 3, 4, 4, 2])
+        rows = [(EntryKind.SAMPLE, begins[file] + step) for file, step in found]
+        assert [order.place(number) for number in range(10, 23)] == rows
         orders.append(files)
     assert len(set(map(tuple, orders))) > 1
 
