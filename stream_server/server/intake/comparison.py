@@ -4,10 +4,10 @@ Why: docs/decisions/0016-equal-simulations.md
 Why: docs/decisions/0017-attempts-that-differ.md
 """
 
-import zlib
 from collections.abc import Iterable
 
 import numpy as np
+from xxhash import xxh3_64_intdigest
 
 from stream_server.buffers import Slots
 from stream_server.server.intake.attempts import AttemptState, StepRun
@@ -105,7 +105,8 @@ class EqualSimulations(StepObserver):
             checksum = 0
             for name in self.slots.arrays:
                 if name not in run.absent:
-                    checksum = zlib.crc32(np.ascontiguousarray(self.slots.value(name, slot)).data, checksum)
+                    values = np.ascontiguousarray(self.slots.value(name, slot))
+                    checksum = xxh3_64_intdigest(values.data, checksum)
             if index not in self._checksums:
                 self._checksums[index] = checksum
                 self._came_of_one[index] = run.attempt.simulation
