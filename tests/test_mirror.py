@@ -18,6 +18,7 @@ ELSEWHERE = {
     "backends": "launcher/backends/test_own_backend.py",
     "buffers.batch_memory": "server/training/test_stream.py",
     "built_in": "extending/test_built_in.py",
+    "config.command_line": "launcher/supervision/test_cli.py",
     "doctor.rank": "doctor/test_doctor.py",
     "entry_points": "security/files/test_import_path.py",
     "extras": "commands/test_cli.py",

@@ -5,7 +5,8 @@
 
 Importing this package and loading a study imports neither torch nor scipy nor mpi4py.
 
-Offers: job_sections, loading, parameters, placeholders, problems, samples, sections, study, training_sections.
+Offers: command_line, job_sections, loading, parameters, placeholders, problems, samples, sections, study,
+    training_sections.
 May import: storage.
 """
 

@@ -64,7 +64,7 @@ class Allocation:
                 f"{ranks * job.cores_per_rank} cores, and {there}"
             )
         of_node = (self.bytes_per_core or math.inf) * max(self.cores)
-        if (job.memory or 0) > of_node:
+        if job.memory is not None and job.memory > of_node:
             return (
                 f"simulation.job.memory: {job.memory / MIB:,.0f} MiB are more than the {of_node / MIB:,.0f} MiB that "
                 "the allocation has on a node (`#SBATCH --mem` of the batch script)"

@@ -2,14 +2,13 @@
 
 import argparse
 import math
-import re
 import sys
 import time
 import traceback
 from collections.abc import Sequence
-from pathlib import Path
 
 from stream_server.config import load
+from stream_server.config.command_line import EXIT_STATUS, add_check, add_run_options
 from stream_server.errors import EXIT_FORCED, ConfigError, InternalError, StreamServerError
 from stream_server.launcher.backends.allocation import ServerSize, time_left_s
 from stream_server.launcher.backends.mpirun import require
@@ -28,24 +27,14 @@ A server that dies or hangs is started again from its newest checkpoint, while t
 that was interrupted continues when the same command is given again.
 `mpirun -n 4 stream-server --config study.json` runs a study with a number of ranks of your choice, unsupervised.
 """
-EPILOG = """\
+EPILOG = f"""\
 Ctrl-C, TERM, USR1, USR2, XCPU and HUP make the study save a checkpoint and leave; a second Ctrl-C or TERM ends it at
 once.
 If this process itself is killed, server and simulations go on; the same command takes them over again.
 
-exit status:
-  0 finished and balanced   2 command line or study.json   3 the user's class raised
-  4 too many simulations failed: repair the cause, and run it again with --retry
-  5 the account does not balance, or the last checkpoint was not committed   6 no usable checkpoint
-  7 a rank, thread or node was lost, more often in a row than launcher.restarts allows
-  8 the weights of the ranks have diverged   70 an unexpected error: please report it
-  9 the trained model cannot be written, and is in the last checkpoint alone: make room, and run it again
-  75 saved: run the same command again to go on
-  130 ended by a second signal that came while it was busy
-"""
+{EXIT_STATUS}"""
 # Threads of ZeroMQ and of a backend, and a few for what they start.
 NUM_THREADS = 8
-TIME_LIMIT = re.compile(r"(\d+):([0-5]\d):([0-5]\d)")
 
 
 def parser() -> argparse.ArgumentParser:
@@ -57,56 +46,12 @@ def parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("--config", type=Path, required=True, metavar="study.json", help="the study")
-    parser.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        metavar="KEY=VALUE",
-        help="override one key, such as training.batch_size=32",
-    )
-    parser.add_argument(
-        "--time-limit",
-        type=time_limit,
-        default=math.inf,
-        metavar="HH:MM:SS",
-        help="save a checkpoint and leave with exit status 75 before this time is over, or that of the job of Slurm",
-    )
-    parser.add_argument(
-        "--keep-saved",
-        action="append_const",
-        dest="set",
-        const="load.hyperparameters=saved",
-        help="go on with the learning rates and schedules that were saved, although they are others now",
-    )
-    parser.add_argument(
-        "--retry",
-        type=int,
-        nargs="*",
-        metavar="ID",
-        help="go on, and try simulations again that were given up: these, or all of them",
-    )
-    how = parser.add_mutually_exclusive_group()
-    how.add_argument(
-        "--resume", action="store_true", help="continue the run in the output folder; an error if there is none"
-    )
-    how.add_argument("--fresh", action="store_true", help="rename the output folder of an earlier run and start over")
-    how.add_argument(
-        "--check", action="store_true", help="check study.json and print what the study needs; start nothing"
-    )
+    add_check(add_run_options(parser, required=True))
+    parser.set_defaults(time_limit=math.inf)
     # The two that rank 0 uses.
     parser.add_argument("--simulations-only", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--link", help=argparse.SUPPRESS)
     return parser
-
-
-def time_limit(text: str) -> float:
-    """The seconds of an HH:MM:SS."""
-    match = TIME_LIMIT.fullmatch(text)
-    seconds = sum(int(part) * unit for part, unit in zip(match.groups(), (3600, 60, 1), strict=True)) if match else 0
-    if not seconds:
-        raise argparse.ArgumentTypeError(f"{text!r} is no time; write HH:MM:SS, such as 23:50:00")
-    return float(seconds)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

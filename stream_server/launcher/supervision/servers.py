@@ -157,7 +157,7 @@ class SubmittedServer(ServerJob):
 
     def _show_output(self) -> None:
         # The terminal may be gone.
-        with suppress(OSError), self.log.open("rb") as opened:
+        with suppress(OSError), (self.folder / LOG_FILE).open("rb") as opened:
             opened.seek(self._num_shown)
             new = opened.read(MAX_READ_BYTES)
             self._num_shown += len(new)

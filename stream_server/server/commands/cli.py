@@ -14,6 +14,7 @@ from pathlib import Path
 
 import stream_server
 from stream_server import config as study_config
+from stream_server.config.command_line import EXIT_STATUS, add_check, add_run_options
 from stream_server.errors import EXIT_FORCED, ConfigError, RankLost, StreamServerError
 from stream_server.machine import caches, exit_watch, processes, program
 from stream_server.machine.garbage import collect_seldom
@@ -33,7 +34,7 @@ A study is a folder with three files of yours: study.json says what to run, a si
 steps with stream_server.client_api, and a server class defines the model and process_simulation_data.
 """
 
-EXAMPLES = """\
+EXAMPLES = f"""\
 examples:
   stream-server --config study.json --check            what the study would do and need; starts nothing
   stream-server --config study.json --fast-dev-run     try the server class on synthetic samples, no simulation
@@ -43,15 +44,7 @@ examples:
   stream-server --config study.json --set training.batch_size=32 --set buffer.policy=fifo
   cmake -S "$(stream-server --native-path)" -B build   build the client for C, C++ and Fortran (docs/guide/clients.md)
 
-exit status:
-  0 finished and balanced   2 command line or study.json   3 the user's class raised
-  4 too many simulations failed: repair the cause, and run it again with --retry
-  5 the account does not balance, or the last checkpoint is not committed   6 no checkpoint can be used
-  7 a rank, thread or node was lost   8 the weights of the ranks have diverged
-  9 the trained model cannot be written, and is in the last checkpoint alone: make room, and run it again
-  70 an unexpected error: please report it   75 saved: run the same command again to go on
-  130 ended by a second signal
-
+{EXIT_STATUS}
 A run that did not finish is continued from its newest checkpoint, without the simulations that were given up unless
 --retry says so. Ctrl-C, TERM, USR1, USR2, XCPU and HUP save one and leave; a second Ctrl-C or TERM ends it at once.
 `stream-launcher` restarts a server that dies, or whose ranks hang.
@@ -70,41 +63,9 @@ def parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("--config", type=Path, metavar="study.json", help="the study")
-    parser.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        metavar="KEY=VALUE",
-        help="override one key, such as training.batch_size=32",
-    )
-    earlier = parser.add_mutually_exclusive_group()
-    earlier.add_argument(
-        "--fresh", action="store_true", help="rename the output folder of an earlier run and start over"
-    )
-    earlier.add_argument("--resume", action="store_true", help="continue an earlier run; an error if there is none")
-    parser.add_argument(
-        "--keep-saved",
-        action="append_const",
-        dest="set",
-        const="load.hyperparameters=saved",
-        help="go on with the learning rates and schedules that were saved, although they are others now",
-    )
-    parser.add_argument(
-        "--retry",
-        type=int,
-        nargs="*",
-        metavar="ID",
-        help="go on, and try simulations again that were given up: these, or all of them",
-    )
+    add_run_options(parser, required=False)
     parser.add_argument(
         "--replay", type=Path, metavar="DIR", help="train from the samples that a study recorded, without simulations"
-    )
-    parser.add_argument(
-        "--time-limit",
-        type=_time,
-        metavar="HH:MM:SS",
-        help="save and leave before the job's time is over; of a job of Slurm that is known",
     )
     # stream-launcher passes these to the server that it starts.
     parser.add_argument("--link", help=argparse.SUPPRESS)
@@ -112,9 +73,7 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--launcher-endpoint", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--followed", action="store_true", help=argparse.SUPPRESS)
     only = parser.add_mutually_exclusive_group()
-    only.add_argument(
-        "--check", action="store_true", help="check study.json and print what the study needs; start nothing"
-    )
+    add_check(only)
     only.add_argument("--fast-dev-run", action="store_true", help="try the server class on synthetic samples")
     only.add_argument(
         "--evaluate",
@@ -130,13 +89,6 @@ def parser() -> argparse.ArgumentParser:
     )
     only.add_argument("--version", action="version", version=f"stream-server {version('stream-server')}")
     return parser
-
-
-def _time(text: str) -> float:
-    try:
-        return study_config.walltime_s(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from error
 
 
 def main(argv: list[str] | None = None) -> int:

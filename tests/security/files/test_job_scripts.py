@@ -101,7 +101,7 @@ def test_a_job_of_a_scheduler(folder: Path, kind: Any, what: str, monkeypatch: p
     config: Any = SimpleNamespace(
         study=SimpleNamespace(name="$(touch planted); rm"),
         simulation=SimpleNamespace(job=settings, ranks=1, per_job=1),
-        launcher=SimpleNamespace(max_queued=None),
+        launcher=SimpleNamespace(backend="slurm", max_queued=None),
     )
     jobs = JobKind.of_simulations(config)
     backend = BatchBackend(jobs, kind(jobs))
