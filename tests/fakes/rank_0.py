@@ -52,7 +52,7 @@ class Rank0:
         return self
 
     def _start(self, address: str) -> ForkedProgram:
-        words = ["--simulations-only", "--config", str(self.folder / "study.json"), "--link", address]
+        words = ["--config", str(self.folder / "study.json"), "--link", address]
         return ForkedProgram(
             lambda: main([*words, *(f"--set={override}" for override in self._overrides)]),
             environment=os.environ.copy(),

@@ -107,7 +107,8 @@ class SlurmSteps(LocalBackend):
         retry_s: float = RETRY_S,
     ) -> None:
         super().__init__(config, kind, grace_s=grace_s)
-        slurm.Slurm.check_settings(JobKind.of_simulations(config))
+        self.kind = JobKind.of_simulations(config)
+        slurm.Slurm.check_settings(self.kind)
         require(*COMMANDS)
         if ALLOCATION not in os.environ:
             raise ConfigError(
@@ -115,9 +116,6 @@ class SlurmSteps(LocalBackend):
                 'here. Start the study from a batch script or under `salloc`, or write "slurm"'
             )
         self.allocation = os.environ[ALLOCATION]
-        self.study = config.study.name
-        self.ranks = config.simulation.ranks
-        self.resources = config.simulation.job
         self.retry_s = retry_s
         self._steps: dict[str, _Step] = {}
         self._ask_at = 0.0
@@ -131,7 +129,7 @@ class SlurmSteps(LocalBackend):
             ConfigError: it does not: `srun` would refuse it.
         """
         allocation = Allocation.found()
-        if allocation is not None and (problem := allocation.problem(self.resources, self.ranks)):
+        if allocation is not None and (problem := allocation.problem(self.kind.resources, self.kind.ranks)):
             raise ConfigError(problem)
 
     def submit(self, spec: JobSpec) -> str:
@@ -140,11 +138,11 @@ class SlurmSteps(LocalBackend):
         Raises:
             SubmitError: the system refuses another process.
         """
-        name = job_script.job_name(self.study, spec.folder, secrets.token_hex(6))
+        name = job_script.job_name(self.kind.study, spec.folder, secrets.token_hex(6))
         named = {"exact": True, "quiet": True, "jobid": self.allocation, "job-name": name}
-        if self.ranks == 1:
+        if self.kind.ranks == 1:
             named["nodes"] = 1
-        options = slurm.resource_options(self.resources, self.ranks, named)
+        options = slurm.resource_options(self.kind.resources, self.kind.ranks, named)
         environment = {key: value for key, value in spec.environment.items() if not key.startswith(OF_THE_SCRIPT)}
         (spec.folder / NAME_FILE).write_text(name)
         srun = replace(spec, command=("srun", *options, *spec.command), environment=environment)

@@ -48,8 +48,7 @@ def parser() -> argparse.ArgumentParser:
     )
     add_check(add_run_options(parser, required=True))
     parser.set_defaults(time_limit=math.inf)
-    # The two that rank 0 uses.
-    parser.add_argument("--simulations-only", action="store_true", help=argparse.SUPPRESS)
+    # Rank 0 of a server that was started by hand has it run the simulations only.
     parser.add_argument("--link", help=argparse.SUPPRESS)
     return parser
 
@@ -83,7 +82,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         with tolerate_full_disk(), private_files(group_reads=config.study.share_with is not None):
             descriptors.require(2 * config.launcher.max_running + command.ranks, "jobs and ranks")
             require_threads(NUM_THREADS)
-            if arguments.simulations_only:
+            if arguments.link is not None:
                 return run_simulations(config, arguments.link)
             if arguments.fresh and (renamed := rename_earlier_run(config)):
                 print_escaped(f"stream-launcher: {renamed}", sys.stderr)

@@ -30,7 +30,7 @@ class LauncherProcess:
 
     def __init__(self, study: Path, address: str, *, log: Path, simulations: Path) -> None:
         self._command = [
-            *python_command("-m", "stream_server.launcher.supervision.cli", "--simulations-only"),
+            *python_command("-m", "stream_server.launcher.supervision.cli"),
             *("--config", str(study), "--link", address),
         ]
         self._log = log
