@@ -113,14 +113,13 @@ class Saving:
         config, phases = _config(), Phases()
         self._progress = Progress()
         server = server_class(config)
-        server.enter_study(
-            ranks=ranks,
-            parameter_names=[f"p{i}" for i in range(NUM_PARAMETERS)],
+        server.enter_study(ranks, [f"p{i}" for i in range(NUM_PARAMETERS)])
+        server.hold_attributes(
             progress=self._progress,
             buffer=study.buffer,
             output_dir=root,
-            metrics=Metrics(ranks),
-            stops=StopRequests(),
+            _metrics=Metrics(ranks),
+            _stops=StopRequests(),
             phases=phases,
         )
         self._step = stack.enter_context(framework_of(server).make_step(server, ranks))

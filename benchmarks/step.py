@@ -120,14 +120,13 @@ class Ours:
         self._server = server_class(self._config)
         self._metrics = Metrics(self._ranks)
         self._phases = Phases()
-        self._server.enter_study(
-            ranks=self._ranks,
-            parameter_names=[f"p{i}" for i in range(NUM_PARAMETERS)],
+        self._server.enter_study(self._ranks, [f"p{i}" for i in range(NUM_PARAMETERS)])
+        self._server.hold_attributes(
             progress=Progress(),
             buffer=self._buffer,
             output_dir=self._server.output_dir,
-            metrics=self._metrics,
-            stops=StopRequests(),
+            _metrics=self._metrics,
+            _stops=StopRequests(),
             phases=self._phases,
             num_threads=num_threads,
         )

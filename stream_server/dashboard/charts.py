@@ -255,12 +255,10 @@ class ParameterSpace:
         if self._bar.visible != bool(errors):
             self._bar.visible = bool(errors)
 
-    def show(self, points: Columns) -> None:
-        """Show these points, small ones where there are many."""
+    def show(self, points: Columns, x: str, y: str) -> None:
+        """Show these points at two parameters, small ones where there are many."""
+        self.figure.xaxis.axis_label, self.figure.yaxis.axis_label = x, y
         size = POINT_SIZE if len(points["x"]) <= MANY_POINTS else SMALL_POINT_SIZE
         if self._points.glyph.size != size:
             self._points.glyph.size = size
         bring_up_to_date(self.source, points)
-
-    def name_axes(self, x: str, y: str) -> None:
-        self.figure.xaxis.axis_label, self.figure.yaxis.axis_label = x, y

@@ -290,7 +290,6 @@ class Page:
             _set(choice, options=names)
             if choice.value not in names:
                 choice.value = names[min(position, len(names) - 1)]
-        self._space.name_axes(self._x.value, self._y.value)
         errors = columns.errors(run.validation)
         _set(self._colour, visible=bool(errors))
         by_error = bool(errors) and self._colour.value == BY_ERROR
@@ -298,7 +297,7 @@ class Page:
         _set(self._state_legend, visible=not by_error)
         palette = Viridis256 if by_error else ()
         x, y = self._x.value, self._y.value
-        self._space.show(columns.parameter_points(run.simulations, errors, x, y, palette))
+        self._space.show(columns.parameter_points(run.simulations, errors, x, y, palette), x, y)
 
     def _show_predictions(self, run: RunSnapshot) -> None:
         """The truth of one held-out sample, the prediction of it in the newest validation, and their difference."""

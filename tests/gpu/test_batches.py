@@ -104,13 +104,12 @@ def full_buffer(values: np.ndarray) -> Buffer:
 def enter(server: TorchServer, buffer: Any = None) -> None:
     """Let a server enter a study of one rank."""
     ranks = SoloRanks()
-    server.enter_study(
-        ranks=ranks,
-        parameter_names=["x"],
+    server.enter_study(ranks, ["x"])
+    server.hold_attributes(
         progress=Progress(),
         buffer=buffer or SimpleNamespace(),
         output_dir=server.output_dir,
-        metrics=Metrics(ranks),
-        stops=StopRequests(),
+        _metrics=Metrics(ranks),
+        _stops=StopRequests(),
         phases=Phases(),
     )

@@ -37,7 +37,10 @@ class ParameterDesign:
         self._num_validation = config.validation.simulations
         self._file: DesignFile | None = None
         if config.parameters.file is not None:
-            self._file = _read(config.parameters.file)
+            try:
+                self._file = DesignFile.read(config.parameters.file)
+            except ValueError as error:
+                raise ConfigError(f"parameters.file: {error}") from error
             self.names = self._file.names
         else:
             self.names = tuple(config.parameters.scalars)
@@ -196,13 +199,6 @@ def _rows(
             origin = origins.get(simulation, Origin(by="", at=""))
             row += [origin.by, origin.at, "" if origin.score is None else repr(origin.score)]
         yield row
-
-
-def _read(path: Path) -> DesignFile:
-    try:
-        return DesignFile.read(path)
-    except ValueError as error:
-        raise ConfigError(f"parameters.file: {error}") from error
 
 
 def _sampler(config: StudyConfig, stream: int, num: int) -> Sampler:

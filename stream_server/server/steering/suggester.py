@@ -396,11 +396,7 @@ class Suggester:
             "folder": str(self._config.study_dir),
             "seeds": seeds,
         }
-        try:
-            answer = self._process.ask(request, self._settings.timeout_s)
-        except NoAnswer:
-            self._num_lost += 1
-            raise
+        answer = self._answer(request, time.monotonic() + self._settings.timeout_s)
         self._stops = bool(answer["stops"])
         return bool(answer["learns"])
 

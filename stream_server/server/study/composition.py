@@ -119,16 +119,15 @@ class Composition:
         name, place = server_class.__name__, (self.config, self.ranks.rank, self.ranks.local_rank)
         call_user(f"{name}.setup_environment", lambda: server_class.setup_environment(*place))
         self.server = call_user(name, server_class, self.config)
-        self.server.enter_study(
-            ranks=self.ranks,
-            parameter_names=self.parameter_names,
+        self.server.enter_study(self.ranks, self.parameter_names)
+        self.server.hold_attributes(
             progress=self.progress,
             buffer=self.buffer,
             output_dir=self.output_dir,
-            metrics=self.metrics,
-            stops=self.stops,
             phases=self.phases,
             num_threads=self.num_threads,
+            _metrics=self.metrics,
+            _stops=self.stops,
         )
         RUNNING.append(self.server)
         stack.callback(RUNNING.remove, self.server)

@@ -28,12 +28,19 @@ def set_up_saved(config: StudyConfig, ranks: Ranks, saved: SavedModel, stack: Ex
         UserCodeError: the user's class raised, or makes another model than the saved one.
         DamagedCheckpoint: a file of the checkpoint cannot be what was saved.
     """
+    # As it was, so that the user's class builds schedules as long as they were.
+    num_ranks, policy = saved.num_ranks or ranks.size, make_policy(config, ranks.rank)
+    length = TrainingLength.of(config, num_ranks, draws_per_sample=policy.draws_per_sample)
+    progress = Progress(ranks.size, length=length, lr_clock=config.training.lr_clock)
+    if saved.checkpoint is not None:
+        progress.load_state_dict(read_state(Path(saved.checkpoint) / STUDY)["progress"])
+    progress.batches = saved.batches
     composition = Composition(
         config,
         ranks,
         output_dir=config.output_dir,
         parameter_names=ParameterDesign(config).names,
-        progress=_saved_progress(config, ranks, saved),
+        progress=progress,
         buffer=make_buffer(config, Fifo(capacity=1), 1),
         num_threads=share_cores(ranks).threads[ranks.rank],
     )
@@ -43,15 +50,3 @@ def set_up_saved(config: StudyConfig, ranks: Ranks, saved: SavedModel, stack: Ex
     callbacks.surround(before=[server.normalization])
     load_model(saved, server, composition.step, callbacks, allow_pickle=config.checkpoint.allow_pickle)
     return composition
-
-
-def _saved_progress(config: StudyConfig, ranks: Ranks, saved: SavedModel) -> Progress:
-    """The progress of the study as it was, so that the user's class builds schedules as long as they were."""
-    length = TrainingLength.of(
-        config, saved.num_ranks or ranks.size, draws_per_sample=make_policy(config, ranks.rank).draws_per_sample
-    )
-    progress = Progress(ranks.size, length=length, lr_clock=config.training.lr_clock)
-    if saved.checkpoint is not None:
-        progress.load_state_dict(read_state(Path(saved.checkpoint) / STUDY)["progress"])
-    progress.batches = saved.batches
-    return progress

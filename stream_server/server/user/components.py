@@ -113,21 +113,16 @@ def load_server_class(config: "StudyConfig") -> type[StreamServer]:
             "held-out simulations are one set, of which nothing is there before the training. Write one of them, or "
             "leave the key out"
         )
-    if config.study.rounds is not None:
-        _require_no_loader(server_class)
+    holds_back = _defines(server_class, "make_loader") and not _is_ours(_first_owner(server_class, "train_dataloader"))
+    if config.study.rounds is not None and holds_back:
+        raise ConfigError(
+            f"study.rounds: the loader of {server_class.__name__}.train_dataloader may hold samples back, so that no "
+            "round would end. Leave the method out, or study.rounds"
+        )
     _warn_of(server_class, misspelt)
     _require_signatures(server_class)
     check_components(config, server_class)
     return server_class
-
-
-def _require_no_loader(server_class: type[StreamServer]) -> None:
-    name = "train_dataloader"
-    if _defines(server_class, "make_loader") and not _is_ours(_first_owner(server_class, name)):
-        raise ConfigError(
-            f"study.rounds: the loader of {server_class.__name__}.{name} may hold samples back, so that no "
-            "round would end. Leave the method out, or study.rounds"
-        )
 
 
 def _required_methods(config: "StudyConfig", server_class: type[StreamServer]) -> list[str]:

@@ -100,22 +100,10 @@ class StreamServer:
         vars(self).update(attributes)
         vars(self)["_held"] = self._held | attributes.keys()
 
-    def enter_study(
-        self,
-        *,
-        ranks: Ranks,
-        parameter_names: Sequence[str],
-        progress: Progress,
-        buffer: "Buffer",
-        output_dir: Path,
-        metrics: Metrics,
-        stops: StopRequests,
-        phases: Phases,
-        num_threads: int = 1,
-    ) -> None:
+    def enter_study(self, ranks: Ranks, parameter_names: Sequence[str]) -> None:
         """Give the server its place in a running study; called once, before any other method.
 
-        It may compute with `num_threads` threads, its share of the cores of its node.
+        The other attributes that come from the study are held beside this.
         """
         normalization = self.normalization
         if self.config is not None:
@@ -123,17 +111,10 @@ class StreamServer:
         self.hold_attributes(
             rank=ranks.rank,
             num_ranks=ranks.size,
-            num_threads=num_threads,
             parameter_names=tuple(parameter_names),
-            progress=progress,
-            buffer=buffer,
-            output_dir=output_dir,
             union_mean=UnionMean(ranks),
             normalization=normalization,
-            phases=phases,
             collate=self.collate,
-            _metrics=metrics,
-            _stops=stops,
         )
 
     def enter_stream(self, parameters_of: "Callable[[NDArray[np.int64]], NDArray[np.float64]]") -> None:

@@ -68,14 +68,13 @@ def test_code_without_the_server_logs_by_the_newest_that_runs_here(monkeypatch: 
 
 
 def in_study(server: StreamServer) -> StreamServer:
-    server.enter_study(
-        ranks=SoloRanks(),
-        parameter_names=["mass"],
+    server.enter_study(SoloRanks(), ["mass"])
+    server.hold_attributes(
         progress=Progress(),
         buffer=cast(Any, None),
         output_dir=Path(),
-        metrics=Metrics(SoloRanks()),
-        stops=StopRequests(),
+        _metrics=Metrics(SoloRanks()),
+        _stops=StopRequests(),
         phases=Phases(),
     )
     return server
