@@ -268,7 +268,7 @@ def _routing_problems(config: StudyConfig, num_ranks: int) -> Iterator[Problem]:
     yield from workers_on_ranks(config, num_ranks)
 
 
-def _steps_can_be_made(config: StudyConfig) -> Iterator[Problem]:
+def _a_model_has_an_optimizer(config: StudyConfig) -> Iterator[Problem]:
     training = config.training
     named = {"model": training.model, "optimizer": training.optimizer}
     for key, needed in (("model", "optimizer"), ("optimizer", "model"), ("lr_scheduler", "optimizer")):
@@ -278,15 +278,22 @@ def _steps_can_be_made(config: StudyConfig) -> Iterator[Problem]:
                 f"there is no training.{needed}",
                 f"Write training.{needed}, or make all of them in the server class",
             )
-    if training.clip_norm is not None and training.clip_value is not None:
+
+
+def _one_kind_of_clipping(config: StudyConfig) -> Iterator[Problem]:
+    if config.training.clip_norm is not None and config.training.clip_value is not None:
         yield Problem(
             "training.clip_value", "both training.clip_norm and training.clip_value are given", "Remove one of the two"
         )
-    if training.device == "cpu" and training.precision.startswith("16-"):
+
+
+def _the_device_has_the_precision(config: StudyConfig) -> Iterator[Problem]:
+    precision = config.training.precision
+    if config.training.device == "cpu" and precision.startswith("16-"):
         yield Problem(
             "training.precision",
-            f'"{training.precision}" needs a GPU, but training.device is "cpu"',
-            f'Write "b{training.precision.replace("16", "f16")}" or "32-true", or leave training.device out',
+            f'"{precision}" needs a GPU, but training.device is "cpu"',
+            f'Write "b{precision.replace("16", "f16")}" or "32-true", or leave training.device out',
         )
 
 
@@ -380,7 +387,9 @@ CHECKS: tuple[Check, ...] = (
     *JOB_CHECKS,
     _output_is_below_the_study,
     _nothing_is_ignored,
-    _steps_can_be_made,
+    _a_model_has_an_optimizer,
+    _one_kind_of_clipping,
+    _the_device_has_the_precision,
     _something_is_validated,
     _fractions_are_of_a_known_length,
     _named_fields_exist,
