@@ -27,12 +27,8 @@ class GrowingFile(Generic[T]):
     def __init__(self, path: Path, parse: Callable[[bytes, int], list[T]]) -> None:
         self.path = path
         self._parse = parse
-        self.items: list[T] = []
-        self.num_resets = 0
-        self._inode = 0
-        self._position = 0
-        self._num_lines = 0
-        self._last = b""
+        self.num_resets = -1
+        self._start_over(0)
 
     def update(self) -> None:
         """Bring `items` up to date; `num_resets` grows when they were read from the beginning again.
@@ -50,14 +46,10 @@ class GrowingFile(Generic[T]):
                     file.seek(0)
                 while new := file.read(PIECE_BYTES):
                     if self._position + len(new) > MAX_FOLLOWED_BYTES:
-                        raise UnusableFile(
-                            errno.EFBIG, f"It has more than {MAX_FOLLOWED_BYTES:,} bytes", str(self.path)
-                        )
+                        raise self._too_large(f"more than {MAX_FOLLOWED_BYTES:,} bytes")
                     if not (whole := new[: new.rfind(b"\n") + 1]):
                         if len(new) == PIECE_BYTES:
-                            raise UnusableFile(
-                                errno.EFBIG, f"It has a line of more than {PIECE_BYTES:,} bytes", str(self.path)
-                            )
+                            raise self._too_large(f"a line of more than {PIECE_BYTES:,} bytes")
                         break
                     self._take(whole)
                     file.seek(self._position)
@@ -71,9 +63,12 @@ class GrowingFile(Generic[T]):
         self._num_lines += whole.count(b"\n")
         self._last = whole[whole.rfind(b"\n", 0, -1) + 1 :]
 
+    def _too_large(self, found: str) -> UnusableFile:
+        return UnusableFile(errno.EFBIG, f"It has {found}", str(self.path))
+
     def _start_over(self, inode: int) -> None:
         # Not emptied: others may still look at the list.
-        self.items = []
+        self.items: list[T] = []
         self.num_resets += 1
         self._inode = inode
         self._position = 0

@@ -301,13 +301,11 @@ def _pictures(run: RunFolder, units: dict[str, str], is_normalized: bool) -> Ite
     records = read_records(run)
     captions = {"loss": "loss of normalised fields" if is_normalized else "loss"}
     for name, draw in OF_RECORDS.items():
-        figure = draw(records)
-        if figure is not None:
+        if (figure := draw(records)) is not None:
             if name == "loss" and is_normalized:
                 figure.axes[0].set_ylabel("normalised loss")
             yield Picture(name, figure, captions.get(name, name))
-    figure = figures.draw_counts(read_histograms(run, "buffer/seen"))
-    if figure is not None:
+    if (figure := figures.draw_counts(read_histograms(run, "buffer/seen"))) is not None:
         yield Picture("seen", figure, "how often samples were drawn")
     yield from _of_samples(run, units)
 
@@ -320,8 +318,7 @@ def _of_samples(run: RunFolder, units: dict[str, str]) -> Iterator[Picture]:
         after = f"validation after batch {validation.batch:,}"
         for name, figure in predictions(replace(validation, units=units)).items():
             yield Picture(f"prediction-{_file_name(name)}", figure, f"{name}, {after}")
-        figure_of_errors = errors(validation)
-        if figure_of_errors is not None:
+        if (figure_of_errors := errors(validation)) is not None:
             yield Picture("errors", figure_of_errors, f"errors, {after}")
         for name, figure in rollouts(replace(validation, units=units)).items():
             yield Picture(f"rollout-{_file_name(name)}", figure, f"rollouts of {name}, {after}")

@@ -20,7 +20,7 @@ from stream_server.server.intake.source import REPLAY
 from stream_server.server.intake.validation_store import ValidationStore
 from stream_server.server.model.saved_model import SavedModel, find_saved_model
 from stream_server.server.ranks.collectives import CollectiveCalls
-from stream_server.server.ranks.communicator import Ranks, environment_rank, ranks_from_environment
+from stream_server.server.ranks.communicator import Ranks, ranks_from_environment
 from stream_server.server.run.build import make_slots, ragged_fields, window_shape
 from stream_server.server.study.failure import Failure, leave_together
 from stream_server.server.study.saved_server import set_up_saved
@@ -34,14 +34,8 @@ from stream_server.wording import counted
 @contextmanager
 def ranks_of_this_job(config: StudyConfig) -> Iterator[Ranks]:
     """The ranks of this MPI job, or one rank outside of MPI, watched for stalls. Main thread, collective."""
-    rank, collectives = environment_rank(), CollectiveCalls()
-    watchdog = Watchdog(
-        collectives,
-        rank=rank or 0,
-        stall_s=config.server.stall_s,
-        output_dir=None,
-        is_under_mpirun=rank is not None,
-    )
+    collectives = CollectiveCalls()
+    watchdog = Watchdog.of(config, collectives, None)
     with ForcedExit(), watchdog:
         ranks = ranks_from_environment(collectives)
         watchdog.watch(ranks)

@@ -28,6 +28,8 @@ class LauncherProcess:
     `simulations`.
     """
 
+    _process: "subprocess.Popen[bytes]"
+
     def __init__(self, study: Path, address: str, *, log: Path, simulations: Path) -> None:
         self._command = [
             *python_command("-m", "stream_server.launcher.supervision.cli"),
@@ -35,7 +37,6 @@ class LauncherProcess:
         ]
         self._log = log
         self._simulations = simulations
-        self._process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Self:
         self._process = self._start()
@@ -49,7 +50,6 @@ class LauncherProcess:
     @property
     def exit_code(self) -> int | None:
         """Exit code of the launcher, None while it runs."""
-        assert self._process is not None
         return self._process.poll()
 
     @property
@@ -62,7 +62,6 @@ class LauncherProcess:
 
         It takes over what runs, and asks for the plan of the study.
         """
-        assert self._process is not None
         assert self._process.stdin is not None
         assert self.exit_code is not None
         self._process.stdin.close()
@@ -70,7 +69,6 @@ class LauncherProcess:
 
     def wait(self, timeout_s: float) -> bool:
         """Whether the launcher, asked to leave, has seen its last job end within `timeout_s`."""
-        assert self._process is not None
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(timeout_s)
         return self._process.returncode is not None
@@ -78,7 +76,6 @@ class LauncherProcess:
     def leave(self) -> None:
         """Close the pipe, which tells the launcher to cancel its jobs and go, and wait for that."""
         process = self._process
-        assert process is not None
         assert process.stdin is not None
         process.stdin.close()
         try:

@@ -69,13 +69,7 @@ def run_study(config: StudyConfig, start: StartOptions) -> int:
     """
     rank, collectives = environment_rank(), CollectiveCalls()
     stops = StopRequests(is_followed=start.is_followed)
-    watchdog = Watchdog(
-        collectives,
-        rank=rank or 0,
-        stall_s=config.server.stall_s,
-        output_dir=config.output_dir,
-        is_under_mpirun=rank is not None,
-    )
+    watchdog = Watchdog.of(config, collectives, config.output_dir)
     with ExitStack() as stack:
         stack.enter_context(ForcedExit())
         stops.in_set_up = True

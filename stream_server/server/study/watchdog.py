@@ -21,11 +21,12 @@ from types import FrameType, TracebackType
 from typing import Self
 
 import stream_server
+from stream_server.config import StudyConfig
 from stream_server.errors import RankLost
 from stream_server.machine import exit_watch
 from stream_server.machine.signals import ThreadErrors, is_started_by
 from stream_server.server.ranks.collectives import CollectiveCalls
-from stream_server.server.ranks.communicator import Ranks, leave_mpi
+from stream_server.server.ranks.communicator import Ranks, environment_rank, leave_mpi
 from stream_server.server.study.failure import Failure
 from stream_server.storage.disk import open_regular, read_text, remove_file
 
@@ -109,6 +110,13 @@ class Watchdog:
         self._parent = exit_watch.starter()
         self._thread = threading.Thread(target=self._run, name=f"watchdog-{rank}")
         self._errors = ThreadErrors(self._thread_ended)
+
+    @classmethod
+    def of(cls, config: StudyConfig, collectives: CollectiveCalls, output_dir: Path | None) -> Self:
+        """The watchdog of this rank of a study."""
+        rank, stall_s = environment_rank(), config.server.stall_s
+        is_under_mpirun = rank is not None
+        return cls(collectives, rank=rank or 0, stall_s=stall_s, output_dir=output_dir, is_under_mpirun=is_under_mpirun)
 
     def __enter__(self) -> Self:
         self._remove_note()
