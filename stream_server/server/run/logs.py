@@ -3,7 +3,6 @@
 import logging
 import sys
 from pathlib import Path
-from types import TracebackType
 from typing import Self, TextIO
 
 from stream_server.machine.screen import LogFile, PlainFormatter
@@ -43,9 +42,7 @@ class Logs:
         logging.captureWarnings(True)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exc_info: object) -> None:
         logging.captureWarnings(False)
         root = logging.getLogger()
         root.setLevel(self._level_before)

@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from stream_server.launcher.backends.environment import scrubbed
@@ -42,9 +41,7 @@ class LauncherProcess:
         self._process = self._start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exc_info: object) -> None:
         self.leave()
 
     @property
