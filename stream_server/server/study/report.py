@@ -57,6 +57,7 @@ def build_report(outcome: Outcome, study: StudyRank, ranks: Sequence[RankReport]
     config, progress, identity = study.config, study.progress, study.continuation.identity
     # The output of a start that failed in its set-up: nothing, whatever earlier ones have saved.
     simulations = study.source.simulations if study.is_set_up else None
+    validation, best_models = (study.validation, study.best_models) if study.is_set_up else (None, None)
     ends = {} if simulations is None else simulations.ends
     failures = [] if simulations is None else [*simulations.failures]
     if simulations is not None and outcome.reason == FAILED:
@@ -106,7 +107,10 @@ def build_report(outcome: Outcome, study: StudyRank, ranks: Sequence[RankReport]
         "batches_per_rank": list(progress.batches_per_rank),
         "updates": progress.updates,
         "rounds": progress.rounds,
-        **study.results(),
+        "validation": [] if validation is None else [dict(entry) for entry in validation.history],
+        "best_models": [] if best_models is None else [dict(entry) for entry in best_models.best],
+        "best": {} if validation is None else dict(validation.best),
+        "rollout": None if validation is None else validation.rollout,
         "throughput": {
             "samples_per_s": _per_second(progress.draws, progress.elapsed_s),
             "batches_per_s": _per_second(progress.batches, progress.elapsed_s),

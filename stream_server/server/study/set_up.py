@@ -243,18 +243,6 @@ class StudyRank(Composition):
         self.is_set_up, self.stops.in_set_up = True, False
         return training
 
-    def results(self) -> dict[str, Any]:
-        """The part of report.json on validations and models: nothing unless the study was set up."""
-        if not self.is_set_up:
-            return {"validation": [], "best_models": [], "best": {}, "rollout": None}
-        validation, best_models = self.validation, self.best_models
-        return {
-            "validation": [dict(entry) for entry in validation.history],
-            "best_models": [] if best_models is None else [dict(entry) for entry in best_models.best],
-            "best": dict(validation.best),
-            "rollout": validation.rollout,
-        }
-
     def _make_buffer(self, config: StudyConfig, ranks: Ranks, plan: RankPlan) -> Buffer:
         num_slots = plan.num_slots
         if self.restored is not None:

@@ -94,6 +94,7 @@ def study_of(
     counts = {"batches": 5, "batches_per_rank": [5, 4], "updates": updates, "draws": 40, "_start": 0.0}
     vars(progress).update({**counts, **learned})
     nothing = {"num_survived": 0, "awaited": "", "failures": [], "failing": [], "retried": [], "failed_later": []}
+    of = {**NO_RESULTS, **results}
     study: Any = SimpleNamespace(
         config=SimpleNamespace(
             study=SimpleNamespace(name="heat"),
@@ -114,7 +115,8 @@ def study_of(
         is_set_up=is_set_up,
         untrained=SimpleNamespace(are_all=has_changed_nothing),
         source=SimpleNamespace(simulations=SimpleNamespace(ends=simulations, **{**nothing, **of_simulations})),
-        results=lambda: {**NO_RESULTS, **results},
+        validation=SimpleNamespace(history=of["validation"], best=of["best"], rollout=of["rollout"]),
+        best_models=SimpleNamespace(best=of["best_models"]),
     )
     return study  # type: ignore[no-any-return]
 
