@@ -14,7 +14,7 @@ import pytest
 
 from stream_server.server.checkpoint.folder import CheckpointFolder
 from stream_server.server.replay.file_recording import files_in
-from stream_server.server.replay.record_reader import ranks_in
+from stream_server.server.replay.record_reader import segments_in
 from stream_server.storage import disk
 from tests.support.lesser_disks import without_locks, without_sync_of_folders
 
@@ -201,7 +201,7 @@ def test_a_folder_that_cannot_be_listed_is_an_error_and_no_empty_one(
 
     for name in ("listdir", "scandir", "stat"):
         monkeypatch.setattr(os, name, refused)
-    for look in (CheckpointFolder(tmp_path).numbers, partial(ranks_in, tmp_path), partial(files_in, tmp_path)):
+    for look in (CheckpointFolder(tmp_path).numbers, partial(segments_in, tmp_path), partial(files_in, tmp_path)):
         with pytest.raises(OSError, match="Input/output error"):
             look()
 

@@ -7,7 +7,7 @@
 import math
 from collections.abc import Iterable
 from enum import StrEnum, auto
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
@@ -118,6 +118,18 @@ class TimeSteps(JsonObject, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if self.first + ((self.num or 1) - 1) * self.every > LARGEST:
             raise ValueError("the last time step is above 2^63 - 1")
+
+    @property
+    def limit(self) -> int:
+        """All indices are below."""
+        return MAX_UNKNOWN_STEPS if self.num is None else self.num
+
+    def label(self, index: int) -> int:
+        return self.first + index * self.every
+
+    def index(self, label: Any) -> Any:
+        """The index of a time step, or of each in an array."""
+        return (label - self.first) // self.every
 
 
 class Block(JsonObject, frozen=True, kw_only=True):

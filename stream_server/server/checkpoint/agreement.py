@@ -147,11 +147,11 @@ class CheckpointAgreement(Callback):
                 self._give_up()
 
     def state_dict(self) -> dict[str, Any]:
-        return self._milestones.state_dict() if self._milestones else {}
+        return self._milestones.schedule.state_dict() if self._milestones else {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         if self._milestones:
-            self._milestones.load_state_dict(state)
+            self._milestones.schedule.load_state_dict(state)
 
     def on_round(self, server: Any) -> None:
         """Between two steps: take the checkpoint that all ranks agreed on. Collective."""
@@ -262,31 +262,25 @@ class Milestones:
     """
 
     def __init__(self, schedule: Schedule, progress: Progress) -> None:
-        self._schedule = schedule
+        self.schedule = schedule
         self._progress = progress
         self._before: dict[str, Any] | None = None
 
     @property
     def is_due(self) -> bool:
-        return self._schedule.is_due(self._progress)
+        return self.schedule.is_due(self._progress)
 
     def parts(self, rank: int) -> list[PendingFile]:
         """The file that marks the checkpoint being captured, written by rank 0; none if it is no milestone."""
         self._before = None
         if not self.is_due:
             return []
-        self._before = self._schedule.state_dict()
-        self._schedule.done(self._progress)
+        self._before = self.schedule.state_dict()
+        self.schedule.done(self._progress)
         text = f"This checkpoint, after batch {self._progress.batches}, stays for ever.\n".encode()
         return [PendingFile(path=MILESTONE_FILE, write=lambda file: file.write(text))] if rank == 0 else []
 
     def take_back(self) -> None:
         """The last one failed: if it was to be a milestone, the next one is."""
         if self._before is not None:
-            self._schedule.load_state_dict(self._before)
-
-    def state_dict(self) -> dict[str, Any]:
-        return self._schedule.state_dict()
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._schedule.load_state_dict(state)
+            self.schedule.load_state_dict(self._before)

@@ -16,8 +16,9 @@ from stream_server.machine.refusals import refusal
 from stream_server.messages.routing import Dealing
 from stream_server.server.checkpoint.folder import STUDY, CheckpointFolder, Manifest
 from stream_server.server.checkpoint.incarnations import begin_incarnation, read_incarnations
-from stream_server.server.checkpoint.restore import RankRestore, is_of_replay, restore_rank
+from stream_server.server.checkpoint.restore import RankRestore, SavedRank, restore_rank
 from stream_server.server.checkpoint.search import find_usable
+from stream_server.server.intake.source import REPLAY
 from stream_server.server.ranks.communicator import Ranks
 from stream_server.server.run import build
 from stream_server.server.run.identity import Identity
@@ -99,7 +100,7 @@ class Continuation:
             ConfigError: a replay goes on as one, and on as many ranks as before; a study with simulations as such.
         """
         assert self.base is not None
-        was_replay = is_of_replay(self.folder)
+        was_replay = REPLAY in SavedRank(self.folder, 0).state
         if was_replay and not is_replay:
             raise ConfigError("this run is a replay so far: go on with --replay, or start over with --fresh")
         if is_replay and not was_replay:

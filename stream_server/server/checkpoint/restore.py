@@ -19,7 +19,6 @@ from stream_server.errors import DamagedCheckpoint
 from stream_server.messages.routing import Dealing
 from stream_server.ragged import row_of
 from stream_server.server.checkpoint.folder import RANK, ROWS, rank_folder
-from stream_server.server.intake.source import REPLAY
 from stream_server.server.intake.validation_store import ValidationStore
 from stream_server.storage.plain_state import damage_in, read_state
 from stream_server.storage.sample_file import SampleLayout, read_rows
@@ -224,8 +223,3 @@ def restore_rank(
         dealt=dealt,
         whole_simulations=whole_simulations,
     )
-
-
-def is_of_replay(folder: Path) -> bool:
-    """Whether a checkpoint was saved while a record was replayed."""
-    return REPLAY in SavedRank(folder, 0).state

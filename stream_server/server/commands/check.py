@@ -80,7 +80,7 @@ def _warnings_of_design(config: StudyConfig) -> list[str]:
 
 def _lines_of_replay(config: StudyConfig, folder: Path) -> list[tuple[str, str]]:
     with ExitStack() as stack:
-        share = ReplayShare.open(config, SoloRanks(), folder, ParameterDesign(config).names, stack)
+        share = ReplayShare(config, SoloRanks(), folder, ParameterDesign(config).names, stack)
         simulations, [num_samples] = share.counts.simulations, share.samples_of_ranks
     epochs = f" in {config.offline.epochs} epochs" if config.offline.epochs > 1 else ""
     source = (

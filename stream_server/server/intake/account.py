@@ -13,7 +13,7 @@ The samples of held-out validation simulations are counted apart, since none of 
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from stream_server.messages.simulation_phase import SimulationPhase
@@ -156,24 +156,10 @@ class Account:
 
     def to_report(self, use: str = "trained") -> dict[str, Any]:
         """The `samples` of report.json; `use` is what was done with those that were drawn."""
-        return {
-            "expected": self.expected,
-            "accepted": self.accepted,
-            "duplicates": self.duplicates,
-            "refused": dict(self.refused),
-            "rejected": dict(self.rejected),
-            "rejected_of": {str(simulation): num for simulation, num in self.rejected_of.items()},
-            "never_produced": dict(self.never_produced),
-            use: self.trained,
-            "skipped": self.skipped,
-            "dropped": self.dropped,
-            "added": self.added,
-            "untrained": self.untrained,
-            "untrained_reasons": dict(self.untrained_reasons),
-            "withdrawn": self.withdrawn,
-            "held_out": dict(self.held_out),
-            "windows": None if self.windows is None else dict(self.windows),
-        }
+        report = {use if it.name == "trained" else it.name: getattr(self, it.name) for it in fields(self)}
+        del report["problems"]
+        rejected_of = {str(simulation): num for simulation, num in self.rejected_of.items()}
+        return report | {"rejected_of": rejected_of, "untrained": self.untrained}
 
 
 def close_account(

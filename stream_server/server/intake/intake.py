@@ -173,11 +173,6 @@ class Intake:
         ]
 
     @property
-    def has_none_waiting(self) -> bool:
-        """No step waits for room in the buffer."""
-        return not self.settlement.has_waiting
-
-    @property
     def num_received(self) -> int:
         """How many steps this rank has settled, ever."""
         return sum(entry.num_settled for entry in self.state.ledger.entries.values())

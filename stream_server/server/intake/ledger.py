@@ -70,34 +70,20 @@ class StepSet:
         return self._flags
 
 
-class SavedEntry(msgspec.Struct, frozen=True, array_like=True):
-    """The entry of one simulation in a checkpoint. The sets of steps have a bit for each."""
-
-    simulation: int
-    settled: bytes
-    rejected: bytes
-    reasons: dict[str, int]
-    complete: bool
-    finished: bool
-    total: int | None
-
-
-class LedgerEntry:
+class LedgerEntry(msgspec.Struct, array_like=True):
     """The settled steps of one simulation: accepted, or rejected for a reason.
 
     `complete`: the share of this rank is, whatever attempt it came from; `total` is then how many steps the
     simulation has on all ranks, None if nobody said. `finished`: this rank was told that the shares of all ranks are.
     """
 
-    __slots__ = ("complete", "finished", "reasons", "rejected", "settled", "total")
-
-    def __init__(self) -> None:
-        self.settled = StepSet()
-        self.rejected = StepSet()
-        self.reasons: Counter[str] = Counter()
-        self.complete = False
-        self.finished = False
-        self.total: int | None = None
+    simulation: int
+    settled: StepSet = msgspec.field(default_factory=StepSet)
+    rejected: StepSet = msgspec.field(default_factory=StepSet)
+    reasons: dict[str, int] = msgspec.field(default_factory=dict)
+    complete: bool = False
+    finished: bool = False
+    total: int | None = None
 
     @property
     def num_settled(self) -> int:
@@ -111,23 +97,6 @@ class LedgerEntry:
     def num_rejected(self) -> int:
         return len(self.rejected)
 
-    def saved(self, simulation: int) -> SavedEntry:
-        return SavedEntry(
-            simulation,
-            self.settled.packed(),
-            self.rejected.packed(),
-            self.reasons,
-            self.complete,
-            self.finished,
-            self.total,
-        )
-
-    def restore(self, saved: SavedEntry) -> None:
-        """Continue with what was saved."""
-        self.settled, self.rejected = StepSet(saved.settled), StepSet(saved.rejected)
-        self.reasons = Counter(saved.reasons)
-        self.complete, self.finished, self.total = saved.complete, saved.finished, saved.total
-
     def accepted(self) -> NDArray[np.int64]:
         """The accepted steps, in ascending order."""
         return np.setdiff1d(self.settled.array(), self.rejected.array(), assume_unique=True)
@@ -138,7 +107,7 @@ class LedgerEntry:
     def reject(self, indices: range, reason: str) -> None:
         self.settled.add(indices)
         self.rejected.add(indices)
-        self.reasons[reason] += len(indices)
+        self.reasons[reason] = self.reasons.get(reason, 0) + len(indices)
 
 
 class Ledger:
@@ -152,7 +121,7 @@ class Ledger:
         """The entry of a simulation, an empty one if it is new."""
         entry = self._entries.get(simulation)
         if entry is None:
-            entry = self._entries[simulation] = LedgerEntry()
+            entry = self._entries[simulation] = LedgerEntry(simulation)
         return entry
 
     @property
@@ -165,13 +134,12 @@ class Ledger:
         return {simulation: entry.total for simulation, entry in self._entries.items() if entry.complete}
 
     def state_dict(self) -> dict[str, Any]:
-        return _state(self.duplicates, [entry.saved(simulation) for simulation, entry in self._entries.items()])
+        return _state(self.duplicates, list(self._entries.values()))
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         assert not self._entries
         self.duplicates = int(state["duplicates"])
-        for saved in saved_entries(state):
-            self[saved.simulation].restore(saved)
+        self._entries = {entry.simulation: entry for entry in saved_entries(state)}
 
     @staticmethod
     def redealt(states: Sequence[Mapping[str, Any]], rank: int, dealing: Dealing) -> dict[str, Any]:
@@ -187,14 +155,18 @@ class Ledger:
         return _state(0 if rank else sum(state["duplicates"] for state in states), entries)
 
 
-def saved_entries(state: Mapping[str, Any]) -> list[SavedEntry]:
+def saved_entries(state: Mapping[str, Any]) -> list[LedgerEntry]:
     """The entries in what `Ledger.state_dict` gave."""
-    return msgspec.msgpack.decode(state["entries"], type=list[SavedEntry])
+    return msgspec.msgpack.decode(state["entries"], type=list[LedgerEntry], dec_hook=_step_set)
 
 
-def _state(duplicates: int, entries: Sequence[SavedEntry]) -> dict[str, Any]:
+def _state(duplicates: int, entries: Sequence[LedgerEntry]) -> dict[str, Any]:
     # As one value: a saver would take long to walk through as many as there are simulations.
-    return {"duplicates": duplicates, "entries": msgspec.msgpack.encode(entries)}
+    return {"duplicates": duplicates, "entries": msgspec.msgpack.encode(entries, enc_hook=StepSet.packed)}
+
+
+def _step_set(kind: type, packed: Any) -> StepSet:
+    return StepSet(msgspec.convert(packed, bytes))
 
 
 def finished_simulations(complete: Sequence[Mapping[int, int | None]]) -> dict[int, int | None]:
@@ -204,17 +176,17 @@ def finished_simulations(complete: Sequence[Mapping[int, int | None]]) -> dict[i
     return {it: next((each[it] for each in complete if each[it] is not None), None) for it in everywhere}
 
 
-def _redealt_entry(simulation: int, saved: Sequence[SavedEntry | None], rank: int, dealing: Dealing) -> SavedEntry:
+def _redealt_entry(simulation: int, saved: Sequence[LedgerEntry | None], rank: int, dealing: Dealing) -> LedgerEntry:
     known = [it for it in saved if it is not None]
     settled, rejected = _union([it.settled for it in known]), _union([it.rejected for it in known])
     shares = [_of_share(rejected, dealing.share(simulation, it, len(rejected))) for it in range(rank + 1)]
     # Which rejected step had which reason is not written down; the sums over the ranks stay what they were.
     reasons = iter([reason for it in known for reason, num in it.reasons.items() for _ in range(num)])
     *_, own = [list(islice(reasons, int(np.count_nonzero(bits)))) for bits in shares]
-    return SavedEntry(
-        simulation=simulation,
-        settled=_packed(_of_share(settled, dealing.share(simulation, rank, len(settled)))),
-        rejected=_packed(shares[-1]),
+    return LedgerEntry(
+        simulation,
+        settled=_set_of(_of_share(settled, dealing.share(simulation, rank, len(settled)))),
+        rejected=_set_of(shares[-1]),
         reasons=Counter(own),
         complete=len(known) == len(saved) and all(it.complete for it in known),
         finished=any(it is not None and it.finished for it in saved[rank : rank + 1]),
@@ -222,11 +194,10 @@ def _redealt_entry(simulation: int, saved: Sequence[SavedEntry | None], rank: in
     )
 
 
-def _union(packed: Sequence[bytes]) -> NDArray[np.bool_]:
-    flags = [np.unpackbits(np.frombuffer(bits, np.uint8), bitorder="little").astype(bool) for bits in packed]
-    union = np.zeros(max(map(len, flags)), bool)
-    for it in flags:
-        union[: len(it)] |= it
+def _union(sets: Sequence[StepSet]) -> NDArray[np.bool_]:
+    union = np.zeros(max(it.stop for it in sets), bool)
+    for it in sets:
+        union[it.array()] = True
     return union
 
 
@@ -237,5 +208,5 @@ def _of_share(bits: NDArray[np.bool_], share: range) -> NDArray[np.bool_]:
     return mine
 
 
-def _packed(bits: NDArray[np.bool_]) -> bytes:
-    return np.packbits(bits, bitorder="little").tobytes()
+def _set_of(bits: NDArray[np.bool_]) -> StepSet:
+    return StepSet(np.packbits(bits, bitorder="little").tobytes())

@@ -151,7 +151,7 @@ class Settlement:
         """
         slots = self.buffer.slots
         rows: slice | list[int] = side_by_side(run.slots) or run.slots
-        first, every = self.numbering.label(run.indices.start), self.numbering.time_steps.every * run.indices.step
+        first, every = self.numbering.label(run.indices.start), self.numbering.every * run.indices.step
         slots.simulation_ids[rows] = run.attempt.simulation
         slots.time_steps[rows] = first if len(run.slots) == 1 else range(first, first + every * len(run.slots), every)
         for name in run.absent:
@@ -288,11 +288,8 @@ class Settlement:
         return all(all_finite(slots.value(name, slot)) for name in self._checked)
 
     def _hold_out(self, run: StepRun) -> None:
-        slots = self.buffer.slots
-        present = {name: name not in run.absent for name in slots.arrays}
-        for index, slot in zip(run.indices, run.slots, strict=True):
-            fields = {name: slots.value(name, slot) for name in slots.arrays}
-            self.validation.add(run.attempt.simulation, self.numbering.label(index), fields, present)
+        for slot in run.slots:
+            self.validation.keep(self.buffer.slots, slot)
         if self.recorder is not None:
             self.recorder.append_held_out(run.slots)
         self.drop(run)

@@ -2,12 +2,10 @@
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 import numpy as np
 
 from stream_server.messages.client import (
-    MAX_UNKNOWN_STEPS,
     FieldSpec,
     Reason,
     Refusal,
@@ -17,25 +15,6 @@ from stream_server.messages.routing import Dealing
 from stream_server.server.intake.attempts import AttemptState, PartialStatics
 from stream_server.server.intake.layout import BlockLayout
 from stream_server.server.intake.ledger import Ledger
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class StepNumbering:
-    """The indices of time steps, which count from 0 whatever the steps are called.
-
-    All are below `limit`.
-    """
-
-    time_steps: TimeSteps
-    limit: int
-
-    def label(self, index: int) -> int:
-        return self.time_steps.first + index * self.time_steps.every
-
-    def index(self, label: int) -> int:
-        """The index of a time step."""
-        return (label - self.time_steps.first) // self.time_steps.every
-
 
 # The blocks of each are compared with those of the others: this many with 40 fields take 1.5 s.
 MAX_UNSAID_RANKS = 1024
@@ -64,10 +43,7 @@ class IntakeState:
     ) -> None:
         self.rank = rank
         self.dealing = dealing
-        self.numbering = StepNumbering(
-            time_steps=time_steps,
-            limit=MAX_UNKNOWN_STEPS if time_steps.num is None else time_steps.num,
-        )
+        self.numbering = time_steps
         specs = {spec.name: spec for spec in fields}
         self.fields = {name: spec for name, spec in specs.items() if not spec.is_static}
         self.static_fields = {name: spec for name, spec in specs.items() if spec.is_static}
@@ -87,7 +63,7 @@ class IntakeState:
 
     def begin(self, simulation: int, attempt: int, *, goes_on: bool) -> AttemptState:
         """Make an attempt the current one; `goes_on`: it ran in an earlier incarnation, and repeats nothing known."""
-        total = self.numbering.time_steps.num
+        total = self.numbering.num
         num_expected: int | None = len(self.dealing.share(simulation, self.rank, self.numbering.limit))
         if total is None and num_expected:
             num_expected = None

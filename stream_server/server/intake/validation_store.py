@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from stream_server.buffers import Slots
 from stream_server.buffers.statics import ArrayRows, FieldArrays
 from stream_server.ragged import array_of
 
@@ -26,12 +27,9 @@ class HeldOutRows(ArrayRows):
 
     simulation_ids: npt.NDArray[np.int64]
     steps: Sequence[_Row]
+    arrays: Sequence[FieldArrays]
     complete: tuple[int, ...]
     ragged: frozenset[str] = frozenset()
-
-    @cached_property
-    def arrays(self) -> Sequence[FieldArrays]:
-        return [row.fields for row in self.steps]
 
     @cached_property
     def time_steps(self) -> npt.NDArray[np.int64]:
@@ -82,12 +80,6 @@ class ValidationStore:
         """Whether a simulation is held out."""
         return simulation < self.num_simulations
 
-    @property
-    def num_bytes(self) -> int:
-        """Memory that the samples take."""
-        with self._lock:
-            return sum(a.nbytes for rows in self._rows.values() for row in rows for a in row.fields.values())
-
     def add(self, simulation: int, time_step: int, fields: Mapping[str, Any], present: Mapping[str, bool]) -> None:
         """Copy a step. Receiver thread."""
         row = _Row(
@@ -95,6 +87,12 @@ class ValidationStore:
         )
         with self._lock:
             self._rows.setdefault(simulation, []).append(row)
+
+    def keep(self, slots: Slots, slot: int) -> None:
+        """Copy the step in a slot. Receiver thread."""
+        fields = {name: slots.value(name, slot) for name in slots.arrays}
+        present = {name: bool(slots.present[name][slot]) for name in slots.arrays}
+        self.add(int(slots.simulation_ids[slot]), int(slots.time_steps[slot]), fields, present)
 
     def last_step(self, simulation: int) -> dict[int, FieldArrays]:
         """The fields of the last time step of a simulation that is here, by that time step. Receiver thread."""
@@ -131,9 +129,11 @@ class ValidationStore:
             return self._in_order
 
     def _rows_of(self, steps: Mapping[int, Sequence[_Row]]) -> HeldOutRows:
+        rows = [row for of_one in steps.values() for row in of_one]
         return HeldOutRows(
-            simulation_ids=np.repeat(np.array([*steps], np.int64), [len(rows) for rows in steps.values()]),
-            steps=[row for rows in steps.values() for row in rows],
+            simulation_ids=np.repeat(np.array([*steps], np.int64), [len(of_one) for of_one in steps.values()]),
+            steps=rows,
+            arrays=[row.fields for row in rows],
             complete=tuple(sorted(self._complete)),
             ragged=self.ragged,
         )

@@ -324,7 +324,7 @@ class Receiver:
     def _end_reception(self) -> None:
         dispatcher = self.dispatcher
         is_over = dispatcher.is_round_over or (dispatcher.is_final and not self._has_ended)
-        if not is_over or not self.intake.has_none_waiting:
+        if not is_over or self.intake.settlement.has_waiting:
             return
         dispatcher.end_turn()
         dispatcher.is_round_over = False

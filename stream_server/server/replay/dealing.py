@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice, zip_longest
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -19,7 +19,6 @@ from stream_server.server.replay.record_reader import RankRecord
 Place = tuple[int, int]
 Places = npt.NDArray[np.int64]
 """Entries in an order, shape (n, 2): of each its file and number."""
-Labels = TypeVar("Labels", int, npt.NDArray[np.int64])
 
 _OVER = (-1, -1)
 
@@ -47,11 +46,7 @@ class ReplayDealing:
         if self.is_same:
             return np.full(len(heads), file)
         server_rank: Callable[[Any, Any], Any] = self.dealing.server_rank
-        return np.asarray(server_rank(heads["simulation"], self.index(heads["time_step"])))
-
-    def index(self, time_step: Labels) -> Labels:
-        """The index of a time step, or of several; it counts from 0 whatever the steps are called."""
-        return (time_step - self.time_steps.first) // self.time_steps.every
+        return np.asarray(server_rank(heads["simulation"], self.time_steps.index(heads["time_step"])))
 
     def places(
         self, rank: int, files: Sequence[RankRecord | FilesRecord], wanted: Collection[int], position: int = 0
@@ -210,7 +205,7 @@ def in_turn(
     index = np.searchsorted(simulations, heads["simulation"])
     has_turn = np.append(simulations, -1)[index] == heads["simulation"]
     turn = np.append(np.argsort(np.argsort(first)), num)[np.where(has_turn, index, num)]
-    step = np.where(of_step, dealing.index(heads["time_step"]), np.iinfo(np.int64).max)
+    step = np.where(of_step, dealing.time_steps.index(heads["time_step"]), np.iinfo(np.int64).max)
     order = np.lexsort((turn, step, np.where(has_turn, turn // at_once, num)))
     return heads[order], places[order]
 

@@ -4,9 +4,10 @@ Why: docs/decisions/0043-offline-files.md
 """
 
 import logging
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Collection
+from contextlib import ExitStack, closing
 from functools import partial
+from itertools import starmap
 from pathlib import Path
 from typing import TypeVar
 
@@ -14,9 +15,8 @@ import numpy as np
 from msgspec.structs import replace
 
 from stream_server.errors import ConfigError, DamagedRecord, SamplesNotWritten
-from stream_server.messages.client import FieldSpec
 from stream_server.server.ranks.communicator import Ranks
-from stream_server.server.replay.dealing import Places, RecordCounts, find_entries, is_sample
+from stream_server.server.replay.dealing import RecordCounts, find_entries, is_sample
 from stream_server.server.replay.record_reader import Recording
 from stream_server.server.replay.share import on_all_ranks
 from stream_server.server.replay.simulation_file import Arrays, path_of, write_simulation
@@ -67,7 +67,7 @@ def export_record(
 
 def _open(record: Path, folder: Path, stack: ExitStack) -> "RecordIndex":
     disk.make_folder(folder)
-    recording = stack.enter_context(Recording(record))
+    recording = stack.enter_context(closing(Recording(record)))
     for warning in recording.warnings:
         log.warning("%s: %s", record, warning)
     return RecordIndex(recording)
@@ -106,8 +106,17 @@ class RecordIndex:
             OSError: the disk is full or fails.
             DamagedRecord: a sample is not as it was recorded.
         """
-        study, counts = self._recording.study, self._counts
+        study, counts, dtypes = self._recording.study, self._counts, self._recording.recorded_dtypes
+        # In the types in which they were recorded.
+        fields = [replace(field, dtype=dtypes[field.name].str) for field in study.fields if field.name in dtypes]
         first, stop = np.searchsorted(self._heads["simulation"], [simulation, simulation + 1])
+        statics: Arrays = {}
+        if any(field.is_static for field in study.fields):
+            if simulation not in counts.statics:
+                raise DamagedRecord(
+                    f"{self._recording.folder}: what simulation {simulation} sent once was expected in it"
+                )
+            statics = self._fields_at(*counts.statics[simulation])
         write_simulation(
             path,
             study=study.study,
@@ -116,24 +125,10 @@ class RecordIndex:
             time_steps=self._heads["time_step"][first:stop].tolist(),
             trajectory_ends=sorted(counts.trajectory_ends.get(simulation, ())),
             finished=finished,
-            fields=self._fields(),
-            samples=self._samples(self._places[first:stop]),
-            statics=self._statics_of(simulation),
+            fields=fields,
+            samples=starmap(self._fields_at, self._places[first:stop].tolist()),
+            statics=statics,
         )
 
-    def _samples(self, places: Places) -> Iterator[Arrays]:
-        for file, number in places.tolist():
-            yield self._recording.ranks[file].read(number).fields
-
-    def _statics_of(self, simulation: int) -> Arrays:
-        if not any(field.is_static for field in self._recording.study.fields):
-            return {}
-        if simulation not in self._counts.statics:
-            raise DamagedRecord(f"{self._recording.folder}: what simulation {simulation} sent once was expected in it")
-        file, number = self._counts.statics[simulation]
+    def _fields_at(self, file: int, number: int) -> Arrays:
         return self._recording.ranks[file].read(number).fields
-
-    def _fields(self) -> Sequence[FieldSpec]:
-        """The fields in the types in which they were recorded."""
-        dtypes = self._recording.recorded_dtypes
-        return [replace(it, dtype=dtypes[it.name].str) for it in self._recording.study.fields if it.name in dtypes]

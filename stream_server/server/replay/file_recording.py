@@ -18,7 +18,7 @@ from stream_server.config import StudyConfig
 from stream_server.errors import ConfigError
 from stream_server.messages.client import DTYPES, FieldSpec
 from stream_server.server.replay.record_format import HEAD, MOST_ENTRIES, SAMPLES, EntryHead, EntryKind, Heads
-from stream_server.server.replay.record_reader import RecordEntry
+from stream_server.server.replay.record_reader import RecordEntry, kept_dtypes
 from stream_server.server.replay.simulation_file import SUFFIX, SimulationFile
 from stream_server.server.run import build
 from stream_server.storage.disk import names_in
@@ -52,7 +52,7 @@ class FilesRecord:
     rank = 0
 
     def __init__(self, files: Sequence[SimulationFile], config: StudyConfig) -> None:
-        self.dtypes: dict[str, npt.DTypeLike] = {}
+        self.dtypes: dict[str, np.dtype[Any]] = {}
         self._files = files
         self._takes_nonfinite = config.training.nonfinite == "keep"
         self._seed = config.study.data_seed if config.offline.shuffle else None
@@ -203,14 +203,11 @@ class FileRecording:
 
     def __init__(self, paths: Sequence[Path], config: StudyConfig) -> None:
         self.folder = paths[0].parent
+        # The files of all simulations are read as those of one rank.
+        self.latest = range(1)
         self.files = sorted(map(SimulationFile, paths), key=lambda file: file.simulation)
         self.warnings = list(_absences(self.files, config))
         self.ranks = [FilesRecord(self.files, config)]
-
-    @property
-    def latest(self) -> range:
-        """The only rank, since the files of all simulations are read as those of one."""
-        return range(1)
 
     def simulations_at_once(self, config: StudyConfig) -> int:
         """Number of simulations that are gone through in turn where samples are windows."""
@@ -234,17 +231,16 @@ class FileRecording:
             file.parameters = {name: file.parameters[name] for name in parameters}
             file.fields = {name: file.fields[name] for name in config.study.step_fields if name in file.fields}
             file.statics = {name: file.statics[name] for name in config.study.static_fields}
-        self.ranks[0].dtypes = self.dtypes(config)
+        self.ranks[0].dtypes = kept_dtypes(config, self.recorded_dtypes)
 
-    def dtypes(self, config: StudyConfig) -> dict[str, npt.DTypeLike]:
-        """The types in which a study keeps the fields: those of study.json, or else those in the files."""
-        found: dict[str, npt.DTypeLike] = {}
-        for name, spec in config.study.fields.items():
-            described = [file.statics if spec.is_static else file.fields for file in self.files]
-            types = {of_file[name][1] for of_file in described if name in of_file}
-            common = np.result_type(*types).newbyteorder("=") if types else np.dtype(np.float64)
-            found[name] = np.dtype(spec.dtype) if spec.dtype else common
-        return found
+    @property
+    def recorded_dtypes(self) -> dict[str, np.dtype[Any]]:
+        """The types of the fields; files may have different ones, which are cast to these."""
+        found: dict[str, set[np.dtype[Any]]] = {}
+        for file in self.files:
+            for name, (_, dtype) in [*file.fields.items(), *file.statics.items()]:
+                found.setdefault(name, set()).add(dtype)
+        return {name: np.result_type(*dtypes) for name, dtypes in found.items()}
 
 
 def _absences(files: Sequence[SimulationFile], config: StudyConfig) -> Iterator[str]:

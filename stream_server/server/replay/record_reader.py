@@ -2,13 +2,13 @@
 
 import os
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate, chain
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -70,15 +70,10 @@ class SegmentPart:
         return self.offsets[-1]
 
 
-def ranks_in(folder: Path) -> list[int]:
-    """The ranks that have files in a folder, if it is there."""
-    return sorted({segment.rank for name in names_in(folder) if (segment := Segment.from_name(name))})
-
-
-def segments_in(folder: Path, rank: int) -> list[Segment]:
-    """The files of a rank, in the order of their incarnations."""
-    segments = [segment for name in os.listdir(folder) if (segment := Segment.from_name(name))]
-    return sorted((it for it in segments if it.rank == rank), key=lambda it: it.incarnation)
+def segments_in(folder: Path) -> list[Segment]:
+    """The files of all ranks in a folder, if it is there, in the order of their incarnations."""
+    found = [segment for name in names_in(folder) if (segment := Segment.from_name(name))]
+    return sorted(found, key=lambda it: it.incarnation)
 
 
 def parts_of_rank(folder: Path, rank: int) -> list[SegmentPart]:
@@ -87,7 +82,7 @@ def parts_of_rank(folder: Path, rank: int) -> list[SegmentPart]:
     Raises:
         DamagedRecord: an entry before the last one is missing, or a file is not what its name says.
     """
-    mine = segments_in(folder, rank)
+    mine = [segment for segment in segments_in(folder) if segment.rank == rank]
     found: list[SegmentPart] = []
     for number, segment in enumerate(mine):
         limit = min((later.begin for later in mine[number + 1 :]), default=None)
@@ -173,7 +168,8 @@ class RecordBlock:
 class RankRecord:
     """The entries of one rank, `len()` of them, by their numbers. Holds open files until `close`.
 
-    `is_closed`: the record ends as it does when a study ends in order. `warnings` say what is not in it.
+    They are in the `parts` of these files. `is_closed`: the record ends as it does when a study ends in order.
+    `warnings` say what is not in it.
 
     Raises:
         DamagedRecord: a file is missing or damaged.
@@ -181,11 +177,11 @@ class RankRecord:
 
     def __init__(self, folder: Path, rank: int) -> None:
         self.rank = rank
-        self._parts = [part for part in parts_of_rank(folder, rank) if part.fields is not None]
-        self._files = [open_regular(part.path) for part in self._parts]
+        self.parts = [part for part in parts_of_rank(folder, rank) if part.fields is not None]
+        self._files = [open_regular(part.path) for part in self.parts]
         self._blocks = lru_cache(MOST_BLOCKS)(self._read_block)
         self._latest: RecordBlock | None = None
-        self._num = self._parts[-1].stop if self._parts else 0
+        self._num = self.parts[-1].stop if self.parts else 0
         try:
             self.is_closed = self._num > 0 and self.head(self._num - 1).kind == EntryKind.END
             self._num -= self.is_closed
@@ -196,16 +192,6 @@ class RankRecord:
 
     def __len__(self) -> int:
         return self._num
-
-    @property
-    def studies(self) -> dict[str, str]:
-        """The study of each of the files, by the name of the file."""
-        return {part.segment.name: part.study for part in self._parts}
-
-    @property
-    def fields(self) -> list[tuple[FieldSpec, ...]]:
-        """The fields in the types in which they were recorded, file by file."""
-        return [part.fields for part in self._parts if part.fields is not None]
 
     def head(self, number: int) -> EntryHead:
         """The head of an entry.
@@ -222,7 +208,7 @@ class RankRecord:
         Raises:
             DamagedRecord: they are not as they were written.
         """
-        for which, part in enumerate(self._parts):
+        for which, part in enumerate(self.parts):
             for place, begin in enumerate(part.begins[:-1]):
                 yield begin, self._blocks(which, place).heads[: self._num - begin]
 
@@ -263,13 +249,13 @@ class RankRecord:
     def _find(self, number: int) -> RecordBlock:
         """The block of an entry."""
         if self._latest is None or number not in self._latest.numbers:
-            parts = enumerate(self._parts)
+            parts = enumerate(self.parts)
             which, part = next((which, it) for which, it in parts if it.segment.begin <= number < it.stop)
             self._latest = self._blocks(which, bisect_right(part.begins, number) - 1)
         return self._latest
 
     def _read_block(self, which: int, place: int) -> RecordBlock:
-        part, file = self._parts[which], self._files[which]
+        part, file = self.parts[which], self._files[which]
         numbers, start = range(*part.begins[place : place + 2]), part.offsets[place]
         num_bytes = BLOCK_HEAD_BYTES + len(numbers) * HEAD.itemsize
         data = os.pread(file, num_bytes, start)
@@ -294,8 +280,8 @@ class RankRecord:
                 f"the record of rank {self.rank} has no end, as if its study had been killed: there are {self._num} "
                 "entries"
             )
-        if self._parts and self._parts[-1].is_torn:
-            yield f"the last block of {self._parts[-1].path} is not all there, and its samples are left out"
+        if self.parts and self.parts[-1].is_torn:
+            yield f"the last block of {self.parts[-1].path} is not all there, and its samples are left out"
 
 
 def is_record(folder: Path) -> bool:
@@ -303,7 +289,7 @@ def is_record(folder: Path) -> bool:
 
 
 class Recording:
-    """A record and the files of its ranks. A context manager, which holds the files open.
+    """A record and the files of its ranks, which it holds open until `close`.
 
     `folder` is that of the record, or the output folder of the study that made it. `warnings` say what is not in it.
 
@@ -323,12 +309,6 @@ class Recording:
                 self._check_study(self.ranks[-1])
             self._stack = stack.pop_all()
         self.warnings = [*self._not_repeated(), *(warning for rank in self.ranks for warning in rank.warnings)]
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self.close()
 
     def close(self) -> None:
         self._stack.close()
@@ -350,20 +330,12 @@ class Recording:
         """Number of simulations that are gone through in turn where samples are windows."""
         return config.max_simulations_at_once
 
-    def dtypes(self, config: StudyConfig) -> dict[str, npt.DTypeLike]:
-        """The types in which a study keeps the fields: those of study.json, or else those that were recorded."""
-        recorded = self.recorded_dtypes
-        return {
-            name: np.dtype(spec.dtype) if spec.dtype else recorded.get(name, np.dtype(np.float64)).newbyteorder("=")
-            for name, spec in config.study.fields.items()
-        }
-
     @property
     def recorded_dtypes(self) -> dict[str, np.dtype[Any]]:
         """The types of the fields, little-endian; ranks may have recorded different ones, which they are cast to."""
         recorded: dict[str, set[str]] = {}
         for record in self.ranks:
-            for field in chain.from_iterable(record.fields):
+            for field in chain.from_iterable(part.fields or () for part in record.parts):
                 recorded.setdefault(field.name, set()).add(field.dtype)
         return {name: np.result_type(*sorted(dtypes)).newbyteorder("<") for name, dtypes in recorded.items()}
 
@@ -376,11 +348,17 @@ class Recording:
             )
 
     def _check_study(self, record: RankRecord) -> None:
-        for name, study in record.studies.items():
-            if study != self.study.identity:
+        for part in record.parts:
+            if part.study != self.study.identity:
                 raise DamagedRecord(
-                    f"{self.folder / name} is of another study than {STUDY_FILE} beside it. Put back copies of both"
+                    f"{part.path} is of another study than {STUDY_FILE} beside it. Put back copies of both"
                 )
+
+
+def kept_dtypes(config: StudyConfig, recorded: Mapping[str, np.dtype[Any]]) -> dict[str, np.dtype[Any]]:
+    """The types in which a study keeps the fields: those of study.json, or else those that were recorded."""
+    fields, unknown = config.study.fields.items(), np.dtype(np.float64)
+    return {name: np.dtype(it.dtype or recorded.get(name, unknown)).newbyteorder("=") for name, it in fields}
 
 
 def _damaged(path: Path, number: int) -> DamagedRecord:

@@ -27,7 +27,7 @@ from stream_server.server.replay.record_format import (
     pack_fields,
     pack_heads,
 )
-from stream_server.server.replay.record_reader import parts_of_rank, ranks_in, segments_in
+from stream_server.server.replay.record_reader import parts_of_rank, segments_in
 from stream_server.server.replay.recorded_study import RecordedStudy
 from stream_server.storage import disk
 
@@ -339,15 +339,12 @@ def begins_and_ends(
     """
     if None in saved.values():
         return None, {}
-    ends = {other: _end_in(folder, other, incarnation) for other in ranks_in(folder)} | dict(saved)
+    segments = segments_in(folder)
+    ends: dict[int, int | None] = {segment.rank: 0 for segment in segments}
+    # A rank that is not in the checkpoint ends where its last file begins that is not newer.
+    ends |= {segment.rank: segment.begin for segment in segments if segment.incarnation <= incarnation} | dict(saved)
     gone = {other: end for other, end in ends.items() if rank == 0 and other >= num_ranks and end is not None}
     return ends.get(rank, 0), gone
-
-
-def _end_in(folder: Path, rank: int, incarnation: int) -> int:
-    """The end of the record of a rank that is not in a checkpoint of this incarnation, which began a file there."""
-    begun = [segment for segment in segments_in(folder, rank) if segment.incarnation <= incarnation]
-    return begun[-1].begin if begun else 0
 
 
 def begin_segment(folder: Path, segment: Segment) -> Path:

@@ -1,16 +1,15 @@
 """The share of one rank in a replay: the samples that it is given of a record, counted before the first is read."""
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack
-from functools import partial
+from functools import cached_property
 from pathlib import Path
-from typing import Self, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
-from stream_server.buffers import WindowShape
+from stream_server.buffers import Buffer
 from stream_server.buffers.statics import StaticFields
 from stream_server.config import StudyConfig
 from stream_server.errors import ConfigError, DamagedRecord
@@ -18,94 +17,46 @@ from stream_server.messages.routing import Dealing
 from stream_server.server.intake.account import RankAccount, Received, WindowCounts
 from stream_server.server.intake.validation_store import ValidationStore
 from stream_server.server.ranks.communicator import Ranks
-from stream_server.server.replay.dealing import Labels, Place, RecordCounts, ReplayDealing, in_turn, is_sample
-from stream_server.server.replay.file_recording import FileRecording, FilesRecord, files_in
-from stream_server.server.replay.record_format import SAMPLES
-from stream_server.server.replay.record_reader import RankRecord, RecordEntry, Recording, is_record
+from stream_server.server.replay.dealing import Places, RecordCounts, ReplayDealing, in_turn, is_sample
+from stream_server.server.replay.file_recording import FileRecording, files_in
+from stream_server.server.replay.record_format import SAMPLES, Heads
+from stream_server.server.replay.record_reader import RecordEntry, Recording, is_record, kept_dtypes
 from stream_server.server.run import build
 from stream_server.wording import counted
 
 T = TypeVar("T")
 
 
-class Playback:
-    """Iterates over entries that a `RankRecord` or `FilesRecord` reads.
+class ReplayShare:
+    """An open record that fits a study, and this rank's share of it. `counts` are of the whole record.
 
-    `places` gives those of `num_entries` from a position on; an entry whose place is None is passed over unread.
-    Nothing is read ahead: what comes next is a function of `position` alone.
+    It is open until the `stack` ends. Creating it is collective: each rank counts some of the files.
+
+    Raises:
+        ConfigError: the record does not fit the study, or is damaged; the same on all ranks.
     """
 
     def __init__(
-        self,
-        files: Sequence[RankRecord | FilesRecord],
-        places: Callable[[int], Iterator[Place | None]],
-        *,
-        num_entries: int,
+        self, config: StudyConfig, ranks: Ranks, folder: Path, parameters: tuple[str, ...], stack: ExitStack
     ) -> None:
-        self._files = files
-        self._places_from = places
-        self.num_entries = num_entries
-        self.seek(0)
-
-    def seek(self, position: int) -> None:
-        """Continue at an earlier `position`: the number of entries before it."""
-        self.position = position
-        self._places = self._places_from(position)
-
-    def __iter__(self) -> Self:
-        return self
-
-    def __next__(self) -> RecordEntry:
-        for place in self._places:
-            self.position += 1
-            if place is not None:
-                file, number = place
-                return self._files[file].read(number)
-        raise StopIteration
-
-
-class ReplayShare:
-    """An open record that fits a study, and this rank's share of it. `counts` are of the whole record."""
-
-    def __init__(
-        self,
-        config: StudyConfig,
-        rank: int,
-        recording: Recording | FileRecording,
-        dealing: ReplayDealing,
-        counts: RecordCounts,
-    ) -> None:
-        self.counts = counts
-        self._config = config
-        self._rank = rank
-        self._recording = recording
-        self._dealing = dealing
-        self._windows = build.window_shape(config)
-
-    @classmethod
-    def open(
-        cls, config: StudyConfig, ranks: Ranks, folder: Path, parameters: tuple[str, ...], stack: ExitStack
-    ) -> Self:
-        """Open a record, until `stack` ends; each rank counts some of the files. Collective.
-
-        Raises:
-            ConfigError: the record does not fit the study, or is damaged; the same on all ranks.
-        """
-
         def look() -> Recording | FileRecording:
             recording = open_recording(config, folder)
             stack.callback(recording.close)
             recording.check(config, parameters)
             return recording
 
-        recording = on_all_ranks(ranks, look)
-        dealing = ReplayDealing(
-            num_recorded=len(recording.ranks),
+        self._config = config
+        self._rank = ranks.rank
+        self._windows = build.window_shape(config)
+        self.time_steps = build.time_steps(config)
+        self._recording = on_all_ranks(ranks, look)
+        self._dealing = ReplayDealing(
+            num_recorded=len(self._recording.ranks),
             dealing=Dealing(build.routing(config), ranks.size),
-            time_steps=build.time_steps(config),
+            time_steps=self.time_steps,
             keeps_ranks=config.window is None,
         )
-        return cls(config, ranks.rank, recording, dealing, _count(ranks, recording, dealing, config))
+        self.counts = _count(ranks, self._recording, self._dealing, config)
 
     @property
     def warnings(self) -> list[str]:
@@ -114,32 +65,27 @@ class ReplayShare:
         if incomplete := [i for i in self._held_out if i not in self.counts.finished]:
             named = ", ".join(map(str, incomplete))
             found.append(f"not all is there of the held-out simulations {named}: they are left out of the validation")
-        if self._windows is not None:
-            parted = filter(self._is_trained, self.counts.trajectory_ends.keys() & self.counts.labels.keys())
-            num_late = {it: self._window_counts(self._windows, it).late for it in sorted(parted)}
-            if num := sum(num_late.values()):
-                named = ", ".join(str(simulation) for simulation, num in num_late.items() if num)
-                found.append(
-                    f"{counted(num, 'window')} left out of the training, with steps of two attempts that computed "
-                    f"something else, of the simulations {named}"
-                )
+        parted = filter(self._is_trained, self.counts.trajectory_ends.keys() & self.counts.labels.keys())
+        num_late = {it: windows.late for it in sorted(parted) if (windows := self._window_counts(it))}
+        if num := sum(num_late.values()):
+            named = ", ".join(str(simulation) for simulation, num in num_late.items() if num)
+            found.append(
+                f"{counted(num, 'window')} left out of the training, with steps of two attempts that computed "
+                f"something else, of the simulations {named}"
+            )
         return found
 
     @property
-    def dtypes(self) -> dict[str, npt.DTypeLike]:
+    def dtypes(self) -> dict[str, np.dtype[Any]]:
         """The types in which the fields are kept."""
-        return self._recording.dtypes(self._config)
+        return kept_dtypes(self._config, self._recording.recorded_dtypes)
 
     @property
     def account(self) -> RankAccount:
         """The account of this rank, by which all that was recorded counts as accepted where it is given."""
-        mine = self.counts.samples[self._rank]
-        withdrawn = self.counts.withdrawn
-        received = {simulation: self._received(simulation, num) for simulation, num in mine.items()}
-        return RankAccount(
-            intake=received,
-            withdrawn=sum(it.num_samples for i, it in received.items() if i in withdrawn and not self._is_held_out(i)),
-        )
+        received = {simulation: self._received(simulation, num) for simulation, num in self.num_steps.items()}
+        withdrawn = [it for i, it in received.items() if i in self.counts.withdrawn and not self._is_held_out(i)]
+        return RankAccount(intake=received, withdrawn=sum(it.num_samples for it in withdrawn))
 
     @property
     def samples_of_ranks(self) -> list[int]:
@@ -154,45 +100,43 @@ class ReplayShare:
         return self.counts.samples[self._rank]
 
     def _received(self, simulation: int, num: int) -> Received:
-        if self._windows is None:
-            return Received(accepted=num)
-        return Received(accepted=num, windows=self._window_counts(self._windows, simulation))
+        return Received(accepted=num, windows=self._window_counts(simulation))
 
-    def _window_counts(self, windows: WindowShape, simulation: int) -> WindowCounts:
+    def _window_counts(self, simulation: int) -> WindowCounts | None:
         """The windows of a simulation, all of which are on one rank; none has steps of two trajectories."""
-        steps = self.index(np.sort(self.counts.labels[simulation]))
-        num = windows.num_among(steps)
-        ends = list(map(self.index, self.trajectory_ends(simulation)))
+        if self._windows is None:
+            return None
+        steps = self.time_steps.index(np.sort(self.counts.labels[simulation]))
+        num = self._windows.num_among(steps)
+        ends = list(map(self.time_steps.index, self.trajectory_ends(simulation)))
         parts = np.split(steps, np.searchsorted(steps, ends, side="right"))
-        return WindowCounts(of_accepted=num, of_settled=num, late=num - sum(map(windows.num_among, parts)))
+        return WindowCounts(of_accepted=num, of_settled=num, late=num - sum(map(self._windows.num_among, parts)))
 
     def trajectory_ends(self, simulation: int) -> list[int]:
         """The time steps behind which another trajectory of a simulation begins; none of one that is held out."""
         return [] if self._is_held_out(simulation) else sorted(self.counts.trajectory_ends.get(simulation, ()))
 
-    def index(self, time_step: Labels) -> Labels:
-        """The index of a time step, or of several; it counts from 0 whatever the steps are called."""
-        return self._dealing.index(time_step)
-
     @property
     def num_samples(self) -> int:
         return self.samples_of_ranks[self._rank]
 
-    def samples(self) -> Playback:
-        """The samples to train on, and between them the ends of simulations."""
+    @property
+    def num_entries(self) -> int:
+        return sum(map(len, self._recording.ranks)) if self._windows is None else len(self._turns[1])
+
+    def samples(self, position: int = 0) -> Iterator[RecordEntry | None]:
+        """The samples to train on, and between them the ends of simulations, from a position on.
+
+        A position is a number of entries, of `num_entries`; for one that is passed over, unread, there is None. Nothing
+        is read ahead: what comes next is a function of the position alone.
+        """
         if self._windows is None:
-            return self._playback(list(filter(self._is_trained, self.counts.simulations)))
-        files, at_once = self._recording.ranks, self._recording.simulations_at_once(self._config)
-        # Those that are withdrawn have their turns too: one that was withdrawn late changes no order.
-        mine = [i for i in self.num_steps if not self._is_held_out(i)]
-        heads, turns = in_turn(files, mine, self._dealing, at_once)
+            yield from self._entries(list(filter(self._is_trained, self.counts.simulations)), position)
+            return
+        heads, places = self._turns
         is_withdrawn = is_sample(heads, np.array(list(self.counts.withdrawn), np.int64))
-
-        def places(position: int) -> Iterator[Place | None]:
-            for (file, number), withdrawn in zip(turns[position:], is_withdrawn[position:], strict=True):
-                yield None if withdrawn else (int(file), int(number))
-
-        return Playback(files, places, num_entries=len(turns))
+        for (file, number), withdrawn in zip(places[position:], is_withdrawn[position:], strict=True):
+            yield None if withdrawn else self._recording.ranks[file].read(int(number))
 
     def put_statics(self, simulation: int, statics: StaticFields) -> None:
         """Read the fields that are sent once, unless those of this simulation are there.
@@ -205,32 +149,32 @@ class ReplayShare:
             found = self._recording.ranks[file].read(number).fields
             statics.put(simulation, {name: found[name].astype(dtype) for name, dtype in statics.dtypes.items()})
 
-    def read_held_out(self, store: ValidationStore, statics: StaticFields) -> None:
-        """Put this rank's held-out samples into a store, and beside them what they share."""
-        counts = self.counts
-        if not any(map(self._is_held_out, counts.simulations)):
+    def read_held_out(self, store: ValidationStore, buffer: Buffer) -> None:
+        """Put this rank's held-out samples into a store, by way of a slot, and beside them what they share."""
+        if not any(map(self._is_held_out, self.counts.simulations)):
             return
-        dtypes = self.dtypes
-        specs = self._config.study.step_fields
-        for entry in self._playback(self._held_out):
-            if entry.kind in SAMPLES:
-                fields = {
-                    name: np.asarray(entry.fields[name], dtypes[name])
-                    if name in entry.fields
-                    else np.zeros(spec.smallest_shape, dtypes[name])
-                    for name, spec in specs.items()
-                }
-                present = {name: name in entry.fields for name in specs}
-                self.put_statics(entry.simulation, statics)
-                store.add(entry.simulation, entry.time_step, fields, present)
+        for entry in self._entries(self._held_out):
+            if entry is not None and entry.kind in SAMPLES:
+                self.put_statics(entry.simulation, buffer.slots.statics)
+                [slot] = buffer.claim(1)
+                buffer.slots.fill(slot, entry.simulation, entry.time_step, entry.fields)
+                store.keep(buffer.slots, slot)
+                buffer.discard([slot])
         for simulation in self._held_out:
-            if simulation in counts.finished:
+            if simulation in self.counts.finished:
                 store.complete(simulation)
 
-    def _playback(self, simulations: Collection[int]) -> Playback:
-        files, dealing, rank = self._recording.ranks, self._dealing, self._rank
-        places = partial(dealing.places, rank, files, simulations)
-        return Playback(files, places, num_entries=sum(map(len, files)))
+    @cached_property
+    def _turns(self) -> tuple[Heads, Places]:
+        # Those that are withdrawn have their turns too: one that was withdrawn late changes no order.
+        mine = [i for i in self.num_steps if not self._is_held_out(i)]
+        at_once = self._recording.simulations_at_once(self._config)
+        return in_turn(self._recording.ranks, mine, self._dealing, at_once)
+
+    def _entries(self, simulations: Collection[int], position: int = 0) -> Iterator[RecordEntry | None]:
+        files = self._recording.ranks
+        for place in self._dealing.places(self._rank, files, simulations, position):
+            yield None if place is None else files[place[0]].read(place[1])
 
     @property
     def _held_out(self) -> list[int]:

@@ -291,7 +291,7 @@ class SimulationFile:
         statics = {name: self._dataset("static", name) for name in in_static}
         self.statics = {name: (dataset.shape, dataset.dtype) for name, dataset in statics.items()}
         present = self._in(file, "present") if "present" in groups else {}
-        self.present = {name: self._present(f"/present/{name}", self._in(present, name)) for name in present}
+        self.present = {name: self._of_steps(f"/present/{name}", self._in(present, name), np.bool_) for name in present}
 
     def _labels(self, name: str) -> npt.NDArray[Any]:
         labels = self._written(f"/{name}", self._in(self._file, name))
@@ -301,16 +301,15 @@ class SimulationFile:
             )
         return self._integers(f"/{name}", labels[()], np.int64, labels.shape)
 
-    def _present(self, name: str, dataset: Any) -> npt.NDArray[np.bool_]:
-        steps = self._written(name, dataset)
+    def _of_steps(self, name: str, dataset: Any, dtype: type[np.generic]) -> npt.NDArray[Any]:
+        """A value for each time step."""
+        written = self._written(name, dataset)
         # Of another shape it is refused unread: it may be of any size.
-        values = steps[()] if steps.shape == self.time_steps.shape else np.zeros(0, np.bool_)
-        return self._integers(name, values, np.bool_, self.time_steps.shape)
+        values = written[()] if written.shape == self.time_steps.shape else np.zeros(0, dtype)
+        return self._integers(name, values, dtype, self.time_steps.shape)
 
     def _lengths(self, name: str, dataset: Any) -> npt.NDArray[np.int64]:
-        written = self._written(name, dataset)
-        values = written[()] if written.shape == self.time_steps.shape else np.zeros(0, np.int64)
-        lengths = self._integers(name, values, np.int64, self.time_steps.shape)
+        lengths = self._of_steps(name, dataset, np.int64)
         if (lengths < 0).any() or lengths.sum(dtype=np.float64) > MOST_ROWS * float(MOST_ROWS):
             raise ConfigError(f"{self.path}: {name} must be numbers of rows, from 0 on")
         return lengths

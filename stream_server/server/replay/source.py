@@ -3,7 +3,7 @@
 import logging
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import cached_property
@@ -26,7 +26,7 @@ from stream_server.server.ranks.communicator import Ranks
 from stream_server.server.replay.dealing import RecordCounts
 from stream_server.server.replay.record_format import EntryKind
 from stream_server.server.replay.record_reader import RecordEntry
-from stream_server.server.replay.share import Playback, ReplayShare, on_all_ranks
+from stream_server.server.replay.share import ReplayShare, on_all_ranks
 from stream_server.server.run.build import ragged_fields
 
 log = logging.getLogger(__name__)
@@ -85,7 +85,8 @@ class ReplaySource(Source):
     simulations: RecordedSimulations | None = None
     num_received = 0
     receive_s = 0.0
-    _playback: Playback
+    _entries: Iterator[RecordEntry | None]
+    _position: int
 
     def __init__(
         self,
@@ -119,7 +120,7 @@ class ReplaySource(Source):
         Raises:
             ConfigError: as on entering.
         """
-        self._share = ReplayShare.open(self.config, self.ranks, self.folder, self._names, stack)
+        self._share = ReplayShare(self.config, self.ranks, self.folder, self._names, stack)
         for text in self.warnings:
             log.warning("%s: %s", self.folder, text)
         return self._share.samples_of_ranks
@@ -134,13 +135,13 @@ class ReplaySource(Source):
             if self._share is None:
                 self.count(stack)
             share = self._opened
-            self._playback = share.samples()
+            self._seek(0)
             if self.ranks.rank == 0:
                 num_held_out = self.config.validation.simulations
                 self.simulations = RecordedSimulations(share.counts, self._names, num_held_out=num_held_out)
             if not self.buffer.slots.arrays:
                 self._allocate(share.dtypes)
-            on_all_ranks(self.ranks, lambda: share.read_held_out(self.validation_store, self.buffer.slots.statics))
+            on_all_ranks(self.ranks, lambda: share.read_held_out(self.validation_store, self.buffer))
             if self._restored is not None:
                 self._restored.into_buffer(self.buffer)
                 self._restored.load({REPLAY: self})
@@ -200,11 +201,11 @@ class ReplaySource(Source):
     def state_dict(self) -> dict[str, Any]:
         """The position in the record, for a checkpoint that also has the buffer as it is now."""
         return {
-            "position": self._playback.position,
+            "position": self._position,
             "num_fed": self.num_received,
             "told": sorted(self._finished),
             "closed": self._closed,
-            "num_entries": self._playback.num_entries,
+            "num_entries": self._opened.num_entries,
             "num_steps": dict(self._num_steps),
             "observed": sorted(self.buffer.slots.statics.observed),
             "receive_s": self.receive_s,
@@ -212,13 +213,13 @@ class ReplaySource(Source):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue, on as many ranks, where `state_dict` was called; the buffer was restored too."""
-        num_entries = self._playback.num_entries
+        num_entries = self._opened.num_entries
         if state["num_entries"] != num_entries:
             raise ConfigError(
                 f"{self.folder} is not what this run began with: there are {num_entries} entries instead of "
                 f"{state['num_entries']}. Put back what was there, or start over with --fresh"
             )
-        self._playback.seek(int(state["position"]))
+        self._seek(int(state["position"]))
         self.num_received = int(state["num_fed"])
         self.receive_s = float(state["receive_s"])
         self._finished = set(state["told"])
@@ -232,6 +233,9 @@ class ReplaySource(Source):
     def _opened(self) -> ReplayShare:
         assert self._share is not None
         return self._share
+
+    def _seek(self, position: int) -> None:
+        self._position, self._entries = position, self._opened.samples(position)
 
     def _allocate(self, dtypes: Mapping[str, npt.DTypeLike]) -> None:
         slots = self.buffer.slots
@@ -280,7 +284,7 @@ class ReplaySource(Source):
             for end in self._opened.trajectory_ends(simulation):
                 labels = self._opened.counts.labels[simulation]
                 before = labels[labels <= end].tolist()
-                self.buffer.part(simulation, before, range(self._opened.index(end) + 1).__contains__)
+                self.buffer.part(simulation, before, range(self._opened.time_steps.index(end) + 1).__contains__)
 
     def _count_step(self, simulation: int) -> None:
         """Count a step that is put, and say that no other comes after the last of a simulation."""
@@ -292,10 +296,12 @@ class ReplaySource(Source):
             self.buffer.end([simulation])
 
     def _next_sample(self) -> RecordEntry | None:
-        for entry in self._playback:
-            if entry.kind is not EntryKind.FINISHED:
+        for entry in self._entries:
+            self._position += 1
+            if entry is not None and entry.kind is not EntryKind.FINISHED:
                 return entry
-            self._finish(entry.simulation)
+            if entry is not None:
+                self._finish(entry.simulation)
         return None
 
     def _share_statics(self, simulation: int) -> None:

@@ -5,7 +5,7 @@ import json
 import os
 import sys
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -284,7 +284,7 @@ def test_the_record_of_a_stranger_puts_no_file_of_ours_into_a_log(shared: Path, 
     recorded = record(small_study(folder), [(0, 1)])
     marker = recorded / "rank-0.incomplete"
     marker.write_text("No room. " * 100_000)
-    with Recording(recorded) as recording:
+    with closing(Recording(recorded)) as recording:
         assert len(recording.warnings[0]) < 400
     marker.unlink()
     (shared / "secret").write_text(MARK)

@@ -1,6 +1,7 @@
 """What another attempt sends is compared with what an earlier one sent, and no window is made of both."""
 
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -86,7 +87,7 @@ def test_the_record_says_where_the_trajectory_of_an_attempt_ends(tmp_path: Path)
         for attempt, steps in enumerate((range(4), range(3, NUM))):
             [client] = begin(intake, attempt)
             send(intake, client, steps, 0.5 * attempt)
-    with Recording(recorder.folder) as recording:
+    with closing(Recording(recorder.folder)) as recording:
         [of_rank] = recording.ranks
         entries = [of_rank.read(number) for number in range(len(of_rank))]
     ends = [(it.simulation, it.time_step) for it in entries if it.kind is EntryKind.TRAJECTORY_END]

@@ -14,7 +14,7 @@ def sent(
 ) -> None:
     """A simulation sends steps, each full of a value."""
     equal.slots.arrays["u"][: len(values)] = np.array(values)[:, None]
-    attempt = AttemptState(simulation=simulation, attempt=0, entry=LedgerEntry())
+    attempt = AttemptState(simulation=simulation, attempt=0, entry=LedgerEntry(simulation))
     indices = range(first, first + len(values))
     equal.note(StepRun(attempt, 0, indices, list(range(len(values))), absent, []))
 
@@ -82,7 +82,7 @@ def test_an_optional_field_that_no_simulation_sends_is_told_of_once_and_at_the_e
     missing = MissingFields(["label", "mask"], num_ranks=1)
     told = []
     for simulation in range(5):
-        attempt = AttemptState(simulation=simulation, attempt=0, entry=LedgerEntry())
+        attempt = AttemptState(simulation=simulation, attempt=0, entry=LedgerEntry(simulation))
         missing.note(StepRun(attempt, 0, range(1), [0], ("label",) if simulation == 4 else ("label", "mask"), []))
         told += missing.finish(simulation, [])
     assert [text.split(", which")[0] for text in (*told, *missing.warnings)] == [
@@ -96,7 +96,7 @@ def test_nothing_is_told_of_optional_fields_that_came_or_where_nothing_came() ->
     missing = MissingFields(["label"], num_ranks=1)
     assert [missing.finish(simulation, []) for simulation in range(4)] == [[]] * 4
     assert missing.warnings == []
-    missing.note(StepRun(AttemptState(simulation=0, attempt=0, entry=LedgerEntry()), 0, range(1), [0], (), []))
+    missing.note(StepRun(AttemptState(simulation=0, attempt=0, entry=LedgerEntry(0)), 0, range(1), [0], (), []))
     assert missing.warnings == []
     assert not missing.is_open
 
@@ -107,7 +107,12 @@ def test_a_rank_that_sees_some_steps_of_each_simulation_waits_for_more_of_them()
         assert missing.warnings == []
         missing.note(
             StepRun(
-                AttemptState(simulation=simulation, attempt=0, entry=LedgerEntry()), 0, range(1), [0], ("label",), []
+                AttemptState(simulation=simulation, attempt=0, entry=LedgerEntry(simulation)),
+                0,
+                range(1),
+                [0],
+                ("label",),
+                [],
             )
         )
         assert len(missing.finish(simulation, [])) == (simulation == 11)

@@ -211,8 +211,7 @@ def keys_in(saved: SavedReception) -> tuple[list[Key], list[Key], set[Key]]:
         rows = taken.validation
         held_out += [(i, row.time_step) for i, row in zip(rows.simulation_ids, rows.steps, strict=True)]
         for entry in saved_entries(taken.state["intake"]["ledger"]):
-            settled = np.unpackbits(np.frombuffer(entry.settled, np.uint8), bitorder="little")
-            accepted |= {(entry.simulation, index) for index in np.flatnonzero(settled).tolist()}
+            accepted |= {(entry.simulation, index) for index in entry.settled.array().tolist()}
     return in_buffers, held_out, accepted
 
 

@@ -89,7 +89,7 @@ def test_as_many_ranks_as_were_recorded_have_a_file_each() -> None:
 
 def test_another_number_of_ranks_is_dealt_by_the_routing() -> None:
     other, steps = dealing(3, 2), samples((4, 10), (4, 15), (4, 20))
-    assert other.index(25) == 3
+    assert other.time_steps.index(25) == 3
     assert other.owners(0, steps.of_all).tolist() == [0, 1, 0]
     assert places(other, 1, [steps, samples(), samples()], [4]) == [None, (0, 1), None]
     assert dealing(3, 2, Routing.SIMULATIONS).owners(0, steps.of_all).tolist() == [0, 0, 0]

@@ -1,5 +1,6 @@
 """Opening a record: what is refused, what is noticed, what is only told."""
 
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -37,12 +38,12 @@ def recorded(folder: StudyFolder, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def read_everything(folder: Path) -> int:
     """Go through a record as a replay does; gives the number of its entries."""
-    with Recording(folder) as recording:
+    with closing(Recording(folder)) as recording:
         return sum(sum(len(heads) + 0 * read_all(file) for _, heads in file.heads()) for file in recording.ranks)
 
 
 def warnings_of(folder: Path) -> list[str]:
-    with Recording(folder) as recording:
+    with closing(Recording(folder)) as recording:
         return recording.warnings
 
 
@@ -52,7 +53,7 @@ def read_all(file: RankRecord) -> int:
 
 def test_a_record_is_found_in_its_folder_and_in_that_of_its_study(folder: StudyFolder, recorded: Path) -> None:
     for path in (recorded, recorded.parent):
-        with Recording(path) as recording:
+        with closing(Recording(path)) as recording:
             assert recording.folder == recorded
             recording.check(small_study(folder), PARAMETERS)
 
@@ -92,13 +93,13 @@ def test_facts_that_cannot_be_read_are_refused(recorded: Path, change: dict[str,
 def test_a_study_with_other_samples_is_refused(
     folder: StudyFolder, recorded: Path, changes: Changes, told: str
 ) -> None:
-    with Recording(recorded) as recording, pytest.raises(ConfigError, match=told):
+    with closing(Recording(recorded)) as recording, pytest.raises(ConfigError, match=told):
         recording.check(small_study(folder, changes), PARAMETERS)
 
 
 def test_all_that_does_not_fit_is_told_at_once(folder: StudyFolder, recorded: Path) -> None:
     config = small_study(folder, {"study.fields.u.shape": [3, 2], "study.fields.v.optional": False})
-    with Recording(recorded) as recording, pytest.raises(ConfigError) as caught:
+    with closing(Recording(recorded)) as recording, pytest.raises(ConfigError) as caught:
         recording.check(config, ("initial", "right"))
     lines = str(caught.value).splitlines()
     assert len(lines) == 4
@@ -107,7 +108,7 @@ def test_all_that_does_not_fit_is_told_at_once(folder: StudyFolder, recorded: Pa
 
 def test_samples_that_may_not_be_finite_fit_only_a_study_that_keeps_such(folder: StudyFolder) -> None:
     path = record(small_study(folder, {"training.nonfinite": "keep"}), KEYS)
-    with Recording(path) as recording:
+    with closing(Recording(path)) as recording:
         recording.check(small_study(folder, {"training.nonfinite": "keep"}), PARAMETERS)
         with pytest.raises(ConfigError, match=r'training.nonfinite: expected "keep"'):
             recording.check(small_study(folder), PARAMETERS)

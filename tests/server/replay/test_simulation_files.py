@@ -58,7 +58,7 @@ def handwritten(folder: Path, simulation: int) -> Path:
 
 
 def opened(config: StudyConfig, folder: Path, stack: ExitStack) -> ReplayShare:
-    return ReplayShare.open(config, SoloRanks(), folder, PARAMETERS, stack)
+    return ReplayShare(config, SoloRanks(), folder, PARAMETERS, stack)
 
 
 def test_a_file_has_every_sample_of_its_simulation_in_the_order_of_time(folder: StudyFolder) -> None:
@@ -395,7 +395,7 @@ def contents(config: StudyConfig, folder: Path) -> list[Any]:
     with ExitStack() as stack:
         share = opened(config, folder, stack)
         entries = [
-            (it.simulation, it.time_step, {**it.fields}) for it in share.samples() if it.kind is EntryKind.SAMPLE
+            (it.simulation, it.time_step, {**it.fields}) for it in share.samples() if it and it.kind is EntryKind.SAMPLE
         ]
         plain = [(*key, {name: value.tobytes() for name, value in fields.items()}) for *key, fields in entries]
         return [plain, share.counts.parameters, share.warnings, share.counts.finished]

@@ -354,7 +354,7 @@ def test_a_record_that_ends_within_them_is_read_up_to_there(
     path = samples_file(recorded(plain, keys=[(3, 0), (4, 0)]))
     record = RankRecord(path.parent, 0)
     number = kinds_in(record).index(EntryKind.STATICS, 3)
-    begin = record._parts[0].offsets[number]
+    begin = record.parts[0].offsets[number]
     record.close()
     path.write_bytes(path.read_bytes()[: begin + 95])
     assert played(plain, path.parent) == [[((3, 0),)]]

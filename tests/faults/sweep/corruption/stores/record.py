@@ -1,5 +1,6 @@
 """The record of the samples that two ranks accepted in two incarnations."""
 
+from contextlib import closing
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -52,7 +53,7 @@ def _original() -> tuple[list[Any], list[str]]:
 
 def _entries(folder: Path) -> tuple[list[Any], list[str]]:
     """The facts of the record and the entries of each rank, and what is told of those that are missing."""
-    with Recording(folder) as recording:
+    with closing(Recording(folder)) as recording:
         entries = ([_plain(record.read(it)) for it in range(len(record))] for record in recording.ranks)
         return [recording.study, *entries], recording.warnings
 
