@@ -10,6 +10,7 @@ from stream_server.errors import UserCodeError
 Reduce = Literal["mean", "last", "sum", "max", "min"]
 Partial = Sequence[Any]
 
+REDUCTIONS = get_args(Reduce)
 EXTREMES: Mapping[str, Callable[[Iterable[float]], float]] = {"max": max, "min": min}
 
 
@@ -46,8 +47,8 @@ def note(numbers: dict[str, LoggedNumbers], name: str, value: Any, reduce: Reduc
     Raises:
         ValueError: there is no such reduction, or the others of this name have another one.
     """
-    if reduce not in get_args(Reduce):
-        known = ", ".join(f'"{kind}"' for kind in get_args(Reduce))
+    if reduce not in REDUCTIONS:
+        known = ", ".join(f'"{kind}"' for kind in REDUCTIONS)
         raise ValueError(f"log({name!r}, …): reduce must be one of {known}, but is {reduce!r}")
     logged = numbers.setdefault(name, LoggedNumbers(reduce, keep))
     if logged.reduce != reduce:

@@ -97,6 +97,7 @@ class Metrics:
         self._gauged_at = self._progress.batches or None
         self._written_at = self._progress.batches
         self._values: dict[str, LoggedNumbers] = {}
+        self._noted: dict[str, list[float]] = {}
         self._of_batches: dict[int, OfBatch] = {}
         self._apart: dict[str, list[Any]] | None = None
         self._is_trial = False
@@ -140,7 +141,7 @@ class Metrics:
         """
         if name in AXES:
             raise ValueError(f"log({name!r}, …) takes another name: every record has {', '.join(AXES)} already")
-        if not (is_object := is_metric(value)):
+        if not (is_object := not isinstance(value, float) and is_metric(value)):
             value = _one_number(name, value)
         elif step is not None or reduce != "mean" or keep:
             raise ValueError(f"log({name!r}, …) of a metrics object takes no step, reduce or keep: it has its own rule")
@@ -161,6 +162,18 @@ class Metrics:
                         "run: give one of them another name"
                     )
                 note(numbers, placed, value, reduce, keep=keep)
+
+    def note(self, name: str, value: float) -> None:
+        """Note a number of the study's own for the mean of the next log point, at each batch. Main thread.
+
+        Raises:
+            UserCodeError: the user's code logs it.
+        """
+        numbers = self._noted.get(name)
+        if numbers is None:
+            self._tell_apart(name, name, by_user=False)
+            numbers = self._noted[name] = []
+        numbers.append(value)
 
     @contextmanager
     def apart(self) -> Iterator[dict[str, list[Any]]]:
@@ -339,7 +352,12 @@ class Metrics:
         with self._lock:
             values, logged, self._values, self._histograms = self._values, self._histograms, {}, {}
         self._kept = self._kept_with(values)
-        numbers = {name: self._kept[name] if value.kept else value.partial() for name, value in values.items()}
+        numbers: dict[str, Partial] = {
+            name: ["mean", sum(each), len(each)] for name, each in self._noted.items() if each
+        }
+        for each in self._noted.values():
+            each.clear()
+        numbers |= {name: self._kept[name] if value.kept else value.partial() for name, value in values.items()}
         return numbers, {name: histogram for name, histogram in logged.items() if histogram.num}
 
     def _kept_with(self, values: Mapping[str, LoggedNumbers]) -> dict[str, Partial]:

@@ -26,7 +26,8 @@ class StepCounts(NamedTuple):
     elapsed_us: int = 0
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+# Frozen ones take three times as long to make, which counts for one of each in every step.
+@dataclass(kw_only=True, slots=True)
 class Batch:
     """The samples of one training step on one rank.
 
@@ -51,14 +52,14 @@ class Batch:
         return StepCounts(self.num_first, self.num_added, self.num_dropped, self.num_first_dropped)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(kw_only=True, slots=True)
 class UnionBatch:
     """The batches of one step: `own` of this rank, if it has one, and `sizes`, the number of samples of each rank.
 
     `counts` are those of all ranks. `lonely`: ranks that wait for data take part empty.
     """
 
-    own: Batch | None
+    own: Batch | None = None
     sizes: tuple[int, ...]
     counts: StepCounts = field(default_factory=StepCounts)
     lonely: bool = False
@@ -77,7 +78,7 @@ class UnionBatch:
         return next(rank for rank, size in enumerate(self.sizes) if size)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(kw_only=True, slots=True)
 class StepOutcome:
     """The outcome of a step: this rank's loss, if it had a batch and returned one, and whether an update was made.
 

@@ -35,6 +35,9 @@ class Schedule:
 
     def is_due(self, progress: Progress) -> bool:
         """Return whether the action is due."""
+        every = self._every
+        if isinstance(every, int) and self._every_s is None and not self._at:
+            return progress.batches // every > self._batch // every
         # The user may have continued the study with more to train: then a smaller fraction is done than before.
         self._fraction = min(self._fraction, progress.fraction or 0.0)
         return (

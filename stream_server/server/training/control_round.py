@@ -11,7 +11,6 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from itertools import islice
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -43,6 +42,11 @@ class SaveState(NamedTuple):
 
 
 NOTHING = SaveState()
+# Where the numbers of a ballot are that the ranks do not have for themselves.
+NO_STOP = (0,) * len(StopReason)
+NUM_COUNTS = len(StepCounts._fields)
+FIRST_OF_SAVES = NUM_COUNTS + 2
+FIRST_OF_STOPS = FIRST_OF_SAVES + len(NOTHING)
 
 
 class Saves(Protocol):
@@ -89,85 +93,75 @@ class Stream(Protocol):
     def quiesce(self) -> None: ...
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Vote:
-    """The contribution of one rank to a round. Without a batch the rank is idle, or `drained`."""
+@dataclass(kw_only=True, slots=True)
+class Tally(UnionBatch):
+    """The sum of the ballots of all ranks, and the step that they take by it.
 
-    batch: Batch | None = None
-    drained: bool = False
-    impatient: bool = False
-    stop: StopReason | None = None
-    exit_code: int = 0
-    elapsed_s: float = 0.0
-    num_missing: int = 0
-    saves: SaveState = NOTHING
+    `exit_code` is that of `failed`, the lowest rank that has failed.
+    """
 
-    def packed(self, rank: int, num_ranks: int) -> NDArray[np.int64]:
-        """Integers to be added up: batch sizes and exit codes by rank, then counts, the checkpoint and the stop."""
-        sizes, exit_codes, stops = [0] * num_ranks, [0] * num_ranks, [0] * len(StopReason)
-        counts = StepCounts()
-        exit_codes[rank] = self.exit_code
-        if self.batch is not None:
-            sizes[rank] = self.batch.size
-            counts = self.batch.counts
-        if rank == 0:
-            counts = counts._replace(num_missing=self.num_missing, elapsed_us=round(self.elapsed_s * 1e6))
-        if self.stop is not None:
-            stops[self.stop] = 1
-        shared = [*counts, self.drained, self.impatient, *self.saves, *stops]
-        return np.array([*sizes, *exit_codes, *shared], np.int64)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Tally:
-    """The sum of the statements of all ranks."""
-
-    sizes: tuple[int, ...]
-    exit_codes: tuple[int, ...]
-    counts: StepCounts
     num_drained: int
     impatient: bool
     saves: SaveState
     stop: StopReason | None
+    failed: int | None = None
+    exit_code: int = 0
 
     @classmethod
     def of(cls, total: NDArray[np.int64], num_ranks: int) -> "Tally":
-        numbers = iter(total.tolist())
-        sizes, exit_codes = tuple(islice(numbers, num_ranks)), tuple(islice(numbers, num_ranks))
-        counts = StepCounts(*islice(numbers, len(StepCounts._fields)))
-        num_drained, num_impatient = islice(numbers, 2)
-        saves = SaveState(*islice(numbers, len(SaveState._fields)))
-        stops = list(numbers)
-        return cls(
-            sizes=sizes,
-            exit_codes=exit_codes,
-            counts=counts,
-            num_drained=num_drained,
-            impatient=num_impatient > 0,
-            saves=saves,
+        numbers = total.tolist()
+        exit_codes, counts = numbers[num_ranks : 2 * num_ranks], numbers[2 * num_ranks :]
+        saves, stops = counts[FIRST_OF_SAVES:FIRST_OF_STOPS], counts[FIRST_OF_STOPS:]
+        tally = cls(
+            sizes=tuple(numbers[:num_ranks]),
+            counts=StepCounts(*counts[:NUM_COUNTS]),
+            num_drained=counts[NUM_COUNTS],
+            impatient=counts[NUM_COUNTS + 1] > 0,
+            saves=SaveState(*saves) if any(saves) else NOTHING,
             # Going through an enumeration takes 2 µs.
             stop=next(filter(stops.__getitem__, StopReason)) if any(stops) else None,
         )
+        if any(exit_codes):
+            tally.exit_code = next(filter(None, exit_codes))
+            tally.failed = exit_codes.index(tally.exit_code)
+        return tally
 
-    @property
-    def exit_code(self) -> int:
-        """The exit code of the first rank that failed, 0 if none did."""
-        return next((code for code in self.exit_codes if code), 0)
+    def trains(self, batch: Batch | None, *, needs_every_rank: bool) -> bool:
+        """Whether the ranks take a step now, this one with its `batch`, rather than wait for data."""
+        num_empty = self.sizes.count(0)
+        self.own, self.lonely = batch, num_empty > self.num_drained
+        return num_empty < len(self.sizes) and not (self.lonely and (needs_every_rank or not self.impatient))
 
-    @property
-    def num_active(self) -> int:
-        return len(self.sizes) - self.sizes.count(0)
 
-    @property
-    def num_idle(self) -> int:
-        return len(self.sizes) - self.num_active - self.num_drained
+def ballot(
+    ranks: Ranks,
+    batch: Batch | None = None,
+    *,
+    drained: bool = False,
+    impatient: bool = False,
+    stop: StopReason | None = None,
+    exit_code: int = 0,
+    elapsed_s: float = 0.0,
+    num_missing: int = 0,
+    saves: SaveState = NOTHING,
+) -> NDArray[np.int64]:
+    """The part of this rank in a round, integers to be added up; without a batch it is idle, or `drained`.
 
-    def union_batch(self, batch: Batch | None, *, needs_every_rank: bool) -> UnionBatch | None:
-        """The step that all ranks take now, this one with its `batch`; None if they wait for data."""
-        lonely = self.num_idle > 0
-        if not self.num_active or (lonely and (needs_every_rank or not self.impatient)):
-            return None
-        return UnionBatch(own=batch, sizes=self.sizes, counts=self.counts, lonely=lonely)
+    Batch sizes and exit codes by rank, then `StepCounts`, two kinds of ranks, the checkpoint and the stop.
+    """
+    num_ranks, rank = ranks.size, ranks.rank
+    numbers = [0] * (2 * num_ranks)
+    numbers[num_ranks + rank] = exit_code
+    if batch is None:
+        numbers += (0, 0, 0, 0)
+    else:
+        numbers[rank] = batch.size
+        numbers += (batch.num_first, batch.num_added, batch.num_dropped, batch.num_first_dropped)
+    numbers += (num_missing, round(elapsed_s * 1e6)) if rank == 0 else (0, 0)
+    numbers += (drained, impatient, *saves, *NO_STOP)
+    if stop is not None:
+        numbers[stop - len(NO_STOP)] = 1
+    return np.array(numbers, np.int64)
 
 
 class LonelyWait:
@@ -213,7 +207,7 @@ def in_lockstep(
 ) -> Iterator[UnionBatch]:
     """Yield the training steps that all ranks take together, each with this rank's batch, if it has one.
 
-    Every decision follows from the sum of all statements, so that all ranks take the same one. The steps end when all
+    Every decision follows from the sum of all ballots, so that all ranks take the same one. The steps end when all
     ranks are drained, or when all agreed to stop; `stops.agreed` and `stops.text` then tell why. A batch that was drawn
     and not trained then is still held by the stream.
 
@@ -239,6 +233,7 @@ def in_lockstep(
     """
     waiting = LonelyWait(clock)
     saves = saves or NoSaves()
+    round_phase = phases.measure("round")
     batch: Batch | None = None
     drained = False
     while True:
@@ -249,20 +244,22 @@ def in_lockstep(
                 batch = stream.draw(min(waiting.wait_s, saves.wait_s))
             except Closed:
                 drained = True
-        statement = Vote(
-            batch=batch,
+        own = ballot(
+            ranks,
+            batch,
             drained=drained,
-            impatient=waiting.over and batch is None,
+            impatient=batch is None and waiting.over,
             stop=stops.pending,
             elapsed_s=elapsed_s(),
             num_missing=num_missing(),
             saves=saves.state(),
         )
-        with phases.measure("round"):
-            agreed = _meet(ranks, statement)
+        with round_phase:
+            agreed = _meet(ranks, own)
         saves.advance(agreed.saves)
-        waiting.note(idle=batch is None and not drained, others_hold=agreed.num_active > 0)
-        if agreed.stop is not None and (at_boundary() or not agreed.num_active):
+        trains = agreed.trains(batch, needs_every_rank=needs_every_rank)
+        waiting.note(idle=batch is None and not drained, others_hold=any(agreed.sizes))
+        if agreed.stop is not None and (at_boundary() or not any(agreed.sizes)):
             stops.agreed, stops.text = agreed.stop, _text_of(agreed.stop, stops, ranks)
             return
         if agreed.num_drained == ranks.size:
@@ -273,9 +270,8 @@ def in_lockstep(
         if all_end_at_first and agreed.num_drained:
             stops.agreed = StopReason.UNEVEN
             return
-        union_batch = agreed.union_batch(batch, needs_every_rank=needs_every_rank)
-        if union_batch is not None:
-            yield union_batch
+        if trains:
+            yield agreed
             if batch is not None:
                 stream.release()
                 batch = None
@@ -296,7 +292,7 @@ def agree(ranks: Ranks, state: SaveState) -> SaveState:
     Raises:
         PeerFailed: another rank failed.
     """
-    return _meet(ranks, Vote(saves=state)).saves
+    return _meet(ranks, ballot(ranks, saves=state)).saves
 
 
 def offer_failure(ranks: Ranks, exit_code: int, timeout_s: float = OFFER_S) -> int | None:
@@ -305,7 +301,7 @@ def offer_failure(ranks: Ranks, exit_code: int, timeout_s: float = OFFER_S) -> i
     Returns:
         The exit code that all ranks agreed on, or None when they did not come to a round in time.
     """
-    total = ranks.offer(Vote(exit_code=exit_code).packed(ranks.rank, ranks.size), timeout_s)
+    total = ranks.offer(ballot(ranks, exit_code=exit_code), timeout_s)
     return None if total is None else Tally.of(total, ranks.size).exit_code
 
 
@@ -315,9 +311,8 @@ def _text_of(reason: StopReason, stops: StopRequests, ranks: Ranks) -> str:
     return str(ranks.broadcast(texts and next(filter(None, texts), "")))
 
 
-def _meet(ranks: Ranks, statement: Vote) -> Tally:
-    agreed = Tally.of(ranks.sum(statement.packed(ranks.rank, ranks.size)), ranks.size)
-    failed = [rank for rank, code in enumerate(agreed.exit_codes) if code]
-    if failed:
-        raise PeerFailed(f"rank {failed[0]} failed; exit.json in the output folder says why", agreed.exit_code)
+def _meet(ranks: Ranks, own: NDArray[np.int64]) -> Tally:
+    agreed = Tally.of(ranks.sum(own), ranks.size)
+    if agreed.failed is not None:
+        raise PeerFailed(f"rank {agreed.failed} failed; exit.json in the output folder says why", agreed.exit_code)
     return agreed

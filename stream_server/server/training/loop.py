@@ -3,7 +3,8 @@
 import math
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from stream_server.errors import UserCodeError
@@ -48,8 +49,7 @@ class TrainingLimits(Callback):
 
     def on_round(self, server: Any) -> None:
         settings = self._settings
-        if self.has_all_batches:
-            assert settings.max_batches is not None
+        if settings.max_batches is not None and self._progress.batches >= settings.max_batches:
             text = f"{counted(settings.max_batches, 'batch')}, as training.max_batches says"
             self._stops.request(StopReason.MAX_BATCHES, text)
         if settings.max_s is not None and self._progress.elapsed_s >= settings.max_s:
@@ -105,13 +105,15 @@ class Training:
             needs_every_rank=self.step.needs_every_rank,
             follows=self._end_round,
             at_boundary=lambda: self.step.at_boundary or self.limits.has_all_batches,
-            each_round=lambda: self.callbacks.tell("on_round"),
+            each_round=partial(self.callbacks.tell, "on_round"),
             elapsed_s=lambda: self.progress.elapsed_s,
             num_missing=self.num_missing,
             saves=self.saves,
         )
         for union_batch in union_batches:
-            self._train(union_batch if self.normalization.is_ready else self._normalize(union_batch))
+            if not self.normalization.is_ready:
+                self._normalize(union_batch)
+            self._train(union_batch)
             self.callbacks.tell("on_step_end")
         # What follows reads the user's state.
         self.stream.quiesce()
@@ -156,36 +158,35 @@ class Training:
                 "which is called before those of a checkpoint are restored, or here only if self.progress.batches is 0"
             )
 
-    def _normalize(self, union_batch: UnionBatch) -> UnionBatch:
+    def _normalize(self, union_batch: UnionBatch) -> None:
         """The first batch was formed before there were statistics: it is formed again with those of all ranks."""
         self.normalization.sync()
-        return union_batch if union_batch.own is None else replace(union_batch, own=self.stream.form_again())
+        if union_batch.own is not None:
+            union_batch.own = self.stream.form_again()
 
     def _train(self, union_batch: UnionBatch) -> None:
         data, batch_idx = None, self.progress.batches
         if self.rounds is not None:
             self.rounds.note(union_batch)
+        own = union_batch.own
         with self.phases.measure("step"):
-            if union_batch.own is not None:
-                self.note_batch(union_batch.own)
-                data = self.step.to_device(union_batch.own.data)
+            if own is not None:
+                self.note_batch(own)
+                data = self.step.to_device(own.data)
                 self.callbacks.tell("on_batch_start", data, batch_idx)
             outcome = self.step.run(union_batch, data, batch_idx)
             failpoint("server.trained")
-            self._count(union_batch, outcome)
-            if union_batch.own is not None:
+            self.progress.count_batch(union_batch)
+            if outcome.updated:
+                self.progress.count_update(outcome)
+            self._log(outcome)
+            if own is not None:
                 if self.note_losses is not None:
-                    self.note_losses(union_batch.own, outcome)
+                    self.note_losses(own, outcome)
                 self.callbacks.tell("on_batch_end", data, batch_idx, outcome.loss)
-
-    def _count(self, union_batch: UnionBatch, outcome: StepOutcome) -> None:
-        self.progress.count_batch(union_batch)
-        if outcome.updated:
-            self.progress.count_update(outcome)
-        self._log(outcome)
 
     def _log(self, outcome: StepOutcome) -> None:
         if outcome.loss is not None:
-            self.metrics.log("train/loss", outcome.loss)
+            self.metrics.note("train/loss", outcome.loss)
         if outcome.gradient_norm is not None:
-            self.metrics.log("grad/norm", outcome.gradient_norm)
+            self.metrics.note("grad/norm", outcome.gradient_norm)
