@@ -44,9 +44,8 @@ class UnionMean:
         """The factor for this rank's mean loss with which the sum over all ranks is the mean loss of the union."""
         return self._sizes[self._ranks.rank] / sum(self._sizes) if self._sizes else 1.0
 
-    @contextmanager
-    def step(self, sizes: Sequence[int], joins: Mapping[str, Callable[[], None]] | None = None) -> Iterator[None]:
-        """A step in which rank r has `sizes[r]` samples; ranks without any join the calls of the others here.
+    def step(self, sizes: Sequence[int], joins: Mapping[str, Callable[[], None]] | None = None) -> "UnionMean":
+        """Give a `with` block for a step in which rank r has `sizes[r]` samples; ranks without any join others' calls here.
 
         `joins`: what a rank without a batch does in each call that is announced by its name. Where there are any, calls
         are announced even if all ranks have a batch, so that ranks that make different ones get an error.
@@ -54,15 +53,26 @@ class UnionMean:
         self._sizes = sizes
         self._joins = joins
         self.num_joined = 0
-        try:
-            if not sizes[self._ranks.rank]:
+        return self
+
+    def __enter__(self) -> None:
+        if not self._sizes[self._ranks.rank]:
+            try:
                 self._join()
-            yield
-            if self._is_announcing and sizes[self._ranks.rank]:
+            except BaseException:
+                self._leave()
+                raise
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        try:
+            if kind is None and self._ranks.size > 1 and self._is_announcing and self._sizes[self._ranks.rank]:
                 self._announce(None)
         finally:
-            self._sizes = ()
-            self._joins = None
+            self._leave()
+
+    def _leave(self) -> None:
+        self._sizes = ()
+        self._joins = None
 
     @contextmanager
     def alone(self) -> Iterator[None]:

@@ -115,14 +115,18 @@ class AutomaticOptimization:
     def joins(self) -> None:
         """Nothing: a rank without a batch takes part in the update."""
 
-    @contextmanager
-    def training_step(self) -> Iterator[None]:
-        """Within, notice a `training_step` that optimises itself, or reads gradients that are yet to be made."""
-        # Reading takes notice in the first batch alone.
-        with nullcontext() if self._has_watched_reads else watch_reads(self._union.named().values(), self._judge_read):
-            self._has_watched_reads = self._is_in_training_step = True
-            yield
+    def call(self, training_step: Callable[[], Any]) -> Any:
+        """Notice a `training_step` that optimises itself, or reads gradients that are yet to be made."""
+        self._is_in_training_step = True
+        if self._has_watched_reads:
+            returned = training_step()
+        else:
+            # Reading takes notice in the first batch alone.
+            self._has_watched_reads = True
+            with watch_reads(self._union.named().values(), self._judge_read):
+                returned = training_step()
         self._is_in_training_step = False
+        return returned
 
     def run(self, union_batch: UnionBatch, forward: Callable[[], Tensor | None]) -> StepOutcome:
         """Train on the union batch; `forward` gives this rank's loss, None if it has none."""
@@ -162,8 +166,11 @@ class AutomaticOptimization:
     @property
     def _has_gradient(self) -> bool:
         """Whether a parameter of the optimizer has a gradient."""
-        groups = self._server.optimizer.param_groups
-        return any(parameter.grad is not None for group in groups for parameter in group["params"])
+        for group in self._server.optimizer.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    return True
+        return False
 
     def _judge_read(self, reader: Reader) -> None:
         if self._num_accumulated == 1 and self._has_gradient:

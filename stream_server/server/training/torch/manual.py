@@ -4,7 +4,7 @@ Why: docs/decisions/0034-manual-optimisation.md
 """
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from functools import wraps
 from types import MethodType
 from typing import TYPE_CHECKING, Any
@@ -137,9 +137,9 @@ class ManualOptimization:
         torch.clear_autocast_cache()
         return result
 
-    def training_step(self) -> AbstractContextManager[None]:
-        """Nothing to watch: the gradients are those of the user's code."""
-        return nullcontext()
+    def call(self, training_step: Callable[[], Any]) -> Any:
+        """There is nothing to watch: the gradients are those of the user's code."""
+        return training_step()
 
     def run(self, union_batch: UnionBatch, forward: Callable[[], Tensor | None]) -> StepOutcome:
         """Train on the union batch; `forward` gives this rank's loss, None if it has none."""

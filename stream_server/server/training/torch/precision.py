@@ -35,6 +35,8 @@ MANY_STUCK = 0.1
 FIRST_UPDATE = 16
 MOST_OF_PARAMETER = 256
 
+_AS_IT_IS = nullcontext()
+
 _log = logging.getLogger(__name__)
 
 
@@ -68,7 +70,7 @@ class Precision:
         """Within, forward passes are computed in this format."""
         if self._mixed is not None:
             return torch.autocast(self._device.type, dtype=self._mixed)
-        return nullcontext() if self._dtype is None else _default_dtype(self._dtype)
+        return _AS_IT_IS if self._dtype is None else _default_dtype(self._dtype)
 
     def backward(self, loss: Tensor, **options: Any) -> None:
         loss.backward(**options)  # type: ignore[no-untyped-call]

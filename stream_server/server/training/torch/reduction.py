@@ -6,6 +6,7 @@ Why: docs/decisions/0032-own-reduction.md
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from itertools import zip_longest
+from operator import is_
 from typing import Any
 
 import numpy as np
@@ -39,11 +40,28 @@ class UnionGradients:
         self._model = model
         self._optimizers = optimizers
         self._other_modules = other_modules
+        self._found: list[Any] = []
+        self._named: dict[str, Tensor] = {}
 
     def named(self) -> dict[str, Tensor]:
-        """The parameters of the model, tied ones once, then those that only an optimizer has, in a fixed order."""
-        named: dict[str, Tensor] = dict(self._model.named_parameters())
-        return named | further_parameters(self._optimizers, known=set(map(id, named.values())))
+        """The parameters of the model, tied ones once, then those that only an optimizer has, in a fixed order.
+
+        They are named anew when user code has changed which ones there are.
+        """
+        found: list[Any] = []
+        modules: list[Any] = [self._model]
+        for module in modules:
+            if module is not None:
+                found += module._parameters.values()
+                modules += module._modules.values()
+        for optimizer in self._optimizers:
+            for group in optimizer.param_groups:
+                found += group["params"]
+        if len(found) != len(self._found) or not all(map(is_, found, self._found)):
+            named: dict[str, Tensor] = dict(self._model.named_parameters())
+            self._named = named | further_parameters(self._optimizers, known=set(map(id, named.values())))
+            self._found = found
+        return self._named
 
     def clear(self) -> None:
         """Leave no gradient behind, also not of parameters that no optimizer has."""

@@ -4,7 +4,7 @@ import logging
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -143,10 +143,12 @@ class TorchStep:
     def run(self, union_batch: UnionBatch, data: Any, batch_idx: int) -> StepOutcome:
         self._weights.load_pending()
         self._watch_mode()
-        self._buffers_from = union_batch.lowest_rank
+        if self._ranks.size > 1:
+            self._buffers_from = union_batch.lowest_rank
         assert self._optimization is not None
-        outcome = self._optimization.run(union_batch, lambda: self._forward(union_batch, data, batch_idx))
-        return replace(outcome, sample_losses=self._sample_losses)
+        outcome = self._optimization.run(union_batch, partial(self._forward, union_batch, data, batch_idx))
+        outcome.sample_losses = self._sample_losses
+        return outcome
 
     def finish(self) -> StepOutcome | None:
         self.synchronize()
@@ -415,8 +417,9 @@ class TorchStep:
         with self._measure("forward" if own else "all_reduce"), server.union_mean.step(union_batch.sizes, joins):
             if own is None:
                 return None
-            with self._precision.forward_context(), self._optimization.training_step():
-                returned = call_user(self._name, server.training_step, data, batch_idx)
+            with self._precision.forward_context():
+                training_step = partial(call_user, self._name, server.training_step, data, batch_idx)
+                returned = self._optimization.call(training_step)
                 self._num_forward += 1
                 if self._num_forward == 1:
                     arrays = self._arrays_beside_state().items()
@@ -425,6 +428,8 @@ class TorchStep:
 
     def _loss_of(self, returned: Any, num: int, batch_idx: int) -> Tensor | None:
         """The mean loss in what `training_step` returned for `num` samples, None if it skips the batch."""
+        if isinstance(returned, Tensor) and not returned.ndim:
+            return returned
         if isinstance(returned, Mapping) and "loss" in returned:
             returned = returned["loss"]
         if isinstance(returned, SkippedBatch) or (returned is None and not self._server.automatic_optimization):
