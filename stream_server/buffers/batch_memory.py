@@ -11,7 +11,7 @@ MAX_SETS = 4
 
 
 def _most_references(arrays: FieldArrays) -> int:
-    return max((sys.getrefcount(array) for array in arrays.values()), default=0)
+    return max(map(sys.getrefcount, arrays.values()), default=0)
 
 
 _UNUSED = _most_references({"": np.empty(0)})

@@ -240,7 +240,7 @@ class Buffer:
     def is_first(self, draw: Draw) -> npt.NDArray[np.bool_]:
         """Mask of the samples that a draw has for the first time. Training thread, before the next draw."""
         if draw.num_first in (0, len(draw.slots)):
-            return np.full(len(draw.slots), draw.num_first > 0)
+            return np.ones(len(draw.slots), bool) if draw.num_first else np.zeros(len(draw.slots), bool)
         is_first: npt.NDArray[np.bool_] = self.slots.seen[draw.slots] == 1
         if np.count_nonzero(is_first) == draw.num_first:
             return is_first

@@ -8,7 +8,8 @@ import numpy as np
 from stream_server.buffers.policy import SlotArray
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+# A frozen one would take three times as long to make.
+@dataclass(slots=True, eq=False)
 class Draw:
     """The slots of one batch, unchanged until the draw is released; `num_first` were never drawn before."""
 

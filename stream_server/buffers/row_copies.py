@@ -37,7 +37,7 @@ class RowCopies:
 
     def take(self, array: NDArray[Any], rows: SlotArray, out: NDArray[Any]) -> NDArray[Any]:
         if self._num_threads < 2 or out.nbytes < PARALLEL_BYTES:
-            return take(array, rows, out)
+            return array.take(rows, 0, out, "clip")
         if self._pool is None:
             self._pool = ThreadPoolExecutor(self._num_threads, "gather")
         parts = zip(np.array_split(rows, self._num_threads), np.array_split(out, self._num_threads), strict=True)

@@ -193,6 +193,8 @@ class Slots:
         if out is None:
             out = {name: np.empty((*slots.shape, *array.shape[1:]), array.dtype) for name, array in self.fixed.items()}
         gathered = {name: take(array, slots, out[name][:num]) for name, array in self.fixed.items()}
+        if not self.lengths:
+            return gathered
         return {name: gathered[name] if name in gathered else self._gather_ragged(name, slots) for name in self.arrays}
 
     def _gather_ragged(self, name: str, slots: SlotArray) -> npt.NDArray[Any]:

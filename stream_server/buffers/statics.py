@@ -145,6 +145,8 @@ class StaticFields:
 
         Of a ragged field it is an array of as many arrays, of dtype object, and never in `out`.
         """
+        if not self.shapes:
+            return {}
         kept, num = [self[each] for each in simulations.tolist()], len(simulations)
         return {
             name: array_of([arrays[name].copy() for arrays in kept])

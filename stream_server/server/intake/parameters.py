@@ -50,7 +50,10 @@ class SimulationParameters:
         self._known[simulation] = True
 
     def know(self, simulation_ids: NDArray[np.int64]) -> bool:
-        return simulation_ids.max(initial=-1) < len(self._known) and bool(self._known[simulation_ids].all())
+        try:
+            return bool(self._known[simulation_ids].all())
+        except IndexError:
+            return False
 
     def take(self, simulation_ids: NDArray[np.int64]) -> NDArray[np.float64]:
         """A copy of the rows of simulations that have begun, shape (len(simulation_ids), P)."""

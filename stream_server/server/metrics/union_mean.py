@@ -45,7 +45,7 @@ class UnionMean:
         return self._sizes[self._ranks.rank] / sum(self._sizes) if self._sizes else 1.0
 
     def step(self, sizes: Sequence[int], joins: Mapping[str, Callable[[], None]] | None = None) -> "UnionMean":
-        """Give a `with` block for a step in which rank r has `sizes[r]` samples; ranks without any join others' calls here.
+        """A `with` block for a step of `sizes[r]` samples on rank r; ranks without any join the calls of others in it.
 
         `joins`: what a rank without a batch does in each call that is announced by its name. Where there are any, calls
         are announced even if all ranks have a batch, so that ranks that make different ones get an error.

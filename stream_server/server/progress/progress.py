@@ -162,7 +162,7 @@ class Progress:
 
     def _ends(self, *, by_draws: bool) -> list[tuple[int, int]]:
         """Pairs of done and total, one for each count that ends the run once it is full."""
-        length = self.length.less(self.num_missing)
+        length = self.length.less(self.num_missing) if self.num_missing else self.length
         done, total = (self.draws, length.draws) if by_draws else (self._num_drawn, length.samples)
         if total is None:
             return []

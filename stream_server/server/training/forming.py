@@ -77,15 +77,17 @@ class BatchForming:
         Raises:
             UserCodeError: the user's `process_simulation_data` or `process_batch` raised.
         """
-        rows, keys, parameters, present = self._keys(draw)
-        is_first = self._buffer.is_first(draw)
+        with self._phases.measure("gather"):
+            rows, keys, parameters, present = self._keys(draw)
+            is_first = self._buffer.is_first(draw)
+            # The steps of a window lie apart, so that only a copy has them together.
+            is_copied = self._vectorised or rows.ndim > 1
+            copied = self._gather(rows, keys, parameters, present) if is_copied else None
         if self._vectorised:
-            data, fits = self._form_at_once(rows, keys, parameters, present), np.ones(len(rows), bool)
-        else:
-            samples, fits = self._form_singly(rows, keys, parameters, present)
-            data = self._stage(samples)
+            return Batch(data=self._form_at_once(copied), size=len(rows), keys=keys, is_first=is_first)
+        samples, fits = self._form_singly(rows, keys, parameters, present, copied)
         return Batch(
-            data=data,
+            data=self._stage(samples),
             size=int(np.count_nonzero(fits)),
             keys=keys[:, fits],
             is_first=is_first[fits],
@@ -95,8 +97,8 @@ class BatchForming:
 
     def samples(self, draw: Draw) -> list[SimulationData]:
         """The samples of a draw one by one, with arrays of their own, which stay after its release."""
-        rows, keys, parameters, present = self._keys(draw)
         with self._phases.measure("gather"):
+            rows, keys, parameters, present = self._keys(draw)
             fields = self._buffer.slots.gather(rows) | self._buffer.slots.statics.gather(keys[0])
         return list(self._batch(rows, keys, parameters, present, fields).own_samples())
 
@@ -115,10 +117,7 @@ class BatchForming:
         self._kept.check()
         return self._kept.note(result)
 
-    def _form_at_once(
-        self, rows: SlotArray, keys: NDArray[np.int64], parameters: NDArray[np.float64], present: Present
-    ) -> Any:
-        batch = self._gather(rows, keys, parameters, present)
+    def _form_at_once(self, batch: SimulationBatch | None) -> Any:
         with self._phases.measure("transform"):
             server = self._server
             name = f"{type(server).__name__}.process_batch"
@@ -139,22 +138,21 @@ class BatchForming:
     def _gather(
         self, rows: SlotArray, keys: NDArray[np.int64], parameters: NDArray[np.float64], present: Present
     ) -> SimulationBatch:
-        with self._phases.measure("gather"):
-            # A batch that was drawn before a restart may be larger than those that are drawn now.
-            memory, slots = self._memory.take() if len(rows) <= self._batch_size else None, self._buffer.slots
-            fields = slots.gather(rows, memory, self._copies.take) | slots.statics.gather(keys[0], memory)
+        # A batch that was drawn before a restart may be larger than those that are drawn now.
+        memory, slots = self._memory.take() if len(rows) <= self._batch_size else None, self._buffer.slots
+        fields = slots.gather(rows, memory, self._copies.take) | slots.statics.gather(keys[0], memory)
         return self._batch(rows, keys, parameters, present, fields)
 
     def _keys(self, draw: Draw) -> tuple[SlotArray, NDArray[np.int64], NDArray[np.float64], Present]:
         """The rows of a draw, and all but their fields."""
         slots, rows = self._buffer.slots, self._buffer.rows_of(draw.slots)
-        with self._phases.measure("gather"):
-            keys = np.empty((2, len(draw.slots)), np.int64)
-            slots.simulation_ids.take(draw.slots, 0, keys[0], "clip")
-            slots.time_steps.take(draw.slots, 0, keys[1], "clip")
-            parameters = self._parameters.take(keys[0])
-            present = {name: sent.take(rows) for name, sent in slots.present.items()}
-            present |= {name: np.ones(len(draw.slots), bool) for name in slots.statics.shapes}
+        keys = np.empty((2, len(draw.slots)), np.int64)
+        slots.simulation_ids.take(draw.slots, 0, keys[0], "clip")
+        slots.time_steps.take(draw.slots, 0, keys[1], "clip")
+        parameters = self._parameters.take(keys[0])
+        present = {name: sent.take(rows) for name, sent in slots.present.items()}
+        for name in slots.statics.shapes:
+            present[name] = np.ones(len(draw.slots), bool)
         return rows, keys, parameters, present
 
     def _batch(
@@ -174,11 +172,14 @@ class BatchForming:
         )
 
     def _form_singly(
-        self, rows: SlotArray, keys: NDArray[np.int64], parameters: NDArray[np.float64], present: Present
+        self,
+        rows: SlotArray,
+        keys: NDArray[np.int64],
+        parameters: NDArray[np.float64],
+        present: Present,
+        batch: SimulationBatch | None,
     ) -> tuple[Any, NDArray[np.bool_]]:
-        """The data, and which of the samples are in it."""
-        # The steps of a window lie apart, so that only a copy has them together.
-        batch = None if rows.ndim == 1 else self._gather(rows, keys, parameters, present)
+        """The data, and which of the samples are in it; `batch` is a copy of them, if there is one."""
         with self._phases.measure("transform"):
             server = self._server
             name = f"{type(server).__name__}.process_simulation_data"

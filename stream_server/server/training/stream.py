@@ -145,7 +145,8 @@ class BatchStream:
             ProducerFailed: the receiver closed the buffer with an error, which is the cause.
             UserCodeError: a method of the user's raised.
         """
-        self.release()
+        if self._held:
+            self.release()
         if self._prefetch is not None:
             return self._take(self._prefetch, timeout_s)
         draw = self._draw(timeout_s)
@@ -183,9 +184,8 @@ class BatchStream:
         return batch
 
     def _draw(self, timeout_s: float) -> Draw | None:
-        return self._buffer.take_restored() or self._draw_new(timeout_s)
-
-    def _draw_new(self, timeout_s: float) -> Draw | None:
+        if (restored := self._buffer.take_restored()) is not None:
+            return restored
         with self._phases.measure("wait_for_data"):
             self._before_draw()
             draw = self.times.draw(self._buffer, self._batch_size, timeout_s)

@@ -21,7 +21,7 @@ class NumpyCollate:
 
     def __init__(self, dtype: DTypeLike = np.float32) -> None:
         self._dtype = np.dtype(dtype)
-        self._complex_dtype = np.result_type(self._dtype, np.complex64)
+        self._dtypes = {"f": self._dtype, "c": np.result_type(self._dtype, np.complex64)}
 
     def __call__(self, samples: Sequence[Any]) -> Any:
         """Stack the samples of a batch, which have one structure.
@@ -61,6 +61,8 @@ class NumpyCollate:
         return np.stack(arrays, dtype=self.dtype_for(arrays[0]), casting="unsafe")
 
     def convert_array(self, array: Any) -> Any:
+        if type(array) is np.ndarray:
+            return np.asarray(array, self._dtypes.get(array.dtype.kind))
         _refuse_masked(array)
         return np.asarray(array, self.dtype_for(array))
 
@@ -70,7 +72,7 @@ class NumpyCollate:
     def dtype_for(self, value: Any) -> np.dtype[Any] | None:
         """The precision's dtype for floating and complex arrays, None (leave it) for all others."""
         dtype = value.dtype if isinstance(value, np.ndarray | np.generic) else np.asarray(value).dtype
-        return {"f": self._dtype, "c": self._complex_dtype}.get(dtype.kind)
+        return self._dtypes.get(dtype.kind)
 
     def arrays_in(self, data: Any) -> list[Any]:
         """The arrays in a sample into which one may write."""
@@ -90,12 +92,12 @@ class NumpyCollate:
         return int(array.__array_interface__["data"][0])
 
     def _map(self, function: Callable[[Any], Any], data: Any) -> Any:
-        if is_ragged(data):
-            return [self._map(function, element) for element in data]
-        if isinstance(data, Mapping):
-            return {key: self._map(function, value) for key, value in data.items()}
+        if isinstance(data, np.ndarray):
+            return [self._map(function, element) for element in data] if is_ragged(data) else function(data)
         if isinstance(data, tuple | list):
             return _rebuild(data, [self._map(function, value) for value in data])
+        if isinstance(data, Mapping):
+            return {key: self._map(function, value) for key, value in data.items()}
         return function(data) if self.is_array(data) else data
 
     def _agree_in_shape(self, samples: Sequence[Any]) -> None:
