@@ -130,8 +130,10 @@ class TrainingSettings(Section):
         default="highest", description="Precision of 32-bit matrix products, in torch's words."
     )
     deterministic: bool = Field(default=False, description="Whether torch must use deterministic algorithms.")
-    log_every_batches: Moment = Field(
-        default=10, description="Batches between two records of the metrics, or a fraction of the run."
+    log_every_batches: Moment | None = Field(
+        default=None,
+        description="Batches between two records of the metrics, or a fraction of the run. Default: 10, and in a fast "
+        "training so many tens that there are at most 4 records a second.",
     )
     uneven: Literal["drain", "stop"] = Field(
         default="drain", description='When a rank runs out of data first: the others `"drain"` theirs, or all `"stop"`.'
@@ -140,6 +142,12 @@ class TrainingSettings(Section):
         default="reject",
         description='Samples with NaN or infinity: `"reject"` (and count), `"keep"`, or `"stop"` the study.',
     )
+
+    @property
+    def is_log_paced(self) -> bool:
+        """Whether the seconds between two records count, too: not where the end of the training follows from them."""
+        by_records = self.early_stop is not None and not self.early_stop.monitor.startswith("val/")
+        return self.log_every_batches is None and not by_records
 
     @property
     def components(self) -> dict[str, Component]:

@@ -16,12 +16,20 @@ class Schedule:
     A float instead of a number of batches is a fraction of the run. Fractions mean the same moments whatever the number
     of ranks, and whether or not batches are full. All ranks get the same answer after the same step, since the progress
     is the same on all. An action that is due stays so until `done` is called.
+
+    With `least_s` an action every so many batches takes place at a multiple of them, once so many seconds have passed.
     """
 
     def __init__(
-        self, *, every: int | float | None = None, every_s: float | None = None, at: Sequence[int | float] = ()
+        self,
+        *,
+        every: int | float | None = None,
+        every_s: float | None = None,
+        at: Sequence[int | float] = (),
+        least_s: float = 0.0,
     ) -> None:
         self._every = every
+        self._least_s = least_s
         self._every_s = every_s
         self._at = tuple(at)
         self._batch = 0
@@ -37,7 +45,10 @@ class Schedule:
         """Return whether the action is due."""
         every = self._every
         if isinstance(every, int) and self._every_s is None and not self._at:
-            return progress.batches // every > self._batch // every
+            is_over = progress.batches // every > self._batch // every
+            if not (is_over and self._least_s):
+                return is_over
+            return progress.batches % every == 0 and progress.agreed_s - self._time_s >= self._least_s
         # The user may have continued the study with more to train: then a smaller fraction is done than before.
         self._fraction = min(self._fraction, progress.fraction or 0.0)
         return (

@@ -34,7 +34,7 @@ from stream_server.server.training.loader_samples import LoaderSamples
 from stream_server.server.training.loader_stream import LoaderStream
 from stream_server.server.training.loop import Training, TrainingLimits
 from stream_server.server.training.monitoring.batch_rows import BatchRows
-from stream_server.server.training.monitoring.gauges import Logging
+from stream_server.server.training.monitoring.gauges import Logging, log_schedule
 from stream_server.server.training.monitoring.unsaved_arrays import UnsavedArrays
 from stream_server.server.training.monitoring.untrained_parameters import UntrainedParameters
 from stream_server.server.training.rounds import Rounds
@@ -232,7 +232,7 @@ class Composition:
         self,
         source: SampleSource,
         *,
-        log_every: int | float,
+        log_every: int | float | None,
         checkpoints: "CheckpointAgreement | None" = None,
         leave_at_s: float = math.inf,
         before_user: Sequence[Callback] = (),
@@ -244,7 +244,7 @@ class Composition:
         """Make the training, and put the built-in callbacks around the user's.
 
         Args:
-            log_every: metrics are written every this many batches; a float is a fraction of the run.
+            log_every: metrics are written every this many batches; a float is a fraction of the run, None the default.
             leave_at_s: the monotonic time at which to save and leave.
             before_user: called for each event after the built-in callbacks that come before the user's.
             before_logging, after_logging: called after the user's callbacks.
@@ -253,7 +253,8 @@ class Composition:
         """
         normalization = self.server.normalization
         limits = TrainingLimits(self.config.training, self.progress, self.stops, leave_at_s=leave_at_s)
-        logging = Logging(self.metrics, schedule=Schedule(every=log_every), progress=self.progress, phases=self.phases)
+        schedule = log_schedule(log_every, is_paced=log_every is None and self.config.training.is_log_paced)
+        logging = Logging(self.metrics, schedule=schedule, progress=self.progress, phases=self.phases)
         self.rates = rates = self.step.learning_rates()
         self.metrics.gauges += [TrainedMetrics(self.server, self.ranks), *rates]
         self.untrained = UntrainedParameters(self.step)

@@ -58,6 +58,7 @@ from stream_server.server.training.monitoring.gauges import (
     RateLimited,
     SamplesGauge,
     SpeedGauge,
+    log_schedule,
 )
 from stream_server.server.training.rounds import Rounds
 from stream_server.server.training.validation.validation import names_validated
@@ -450,7 +451,7 @@ class StudyRank(Composition):
             return None
         return Feedback(
             self.ranks,
-            schedule=Schedule(every=self.config.training.log_every_batches),
+            schedule=log_schedule(self.config.training.log_every_batches, is_paced=False),
             progress=self.progress,
             ingest=source.ingest,
             failures=source.failed_simulations,

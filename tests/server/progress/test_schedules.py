@@ -34,6 +34,12 @@ def test_whichever_comes_first_and_what_was_done_counts_for_all() -> None:
     assert due_after(Schedule(every=4, at=(5,), every_s=3.0), 9) == [3, 4, 5, 8]
 
 
+def test_in_a_fast_training_so_many_batches_are_taken_several_times_at_once() -> None:
+    assert due_after(Schedule(every=2, least_s=0.5), 20, batch_s=0.1) == [6, 12, 18]
+    assert due_after(Schedule(every=2, least_s=0.5), 6, batch_s=0.25) == [2, 4, 6]
+    assert due_after(Schedule(every=2, least_s=0.5), 6, batch_s=9.0) == [2, 4, 6]
+
+
 def test_nothing_is_never_due() -> None:
     assert due_after(Schedule(), 5) == []
     assert Schedule().is_empty

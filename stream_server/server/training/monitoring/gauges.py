@@ -19,6 +19,10 @@ from stream_server.server.user.callbacks import Callback
 NUM_SAMPLES = 64
 VALUES_PER_SAMPLE = 1024
 
+# How often metrics are written where study.json does not say it.
+LOG_EVERY_BATCHES = 10
+LOG_LEAST_S = 0.25
+
 STATUS = Path("/proc/self/status")
 HOST = {"VmRSS": "memory/host_bytes", "VmHWM": "memory/host_peak_bytes"}
 
@@ -179,6 +183,11 @@ class RateLimited:
         self._gauge(metrics)
         cost_s = self._clock() - now_s
         self._next_s = now_s + max(cost_s / self.SHARE, self.LEAST_S, self.PART * (now_s - self._began_s))
+
+
+def log_schedule(every: int | float | None, *, is_paced: bool) -> Schedule:
+    """The schedule of log points: `every` so many batches, by default ten; if `is_paced`, at most four a second."""
+    return Schedule(every=every or LOG_EVERY_BATCHES, least_s=LOG_LEAST_S if is_paced else 0.0)
 
 
 class Logging(Callback):
