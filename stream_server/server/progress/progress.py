@@ -85,8 +85,10 @@ class Progress:
 
         It never falls, but for a study that is continued with more to train or draw, and is 1 at the end.
         """
-        ends = self._ends(by_draws=self.length.draws is not None)
-        return max(self._fraction, *(min(1.0, done / max(1, total)) for done, total in ends)) if ends else None
+        fraction, ends = self._fraction, self._ends(by_draws=self.length.draws is not None)
+        for done, total in ends:
+            fraction = max(fraction, min(1.0, done / max(1, total)))
+        return fraction if ends else None
 
     @property
     def expected_lr_steps(self) -> int | None:
@@ -173,8 +175,10 @@ class Progress:
         is_by_updates, (num_steps, samples_per_update) = self.lr_clock == "updates", self._schedules
         if num_steps is None:
             return self.updates if is_by_updates else self._num_drawn // samples_per_update
-        ends = self._ends(by_draws=is_by_updates)
-        return max((min(num_steps, num_steps * done // max(1, total)) for done, total in ends), default=0)
+        num_due = 0
+        for done, total in self._ends(by_draws=is_by_updates):
+            num_due = max(num_due, min(num_steps, num_steps * done // max(1, total)))
+        return num_due
 
     @property
     def _asked(self) -> list[int | None]:

@@ -44,6 +44,8 @@ class Schedule:
     def is_due(self, progress: Progress) -> bool:
         """Return whether the action is due."""
         every = self._every
+        if self.is_empty:
+            return False
         if isinstance(every, int) and self._every_s is None and not self._at:
             is_over = progress.batches // every > self._batch // every
             if not (is_over and self._least_s):

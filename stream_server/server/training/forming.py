@@ -123,7 +123,7 @@ class BatchForming:
             name = f"{type(server).__name__}.process_batch"
             result = call_user(name, server.process_batch, batch, server.config)
             data = call_user(f"converting what {name} returned", server.collate.convert, result)
-            return self.set_apart(data)
+            return self.set_apart(data) if self._num_ahead else data
 
     def set_apart(self, data: Any) -> Any:
         """The data of a batch that waits for its step while the user's code fills the same arrays again for another.

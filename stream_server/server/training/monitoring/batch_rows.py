@@ -31,6 +31,9 @@ class BatchRows:
     def note(self, batch: Batch) -> None:
         """Look at a batch that is about to be trained."""
         self._num += 1
+        first = batch.data[0] if isinstance(batch.data, tuple) and batch.data else batch.data
+        if (shape := getattr(first, "shape", None)) and shape[0] >= batch.size:
+            return
         shapes = _shapes(batch.data)
         if not shapes or any(_has_room(shape, batch.size) for shape in shapes):
             return

@@ -47,6 +47,7 @@ class LearningRates(LearningRateCallback):
         self._rise: tuple[float, float] | None = None
         self._rose_at = 0
         self._stepped: set[int] = set()
+        self._hooks: dict[int, Any] = {}
         self._num_steps = 0
         self._used: list[float] = []
         self._used_by = 0
@@ -65,7 +66,7 @@ class LearningRates(LearningRateCallback):
         self._num_updates = server.progress.updates
         self._at_start = self._rates()
         for optimizer in as_list(server.optimizer):
-            before_each_step(optimizer, lambda own, *_: self._stepped.add(id(own)))
+            self._hooks[id(optimizer)] = before_each_step(optimizer, lambda own, *_: self._stepped.add(id(own)))
         num_steps, is_scheduled = server.progress.expected_lr_steps, any(map(_counts_updates, self._schedulers))
         has_ended = num_steps is not None and 0 < num_steps <= self._num_steps
         if is_scheduled and has_ended and server.progress.fraction != 1.0:
@@ -83,15 +84,20 @@ class LearningRates(LearningRateCallback):
         Raises:
             UserCodeError: somebody else has stepped a scheduler, too.
         """
+        for own in self._stepped & self._hooks.keys():
+            self._hooks.pop(own).remove()
         self._watch()
-        self._refuse_other_steps()
+        schedulers = self._schedulers
+        if schedulers:
+            self._refuse_other_steps()
         progress = server.progress
         # Before the first update torch would warn, and nothing has been learned at the present rate.
         while progress.updates and self._num_steps < progress.lr_steps:
-            for scheduler in filter(_counts_updates, self._schedulers):
+            for scheduler in filter(_counts_updates, schedulers):
                 self._step(scheduler)
             self._num_steps += 1
-        self._note_epochs()
+        if schedulers:
+            self._note_epochs()
 
     def on_train_end(self, server: "TorchServer") -> None:
         self.on_step_end(server)
@@ -222,10 +228,12 @@ def _epochs_of(scheduler: Any) -> int:
     return int(getattr(scheduler, "last_epoch", 0)) + sum(map(_epochs_of, parts))
 
 
-def before_each_step(optimizer: Any, hook: Callable[..., None]) -> None:
-    """Call `hook` with an optimizer before each of its steps; one that is not of torch's class has no hooks."""
-    if _has_hooks(optimizer):
-        optimizer.register_step_pre_hook(hook)
+def before_each_step(optimizer: Any, hook: Callable[..., None]) -> Any:
+    """Call `hook` with an optimizer before each of its steps, until what this gives is told to `remove` it.
+
+    One that is not of torch's class has no hooks.
+    """
+    return optimizer.register_step_pre_hook(hook) if _has_hooks(optimizer) else None
 
 
 def _has_hooks(optimizer: Any) -> bool:

@@ -160,7 +160,8 @@ class StuckWeights:
         self._noted: dict[int, _Noted] = {}
 
     def watch(self, optimizer: Any) -> None:
-        before_each_step(optimizer, self._before_step)
+        if any(_is_short(parameter) for group in optimizer.param_groups for parameter in group["params"]):
+            before_each_step(optimizer, self._before_step)
 
     def _before_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         num = self._num_steps[id(optimizer)] = self._num_steps.get(id(optimizer), 0) + 1
@@ -249,13 +250,16 @@ def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
         torch.set_default_dtype(before)
 
 
+def _is_short(parameter: Tensor) -> bool:
+    return parameter.dtype in (torch.bfloat16, torch.float16)
+
+
 def _note(optimizer: torch.optim.Optimizer) -> _Noted:
     weights, had_gradient, rates = [], [], []
     for group in optimizer.param_groups:
         rates.append(float(group.get("lr", 0.0)))
         for parameter in group["params"]:
-            is_short = parameter.dtype in (torch.bfloat16, torch.float16)
-            if is_short and parameter.grad is not None and not parameter.grad.is_sparse and rates[-1]:
+            if _is_short(parameter) and parameter.grad is not None and not parameter.grad.is_sparse and rates[-1]:
                 stride = 1 + parameter.numel() // MOST_OF_PARAMETER
                 weights.append(parameter.detach().reshape(-1)[::stride].clone())
                 had_gradient.append(parameter.grad.reshape(-1)[::stride] != 0)
