@@ -68,7 +68,7 @@ class UnionMean:
             if kind is None and self._ranks.size > 1 and self._is_announcing and self._sizes[self._ranks.rank]:
                 self._announce(None)
         finally:
-            self._leave()
+            self._sizes, self._joins = (), None
 
     def _leave(self) -> None:
         self._sizes = ()

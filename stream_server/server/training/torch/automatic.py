@@ -36,6 +36,7 @@ class Reader(Enum):
     USER = "reads the gradient of a parameter"
 
 
+_ALONE = nullcontext()
 # Of what is installed beside torch, and of ours: to clear gradients that are none does no harm.
 _FOLDERS = (str(Path(torch.__file__).parents[1]), str(Path(stream_server.__file__).parent))
 
@@ -105,6 +106,7 @@ class AutomaticOptimization:
         self._num_first_left_out = 0
         self._num_not_finite = 0
         self._sizes: tuple[int, ...] = ()
+        self._name = f"{type(server).__name__}.training_step"
         for optimizer in as_list(server.optimizer):
             before_each_step(optimizer, self._refuse_own_step)
 
@@ -160,10 +162,6 @@ class AutomaticOptimization:
         """Nothing: no rank stays behind."""
 
     @property
-    def _name(self) -> str:
-        return f"{type(self._server).__name__}.training_step"
-
-    @property
     def _has_gradient(self) -> bool:
         """Whether a parameter of the optimizer has a gradient."""
         for group in self._server.optimizer.param_groups:
@@ -203,7 +201,7 @@ class AutomaticOptimization:
         server = self._server
         scaling = self._precision if isinstance(self._precision, LossScaling) else None
         named = self._union.named()
-        with server.phases.measure("all_reduce") if self._ranks.size > 1 else nullcontext():
+        with server.phases.measure("all_reduce") if self._ranks.size > 1 else _ALONE:
             numbers = [self._num_learned, self._num_first_left_out, self._num_not_finite]
             sums = self._union.reduce(named, numbers, self._sizes)
         num_learned, num_left_out, num_not_finite = map(int, sums)

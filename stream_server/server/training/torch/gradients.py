@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Iterable, Iterator
 from functools import reduce
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,6 +16,9 @@ from stream_server.user_code import call_user
 
 if TYPE_CHECKING:
     from stream_server.config.training_sections import TrainingSettings
+
+
+_DTYPE = attrgetter("dtype")
 
 
 class Gradients:
@@ -110,11 +114,14 @@ def _norm(gradients: list[Tensor]) -> float:
     """The norm of all elements; sums of 16-bit numbers are taken in 32 bits."""
     if not gradients:
         return 0.0
-    dtype = reduce(torch.promote_types, {gradient.dtype for gradient in gradients}, torch.float32)
-    if gradients[0].device.type == "cpu":
+    dtype = reduce(torch.promote_types, set(map(_DTYPE, gradients)), torch.float32)
+    if gradients[0].is_cpu:
         # 3.5 times as fast as torch's norm, with the same range.
-        flat = (gradient.reshape(-1).to(dtype) for gradient in gradients)
-        return math.sqrt(sum(torch.dot(part, part).item() for part in flat))
+        squares = 0.0
+        for gradient in gradients:
+            part = gradient.reshape(-1).to(dtype)
+            squares += torch.dot(part, part).item()
+        return math.sqrt(squares)
     # A device is waited for once.
     return float(torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients, 2, dtype))))
 

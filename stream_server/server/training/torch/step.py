@@ -70,6 +70,7 @@ class TorchStep:
         self._server = server
         self._ranks = ranks
         self._settings = settings
+        self._name = f"{type(server).__name__}.training_step"
         self._seed = config.study.seed
         self._interface, self._shared = config.network.interface, config.output_dir
         self._device = device_of(ranks, settings.device)
@@ -347,10 +348,6 @@ class TorchStep:
     def rounding(self) -> str:
         return self._stuck.warning
 
-    @property
-    def _name(self) -> str:
-        return f"{type(self._server).__name__}.training_step"
-
     def _measure(self, name: str) -> AbstractContextManager[None]:
         return self._server.phases.measure(name)
 
@@ -413,8 +410,8 @@ class TorchStep:
         """The loss that `training_step` returns; a rank without a batch joins the calls of the others."""
         server, own, self._sample_losses = self._server, union_batch.own, None
         assert self._optimization is not None
-        joins = self._optimization.joins()
-        with self._measure("forward" if own else "all_reduce"), server.union_mean.step(union_batch.sizes, joins):
+        phase = server.phases.measure("forward" if own else "all_reduce")
+        with phase, server.union_mean.step(union_batch.sizes, self._optimization.joins()):
             if own is None:
                 return None
             with self._precision.forward_context():
