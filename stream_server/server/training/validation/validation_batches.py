@@ -286,7 +286,7 @@ class ValidationSets:
 
     def _raw(self, samples: HeldOut | None, index: int) -> HeldOut:
         assert samples is not None
-        return samples[slices(len(samples), self._batch_size)[index]]
+        return samples[index * self._batch_size : (index + 1) * self._batch_size]
 
     def _held_out_batches(self, samples: HeldOut | None, start: int) -> Iterator[Item]:
         if samples is None:

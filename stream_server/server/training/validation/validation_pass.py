@@ -124,6 +124,9 @@ class ValidationPass:
 
     def _keep(self, record: ValidationRecord, raw: HeldOut, placed: Any, losses: Array | None) -> None:
         """Record losses and predictions, which leave no trace in the random numbers of the training."""
+        if not record.predicts:
+            record.observe(raw, placed, losses)
+            return
         state = self._step.random_state()
         try:
             record.observe(raw, placed, losses)

@@ -8,7 +8,7 @@ import json
 import logging
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +68,7 @@ class ValidationRecord:
         self._is_strict = is_strict
         self._chosen_of: Any = None
         self._chosen: frozenset[Key] = frozenset()
-        self._predicts = num > 0 and type(server).predict is not StreamServer.predict
+        self.predicts = num > 0 and type(server).predict is not StreamServer.predict
         self._told: set[str] = set()
         self.warnings: list[str] = []
         self._clear()
@@ -91,7 +91,7 @@ class ValidationRecord:
         Raises:
             UserCodeError: `is_strict`, and the user's `predict` or `render` raised.
         """
-        squares = self._predict(raw, batch) if self._predicts else None
+        squares = self._predict(raw, batch) if self.predicts else None
         self._num_without_losses += losses is None
         if losses is None and squares is None:
             return
@@ -103,7 +103,7 @@ class ValidationRecord:
 
     def error_over_variance(self) -> float | None:
         """The squared error of all predictions over the variance of the targets, if it is known. Collective."""
-        return self._squared_error.over_variance(self._ranks) if self._predicts else None
+        return self._squared_error.over_variance(self._ranks) if self.predicts else None
 
     def write(
         self, batch: int, values: Mapping[str, float], keep: Sequence[int], rollouts: TrajectoryErrors | None = None
@@ -319,17 +319,18 @@ class SquaredError:
         self._squares = 0.0
         self._sums: Array = np.zeros(0)
         self._is_known = True
+        self._memory: Array = np.empty(0)
 
     def add(self, outputs: Array | None, targets: Array | None) -> Array | None:
         """Add the samples of a batch; gives the mean squared error of each of them, None without outputs.
 
         It is NaN where there is nothing to compare with, and the ratio is then unknown.
         """
-        errors = None if outputs is None else squared_errors(outputs, targets)
+        errors = None if outputs is None else squared_errors(outputs, targets, self._room)
         if errors is None or targets is None or not np.isfinite(errors).all():
             self._is_known = False
             return errors
-        flat = _numbers_of(targets)
+        flat = _numbers_of(targets, self._room)
         if self._num and flat.shape[1] != len(self._sums):
             self._is_known = False
             return errors
@@ -357,22 +358,30 @@ class SquaredError:
         ratio = float(errors / num) / variance if variance > 0 else math.inf
         return ratio if math.isfinite(ratio) else None
 
+    def _room(self, num: int) -> Array:
+        """Memory for so many numbers, the same each time, since a copy into fresh pages takes several times as long."""
+        if len(self._memory) < num:
+            self._memory = np.empty(num)
+        return self._memory[:num]
 
-def squared_errors(outputs: Array, targets: Array | None) -> Array:
+
+def squared_errors(outputs: Array, targets: Array | None, room: Callable[[int], Array] = np.empty) -> Array:
     """The mean squared error of each row in float64, of complex values that of the magnitude.
 
-    It is NaN where there is nothing to compare with.
+    It is NaN where there is nothing to compare with. `room` gives memory for so many numbers.
     """
     if targets is None or targets.size != outputs.size:
         return np.full(len(outputs), np.nan)
-    num = len(outputs)
-    dtype = np.complex128 if np.iscomplexobj(outputs) or np.iscomplexobj(targets) else np.float64
-    difference = np.subtract(outputs.reshape(num, -1), targets.reshape(num, -1), dtype=dtype)
-    flat = difference.view(np.float64)
+    num, is_complex = len(outputs), np.iscomplexobj(outputs) or np.iscomplexobj(targets)
+    flat = room(outputs.size * (1 + is_complex)).reshape(num, -1)
+    difference = flat.view(np.complex128) if is_complex else flat
+    np.subtract(outputs.reshape(num, -1), targets.reshape(num, -1), out=difference, dtype=difference.dtype)
     return np.asarray(np.einsum("ij,ij->i", flat, flat) / difference.shape[1])
 
 
-def _numbers_of(targets: Array) -> Array:
+def _numbers_of(targets: Array, room: Callable[[int], Array]) -> Array:
     """The values of each row in float64, shape (n, numbers); a complex value is two numbers."""
-    flat = targets.reshape(len(targets), -1)
-    return np.ascontiguousarray(flat, np.result_type(flat, np.float64)).view(np.float64)
+    num, is_complex = len(targets), np.iscomplexobj(targets)
+    flat = room(targets.size * (1 + is_complex)).reshape(num, -1)
+    np.copyto(flat.view(np.complex128) if is_complex else flat, targets.reshape(num, -1))
+    return flat
