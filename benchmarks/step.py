@@ -3,8 +3,9 @@
 Both train the heat study's network at its published small scale (batches of 10 samples of 40 kB) on one thread, and
 count batches per second of CPU time. Ours is the whole way from a full Reservoir: draw, gather, transform, control
 round, step, finite check, counters, log. The reference holds as many samples as two tensors and does what a training
-from memory does at its least: take random rows, forward, backward, update. `step.compiled` is our loop with
-`training.compile`, against our loop without it.
+from memory does at its least: take random rows, forward, backward, update. `step.small` is the same for a linear layer
+and batches of one sample of eight numbers, so that the fixed cost of a batch is what the two differ by. `step.compiled`
+is our loop with `training.compile`, against our loop without it.
 
     python -m benchmarks.step
 """
@@ -26,12 +27,11 @@ from stream_server.buffers import Buffer, Reservoir, Slots
 from stream_server.server.metrics.metrics import Metrics
 from stream_server.server.progress.phases import Phases
 from stream_server.server.progress.progress import Progress
-from stream_server.server.progress.schedules import Schedule
 from stream_server.server.progress.stop import StopRequests
 from stream_server.server.ranks.communicator import SoloRanks
 from stream_server.server.training.control_round import NoSaves, Stream
 from stream_server.server.training.loop import Training, TrainingLimits
-from stream_server.server.training.monitoring.gauges import BufferGauge, Logging, SpeedGauge
+from stream_server.server.training.monitoring.gauges import BufferGauge, Logging, SpeedGauge, log_schedule
 from stream_server.server.training.stream import BatchStream
 from stream_server.server.user.callbacks import Callbacks
 from stream_server.server.user.framework import framework_of
@@ -42,12 +42,13 @@ NUM_NODES = 10_000
 BATCH_SIZE = 10
 CAPACITY = 2_500
 BATCHES_PER_ROUND = 60
+SMALL_NODES = 8
+SMALL_BATCHES_PER_ROUND = 600
 NUM_PAIRS = 21
-LOG_EVERY_BATCHES = 10
 
 
 def results() -> Iterator[Result]:
-    """step.overhead and step.compiled."""
+    """step.overhead, step.small and step.compiled."""
     os.environ["OMP_NUM_THREADS"] = "1"
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -55,6 +56,9 @@ def results() -> Iterator[Result]:
         with ExitStack() as stack:
             ours, bare = Ours(stack), Bare()
             yield alternated("step.overhead", "batches/s", ours.one_round, bare.one_round, num_pairs=NUM_PAIRS)
+            options: dict[str, Any] = {"batch_size": 1, "num_batches": SMALL_BATCHES_PER_ROUND}
+            small, small_bare = Ours(stack, Small, buffer=filled_buffer(SMALL_NODES), **options), SmallBare()
+            yield alternated("step.small", "batches/s", small.one_round, small_bare.one_round, num_pairs=NUM_PAIRS)
             compiled = Ours(stack, compile=True)
             yield alternated("step.compiled", "batches/s", compiled.one_round, ours.one_round, num_pairs=NUM_PAIRS)
     finally:
@@ -69,11 +73,17 @@ def make_model() -> tuple[nn.Module, torch.optim.Optimizer]:
     return model, torch.optim.Adam(model.parameters(), lr=1e-3)
 
 
-def filled_buffer() -> Buffer:
+def make_small() -> tuple[nn.Module, torch.optim.Optimizer]:
+    """A linear layer."""
+    model = nn.Linear(NUM_PARAMETERS + 1, SMALL_NODES)
+    return model, torch.optim.Adam(model.parameters(), lr=1e-3)
+
+
+def filled_buffer(num_nodes: int = NUM_NODES) -> Buffer:
     """A full Reservoir."""
-    slots = Slots({"field": (NUM_NODES,)}, CAPACITY)
+    slots = Slots({"field": (num_nodes,)}, CAPACITY)
     slots.allocate({"field": np.float32})
-    slots.arrays["field"][:] = np.random.default_rng(1).random((CAPACITY, NUM_NODES), np.float32)
+    slots.arrays["field"][:] = np.random.default_rng(1).random((CAPACITY, num_nodes), np.float32)
     buffer = Buffer(Reservoir(capacity=CAPACITY, watermark=1, seed=1), slots)
     claimed = buffer.claim(CAPACITY)
     slots.simulation_ids[claimed] = np.arange(CAPACITY) // 100
@@ -95,6 +105,13 @@ class Server(TorchServer):
     def training_step(self, batch: Any, batch_idx: int) -> Any:
         inputs, fields = batch
         return functional.mse_loss(self.model(inputs), fields)
+
+
+class Small(Server):
+    """The same with a linear layer."""
+
+    def prepare_training_attributes(self) -> Any:
+        return make_small()
 
 
 class Ours:
@@ -155,7 +172,7 @@ class Ours:
         limits = TrainingLimits(self._config.training, progress, stops)
         self._metrics.gauges[:] = [BufferGauge(self._buffer), SpeedGauge(progress, self._phases)]
         callbacks = Callbacks(self._server)
-        schedule = Schedule(every=LOG_EVERY_BATCHES)
+        schedule = log_schedule(None, is_paced=True)
         logging = Logging(self._metrics, schedule=schedule, progress=progress, phases=self._phases)
         callbacks.surround(before=[limits], after=[logging])
         training = Training(
@@ -177,21 +194,35 @@ class Ours:
 class Bare:
     """Random rows, forward, backward, update, with nothing around it."""
 
+    make_model = staticmethod(make_model)
+    num_nodes = NUM_NODES
+    batch_size = BATCH_SIZE
+    num_batches = BATCHES_PER_ROUND
+
     def __init__(self) -> None:
-        self._model, self._optimizer = make_model()
+        self._model, self._optimizer = self.make_model()
         self._inputs = torch.rand(CAPACITY, NUM_PARAMETERS + 1)
-        self._fields = torch.rand(CAPACITY, NUM_NODES)
+        self._fields = torch.rand(CAPACITY, self.num_nodes)
 
     def one_round(self) -> float:
-        return _rate(self._train)
+        return _rate(self._train, num_batches=self.num_batches)
 
     def _train(self) -> None:
-        for _ in range(BATCHES_PER_ROUND):
-            rows = torch.randint(CAPACITY, (BATCH_SIZE,))
+        for _ in range(self.num_batches):
+            rows = torch.randint(CAPACITY, (self.batch_size,))
             loss = functional.mse_loss(self._model(self._inputs[rows]), self._fields[rows])
             self._optimizer.zero_grad()
             loss.backward()
             self._optimizer.step()
+
+
+class SmallBare(Bare):
+    """The same with a linear layer."""
+
+    make_model = staticmethod(make_small)
+    num_nodes = SMALL_NODES
+    batch_size = 1
+    num_batches = SMALL_BATCHES_PER_ROUND
 
 
 def _rate(
