@@ -60,6 +60,11 @@ class Node:
         where = [f"--wdns={os.getcwd()}"] if self._name else []
         return ["nsenter", "--target", str(self._holder.pid), *self._namespaces, *where, "--", *words]
 
+    @property
+    def ends(self) -> tuple[str, str]:
+        """The interfaces of the cable, here and on the node."""
+        return self._cable, self._far_end
+
     def cut(self) -> None:
         """Pull the plug: what is sent from now on gets nowhere, and nobody is told."""
         _run("ip", "link", "set", self._cable, "down")
