@@ -1,4 +1,7 @@
-"""Retention of the steps that one client rank sent until they are durable. Pure: no sockets, no clock."""
+"""Retention of the steps that one client rank sent until they are durable. Pure: no sockets, no clock.
+
+Why: docs/decisions/0103-steps-in-shared-memory.md
+"""
 
 import itertools
 from array import array
