@@ -41,9 +41,9 @@ _REASONS = {
     signal.SIGBUS: ", as the kernel does when there is no room for memory that processes share (df /dev/shm)",
 }
 
-# Shared with the parent: whether this end is ours, the incarnation whose study is under way, and the exit code that
-# the end should have.
-_said = mmap.mmap(-1, 24)
+# Shared with the parent: whether this end is ours, the incarnation whose study is under way, the exit code that the end
+# should have, and how many signals the parent has passed on.
+_said = mmap.mmap(-1, 32)
 _is_watched = False
 
 
@@ -73,7 +73,7 @@ def watch_exit(tell_loss: Callable[[str, int], int]) -> None:
 
 def is_ours(exit_code: int) -> None:
     """Say that this process ends now since the command does; one that does not end gets this exit code."""
-    _said[16:] = struct.pack("q", exit_code)
+    _said[16:24] = struct.pack("q", exit_code)
     _said[:8] = struct.pack("q", 1)
     if _is_watched:
         os.kill(os.getppid(), signal.SIGCHLD)
@@ -115,6 +115,11 @@ def note_incarnation(incarnation: int) -> None:
     _said[8:16] = struct.pack("q", incarnation)
 
 
+def num_passed_on() -> int:
+    """How many signals our parent has passed on; it counts each before it sends it."""
+    return int(struct.unpack("q", _said[24:])[0])
+
+
 def starter() -> int:
     """The process that has started this command, also when the parent of this one is our own."""
     parent = os.getppid()
@@ -129,7 +134,7 @@ def starter() -> int:
 def _end_as(child: int, tell_loss: Callable[[str, int], int]) -> NoReturn:
     """Wait for the end of the child, and end with its exit code, or by its signal."""
     status = _wait(child)
-    was_said, incarnation, said_code = struct.unpack("qqq", _said)
+    was_said, incarnation, said_code = struct.unpack("qqq", _said[:24])
     if status is None:
         _say(f"{_shown(child)} has not ended after {2 * HOLD_S:g} s, held by a library: it is killed")
         os.kill(child, signal.SIGKILL)
@@ -190,6 +195,7 @@ def _wait(child: int) -> int | None:
             continue
         if came.si_signo != signal.SIGCHLD:
             if came.si_code != _SI_KERNEL:
+                _said[24:] = struct.pack("q", num_passed_on() + 1)
                 os.kill(child, came.si_signo)
             continue
         # What has lost its parent is ours as well.
@@ -197,7 +203,7 @@ def _wait(child: int) -> int | None:
             while (ended := os.waitpid(-1, os.WNOHANG))[0]:
                 if ended[0] == child:
                     return ended[1]
-        if struct.unpack("qqq", _said)[0]:
+        if struct.unpack("q", _said[:8])[0]:
             # The child itself says first what holds it.
             kill_at = min(kill_at, time.monotonic() + 2 * HOLD_S)
     return None

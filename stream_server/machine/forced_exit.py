@@ -32,20 +32,28 @@ def stop_signals() -> tuple[signal.Signals, ...]:
 
 
 class UrgentSignals:
-    """Counts INT and TERM. Pure.
+    """Counts INT and TERM.
 
-    A signal within `REPEAT_S` of another is the same: terminal, batch system and mpirun may each pass it on.
+    A signal within `REPEAT_S` of another is the same: terminal, batch system and mpirun may each pass it on. One that
+    was sent to this process and to its parent comes twice, and the parent may be late: the larger of both numbers
+    counts.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, num_passed_on: Callable[[], int] = exit_watch.num_passed_on) -> None:
         self.num = 0
-        self._last = -REPEAT_S
+        self._num_passed_on = num_passed_on
+        self._num_before = num_passed_on()
+        self._nums = {False: 0, True: 0}
+        self._last = {False: -REPEAT_S, True: -REPEAT_S}
 
     def count(self, number: int, now: float) -> int:
         """Count a signal; return how many there were."""
-        if number in URGENT and now >= self._last + REPEAT_S:
-            self.num += 1
-            self._last = now
+        num = self._num_passed_on()
+        is_passed_on, self._num_before = num > self._num_before, num
+        if number in URGENT and now >= self._last[is_passed_on] + REPEAT_S:
+            self._nums[is_passed_on] += 1
+            self._last[is_passed_on] = now
+        self.num = max(self._nums.values())
         return self.num
 
 

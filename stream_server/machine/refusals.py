@@ -1,10 +1,13 @@
 """The refusals of a machine, in words: no room on a disk, no memory, no more threads, processes or open files."""
 
 import errno
+import resource
 import threading
 
 from stream_server.errors import ConfigError
 
+# Of addresses: a stack of 8 MiB, and what malloc keeps apart for each thread.
+THREAD_BYTES = (8 + 64) * 2**20
 _ADVICE = {
     errno.EAGAIN: "Have the limits on processes and on memory raised (ulimit -u and -v), or run fewer at once",
     errno.ENOMEM: "Have more memory given to the job (ulimit -v and -d, the limit of the batch job)",
@@ -44,6 +47,12 @@ def require_threads(num: int) -> None:
     Raises:
         ConfigError: it may not.
     """
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if limit != resource.RLIM_INFINITY and limit < num * THREAD_BYTES:
+        raise ConfigError(
+            f"{num} threads need {num * THREAD_BYTES >> 20:,} MiB of addresses, and the limit is {limit >> 20:,} MiB. "
+            f"{_ADVICE[errno.EAGAIN]}"
+        )
     done = threading.Event()
     threads = [threading.Thread(target=done.wait) for _ in range(num)]
     started = []

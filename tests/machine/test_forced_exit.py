@@ -59,3 +59,16 @@ def test_only_interrupts_and_terminations_are_urgent_and_echoes_are_none() -> No
         (signal.SIGINT, 2.3),
     ]
     assert [urgent.count(number, now) for number, now in came] == [0, 1, 1, 1, 2, 3]
+
+
+def test_what_the_parent_passes_on_late_is_not_a_second_signal_but_a_second_one_is() -> None:
+    passed_on = 7
+    urgent = UrgentSignals(lambda: passed_on)
+    assert urgent.count(signal.SIGINT, 1.0) == 1
+    passed_on += 1
+    assert urgent.count(signal.SIGINT, 9.0) == 1
+    assert urgent.count(signal.SIGINT, 9.1) == 2
+    passed_on += 1
+    assert urgent.count(signal.SIGINT, 20.0) == 2
+    passed_on += 1
+    assert urgent.count(signal.SIGTERM, 30.0) == 3

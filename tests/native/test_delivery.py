@@ -321,7 +321,7 @@ def test_a_study_whose_server_is_killed_three_times_loses_nothing_of_a_c_simulat
     library: Path, tmp_path: Path
 ) -> None:
     paced = built(library, tmp_path, "paced.c")
-    points = ("checkpoint.renamed=kill@1", "checkpoint.before_manifest=kill@2", "buffer.released=kill@5")
+    points = ("checkpoint.renamed=kill@1", "checkpoint.before_manifest=kill@1", "buffer.released=kill@1")
     done = run_study(
         NUMPY_STUDY,
         tmp_path / "run",

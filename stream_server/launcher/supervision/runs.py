@@ -77,11 +77,12 @@ def supervise_study(config: StudyConfig, command: ServerCommand, *, ends_at: flo
                     _check_takeover(config)
             if journal.history.server is None:
                 command.require_room()
+            kept = _kept(config)
             address = begin(journal, jobs, servers, link=None).link
             folder = private_folder.of(address)
             with ServerConnection(address, _remote_access(config, command.ranks, folder, journal.history)) as link:
                 exit_code = Supervisor(
-                    command=replace(command, file=_kept(config)),
+                    command=replace(command, file=kept),
                     servers=servers,
                     ensemble=_make_ensemble(config, journal, link, jobs),
                     signals=signals,

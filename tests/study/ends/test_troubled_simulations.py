@@ -111,7 +111,8 @@ def test_simulations_that_lack_their_input_stop_the_study_and_show_the_end_of_a_
 
 @pytest.mark.full
 def test_a_simulation_that_is_given_up_can_be_redrawn_and_samples_that_are_not_finite_kept(tmp_path: Path) -> None:
-    others = {"simulation.on_failure": "redraw", "simulation.retries": 0, "training.nonfinite": "keep"}
+    others = {"simulation.on_failure": "redraw", "simulation.retries": 0}
+    others |= {"training.nonfinite": "keep", "training.max_nonfinite": 100}
     done = run_here(NUMPY_STUDY, tmp_path / "run", settings=troubled("crash", "not_finite", "2", **others))
     assert done.exit_code == 0, done.output
     simulations, account = done.report["simulations"], done.account
