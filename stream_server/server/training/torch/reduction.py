@@ -3,7 +3,6 @@
 Why: docs/decisions/0032-own-reduction.md
 """
 
-import sys
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from itertools import zip_longest
@@ -11,7 +10,6 @@ from operator import is_
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -21,8 +19,6 @@ from stream_server.errors import UserCodeError
 from stream_server.server.ranks.communicator import Ranks
 
 BUCKET_BYTES = 25 * 2**20
-# The references to an array in a list that a comprehension over the list asks for.
-_UNUSED = next(sys.getrefcount(array) for array in [np.empty(0)])
 _MASK = 2**20 - 1
 
 
@@ -46,7 +42,6 @@ class UnionGradients:
         self._other_modules = other_modules
         self._found: list[Any] = []
         self._named: dict[str, Tensor] = {}
-        self._memory = BucketMemory()
 
     def named(self) -> dict[str, Tensor]:
         """The parameters of the model, tied ones once, then those that only an optimizer has, in a fixed order.
@@ -113,7 +108,7 @@ class UnionGradients:
         if self._ranks.size == 1:
             return list(numbers)
         totals, present = self._agree(numbers, named, sizes)
-        waiting = [_start(bucket, self._memory) for bucket in buckets([named[name] for name in present])]
+        waiting = [_start(bucket) for bucket in buckets([named[name] for name in present])]
         for work in waiting:
             work.wait()
         return totals
@@ -181,31 +176,6 @@ class UnionGradients:
                     )
 
 
-class BucketMemory:
-    """Memory of buckets on CPUs, which is used again once no tensor refers to it.
-
-    A copy into pages that the system has just handed out takes five times as long. What user code keeps, such as a
-    gradient of an earlier step, refers to its memory and is never written over.
-    """
-
-    def __init__(self) -> None:
-        self._arrays: list[npt.NDArray[np.uint8]] = []
-
-    def take(self, num: int, dtype: torch.dtype) -> Tensor:
-        """A tensor of so many elements, with any content."""
-        unused = [array for array in self._arrays if sys.getrefcount(array) == _UNUSED]
-        num_bytes = num * dtype.itemsize
-        if not num_bytes:
-            return torch.empty(0, dtype=dtype)
-        array = next((array for array in unused if array.nbytes == num_bytes), None)
-        if array is None:
-            # The buckets are others than before.
-            self._arrays = [it for it in self._arrays if all(it is not other for other in unused)]
-            array = np.empty(num_bytes, np.uint8)
-            self._arrays.append(array)
-        return torch.from_numpy(array).view(dtype)
-
-
 def clear(parameters: Iterable[Tensor]) -> None:
     for parameter in parameters:
         parameter.grad = None
@@ -265,12 +235,10 @@ def buckets(parameters: Sequence[Tensor]) -> Iterator[list[Tensor]]:
         yield bucket
 
 
-def _start(bucket: Sequence[Tensor], memory: BucketMemory) -> Any:
+def _start(bucket: Sequence[Tensor]) -> Any:
     """Begin to add up the gradients of a bucket; they become views of one array, which saves copying them back."""
     gradients = [torch.zeros_like(each) if each.grad is None else each.grad for each in bucket]
-    parts = [gradient.detach().reshape(-1) for gradient in gradients]
-    flat = memory.take(sum(map(torch.numel, parts)), parts[0].dtype) if parts[0].device.type == "cpu" else None
-    flat = torch.cat(parts, out=flat)
+    flat = torch.cat([gradient.detach().reshape(-1) for gradient in gradients])
     for parameter, part in zip(bucket, torch.split(flat, [each.numel() for each in bucket]), strict=True):
         parameter.grad = part.view(parameter.shape)
     return dist.all_reduce(flat, async_op=True)
