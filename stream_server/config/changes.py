@@ -130,6 +130,7 @@ RULES = (
         FREE,
         "the last bits at most",
         *("training.device", "training.compile", "training.deterministic", "training.prefetch"),
+        "training.sharding*",
     ),
     _rule(REFUSED, "all other simulations are trained on", "validation.simulations"),
     _rule(

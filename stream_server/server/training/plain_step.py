@@ -6,7 +6,7 @@ Why: docs/decisions/0034-manual-optimisation.md
 import logging
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -45,6 +45,7 @@ _FOR_TORCH = {
     "device": "auto",
     "matmul_precision": "highest",
     "deterministic": False,
+    "sharding": None,
 }
 
 _log = logging.getLogger(__name__)
@@ -153,6 +154,9 @@ class PlainStep:
     def evaluating(self) -> Iterator[None]:
         self._catch_up()
         yield
+
+    def together(self) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def synchronize(self) -> None:
         self._catch_up()

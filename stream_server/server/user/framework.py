@@ -85,6 +85,10 @@ class Step(Protocol):
         """Within, the model evaluates and does not learn, and is the same on all ranks."""
         ...
 
+    def together(self) -> AbstractContextManager[None]:
+        """Within, this rank calls the model, whatever the others do with it; at the end they wait for each other."""
+        ...
+
     def synchronize(self) -> None:
         """Make the model the same on all ranks."""
         ...

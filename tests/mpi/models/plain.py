@@ -83,7 +83,8 @@ def numbers_of(model: nn.Module, ema: nn.Module | None) -> Trained:
 def _numbers(tensors: object) -> list[float]:
     found: list[float] = []
     for tensor in tensors:  # type: ignore[attr-defined]
-        values = tensor.detach()
+        values = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+        values = values.detach()
         found += (torch.view_as_real(values) if values.is_complex() else values.double()).flatten().tolist()
     return found
 

@@ -31,7 +31,7 @@ def of_tensors(tensors: Mapping[str, Tensor]) -> Fingerprints:
     prints = {
         name: fingerprint(tensor)
         for name, tensor in tensors.items()
-        if name not in to_be_made and tensor.layout is torch.strided and tensor.device.type != "meta"
+        if name not in to_be_made and _can_be_saved(tensor)
     }
     if not prints:
         return to_be_made
@@ -54,3 +54,7 @@ def fingerprint(tensor: Tensor) -> Tensor:
 @cache
 def _multipliers(device: torch.device) -> Tensor:
     return torch.from_numpy(multipliers()).to(device)
+
+
+def _can_be_saved(tensor: Tensor) -> bool:
+    return tensor.layout is torch.strided and tensor.device.type != "meta" and not hasattr(tensor, "to_local")

@@ -18,19 +18,26 @@ from stream_server.server.ranks.communicator import Ranks
 class TorchGroup:
     """The default process group, of all ranks, while the `with` block lasts. Collective; nothing for one rank.
 
+    With `even_alone` one rank has one, too.
+
     The ranks find each other by files in a private folder: on one node in the one for temporary files, on several ones
     in the `shared` folder. torch's own store listens on a port, where every user of the machine may write.
     """
 
-    def __init__(self, ranks: Ranks, *, backend: str, shared: Path, interface: str | None = None) -> None:
+    def __init__(
+        self, ranks: Ranks, *, backend: str, shared: Path, interface: str | None = None, even_alone: bool = False
+    ) -> None:
         self._ranks = ranks
         self._backend = backend
         self._shared = shared
+        self._is_alone = even_alone and ranks.size == 1
         self._interface = None if interface is None else network.chosen(interface).name
         self._folder: tempfile.TemporaryDirectory[str] | None = None
 
     def __enter__(self) -> "TorchGroup":
-        if self._ranks.size > 1:
+        if self._is_alone:
+            dist.init_process_group(self._backend, store=dist.HashStore(), rank=0, world_size=1)
+        elif self._ranks.size > 1:
             self._choose_interface()
             dist.init_process_group(
                 self._backend,
@@ -49,7 +56,9 @@ class TorchGroup:
     def __exit__(self, kind: Any, *exc_info: object) -> None:
         # After an error the group is left to the end of the process: a peer that waits in a reduction would take the
         # closed connection for a failure of its own.
-        if self._ranks.size > 1 and kind is None:
+        if self._is_alone:
+            dist.destroy_process_group()
+        elif self._ranks.size > 1 and kind is None:
             # Rank 0 keeps the store in which the others may still look.
             self._ranks.barrier()
             dist.destroy_process_group()

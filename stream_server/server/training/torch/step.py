@@ -3,8 +3,9 @@
 import logging
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import replace
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -106,7 +107,16 @@ class TorchStep:
             keep_freed_memory()
         with ExitStack() as stack:
             backend = backend_of(self._ranks, self._device)
-            group = TorchGroup(self._ranks, backend=backend, shared=self._shared, interface=self._interface)
+            sharding = self._settings.sharding
+            if sharding is not None:
+                _sharding().check_sharding(self._server, sharding, self._device, backend)
+            group = TorchGroup(
+                self._ranks,
+                backend=backend,
+                shared=self._shared,
+                interface=self._interface,
+                even_alone=sharding is not None,
+            )
             stack.enter_context(group)
             stack.enter_context(numerics(self._settings))
             if self._device.type == "cuda":
@@ -218,6 +228,9 @@ class TorchStep:
             hook.remove()
             for parameter, gradient in zip(trained, gradients, strict=True):
                 parameter.grad = gradient
+
+    def together(self) -> AbstractContextManager[None]:
+        return nullcontext() if self._union is None else self._union.together()
 
     def synchronize(self) -> None:
         self._weights.load_pending()
@@ -361,6 +374,8 @@ class TorchStep:
             self._ranks, server.model, as_list(server.optimizer), lambda: other_modules(server).values()
         )
         self._union.broadcast()
+        if self._settings.sharding is not None:
+            self._union = _sharding().ShardedGradients(server, self._ranks, self._settings.sharding, self._device)
         make = AutomaticOptimization if server.automatic_optimization else ManualOptimization
         self._optimization = make(
             server, self._ranks, self._settings, self._precision, self._union, self._skipped, self._warn
@@ -460,3 +475,8 @@ class TorchStep:
                 "none"
             )
         self.needs_every_rank = bool(needing)
+
+
+def _sharding() -> Any:
+    """The module that shards, once a study asks for it: to import that part of torch takes a second."""
+    return import_module("stream_server.server.training.torch.sharding")
