@@ -111,6 +111,9 @@ class ShardedGradients(UnionGradients):
             group.reshard()
             if ranks.size > 1:
                 self._agree_in(group, _FIRST + 2 * number)
+        for root in self._roots:
+            for module in root.modules():
+                module.__deepcopy__ = _refuse_copy
 
     def together(self) -> AbstractContextManager[None]:
         return self._turns.open(self._tidy)
@@ -257,6 +260,13 @@ def _shard(root: nn.Module, settings: "Sharding", mesh: DeviceMesh, optimizers: 
 def _with_own_memory(module: nn.Module, inputs: Any, output: Any) -> Any:
     """A copy of what is a view: if that is changed in place, torch does not notice that the backward pass begins."""
     return mapped(lambda each: each.clone() if isinstance(each, Tensor) and each._is_view() else each, output)
+
+
+def _refuse_copy(memo: Any) -> None:
+    raise UserCodeError(
+        "a model that training.sharding has spread over the ranks cannot be copied: copy it in "
+        "prepare_training_attributes, where it is whole, such as self.ema = AveragedModel(model), which is sharded alike"
+    )
 
 
 def _like(value: Any, parameter: Any) -> Any:
