@@ -35,10 +35,11 @@ class TorchGroup:
         self._folder: tempfile.TemporaryDirectory[str] | None = None
 
     def __enter__(self) -> "TorchGroup":
+        if self._is_alone or self._ranks.size > 1:
+            self._choose_interface()
         if self._is_alone:
             dist.init_process_group(self._backend, store=dist.HashStore(), rank=0, world_size=1)
         elif self._ranks.size > 1:
-            self._choose_interface()
             dist.init_process_group(
                 self._backend,
                 # The watchdog bounds every wait of the ranks, and can tell where they are.

@@ -42,8 +42,9 @@ def set_up(server: TorchServer, precision: Precision, *, compiled: bool, seed: i
     if sharded := [name for name, parameter in model.named_parameters() if hasattr(parameter, "device_mesh")]:
         raise UserCodeError(
             f"{name} returned a model that the ranks share out: the parameter {sharded[0]} is a DTensor, as "
-            "fully_shard makes it. A rank without a batch calls no forward pass, in which the others would wait for "
-            "its part of the weights: return the whole model on each rank"
+            "fully_shard and parallelize_module make it. A rank without a batch calls no forward pass, in which the "
+            "others would wait for its part of the weights: return the whole model on each rank, and write "
+            "training.sharding, which shards it"
         )
     several = isinstance(optimizers, tuple | list)
     if several and server.automatic_optimization:

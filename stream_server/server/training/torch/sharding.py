@@ -100,7 +100,7 @@ class ShardedGradients(UnionGradients):
         self._groups = [group for root in self._roots for group in _groups(root)]
         most = max(len(group.fsdp_params) for group in self._groups)
         beside = None if device.type == "cpu" or ranks.size == 1 else dist.new_group(backend="gloo")
-        self._turns = Turns(ranks, beside, most_parts=most)
+        self._turns = Turns(ranks, partial(dist.all_reduce, group=beside), most_parts=most)
         self._turns.serve = self._serve
         self._server = server
         server.union_mean.take_turns(self._turns)
@@ -265,7 +265,7 @@ def _with_own_memory(module: nn.Module, inputs: Any, output: Any) -> Any:
 def _refuse_copy(memo: Any) -> None:
     raise UserCodeError(
         "a model that training.sharding has spread over the ranks cannot be copied: copy it in "
-        "prepare_training_attributes, where it is whole, such as self.ema = AveragedModel(model), which is sharded alike"
+        "prepare_training_attributes, where it is whole; self.ema = AveragedModel(model) is sharded like the model"
     )
 
 
@@ -352,11 +352,12 @@ def _check(server: TorchServer, named: Mapping[str, Tensor]) -> None:
         )
     if lazy := [key for key, each in named.items() if is_lazy(each)]:
         raise UserCodeError(
-            f"{name} returned a model with lazy modules, which has no shapes yet to be sharded: {listed(lazy)}. Give "
-            "the modules their sizes, or call the model once there"
+            f"{name} returned a model with lazy modules, which training.sharding cannot deal out, for they have no "
+            f"shapes yet: {listed(lazy)}. Give them their sizes, or call the model once there"
         )
     if hooked := [key for key, each in named.items() if each._backward_hooks or each._post_accumulate_grad_hooks]:
         raise UserCodeError(
             f"{listed(hooked)} of the model {'have' if len(hooked) > 1 else 'has'} a hook (register_hook), which would "
-            "not be called in a sharded model: write training.clip_value or clip_norm instead, or do it in on_gradients"
+            "not be called with training.sharding: write training.clip_value or clip_norm instead, or do it in "
+            "on_gradients"
         )

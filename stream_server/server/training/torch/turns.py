@@ -5,10 +5,9 @@ Why: docs/decisions/0101-sharded-training.md
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
-import torch.distributed as dist
 
 from stream_server.errors import PeerFailed
 from stream_server.server.ranks.communicator import Ranks
@@ -32,18 +31,19 @@ class Turns:
     another, or is done, serves that one first: adds zeros, and gives what it has. So no rank needs a batch, and no two
     can wait for each other.
 
-    Operations are numbers from `MEAN` on; each has at most `most_parts` parts. Any thread, one at a time.
+    Operations are numbers from `MEAN` on; each has at most `most_parts` parts. `add_up` replaces integers by their sums
+    over the ranks. Any thread, one at a time.
 
     Attributes:
         serve: called with each turn of another rank.
         has_served: whether it was since the turns were opened.
     """
 
-    def __init__(self, ranks: Ranks, group: "dist.ProcessGroup | None", *, most_parts: int) -> None:
+    def __init__(self, ranks: Ranks, add_up: Callable[[torch.Tensor], Any], *, most_parts: int) -> None:
         self.is_open = False
         self.serve: Callable[[Turn], None] = lambda turn: None
         self._ranks = ranks
-        self._group = group
+        self._add_up = add_up
         self._num_words = 1 + -(-most_parts // _BITS)
         self._is_serving = False
         self.has_served = False
@@ -105,7 +105,7 @@ class Turns:
             words[1 + index // _BITS] |= has << index % _BITS
         said = torch.zeros(self._ranks.size, self._num_words, dtype=torch.int64)
         said[rank] = torch.tensor(words)
-        dist.all_reduce(said, group=self._group)
+        self._add_up(said)
         return [(kind, of_rank) for kind, *of_rank in said.tolist()]
 
     def _turn(self, operation: int, said: Sequence[tuple[int, list[int]]]) -> Turn:
