@@ -105,6 +105,7 @@ RULES = (
         "from this update on",
         *("training.accumulate", "training.clip_norm", "training.clip_value"),
         *("training.matmul_precision", "training.uneven", "training.max_nonfinite"),
+        "training.sharding.mixed_precision",
     ),
     _rule(TOLD, "counted from the beginning", "training.max_batches", "training.max_s", "training.early_stop*"),
     _rule(
