@@ -134,7 +134,7 @@ class AutomaticOptimization:
         self._num_planned += union_batch.num_samples
         self._num_accumulated += 1
         self._sizes = union_batch.sizes
-        with self._union.together():
+        with self._union.together(calls=union_batch.own is not None):
             loss = forward()
             if self._has_gradient != had_gradient and not self._union.has_served:
                 raise self._optimizes_itself("clears the gradients" if had_gradient else "backpropagates")
@@ -190,6 +190,7 @@ class AutomaticOptimization:
         weight = float(union_batch.own.size)
         if self._settings.accumulate == 1:
             weight /= union_batch.num_samples
+        self._union.begin_backward()
         with self._server.phases.measure("backward"):
             self._precision.backward(loss * weight if weight != 1 else loss)
 

@@ -57,12 +57,12 @@ class UnionGradients:
         """Leave no gradient behind, also not of parameters that no optimizer has."""
         clear(self.named().values())
 
-    def together(self) -> AbstractContextManager[None]:
-        """Within, this rank calls the modules of the server, others may call them otherwise or not at all. Collective.
-
-        Only some kinds of models make anything of it.
-        """
+    def together(self, *, calls: bool = True) -> AbstractContextManager[None]:
+        """Within, this rank `calls` modules of the server; others may call others or none. Collective."""
         return nullcontext()
+
+    def begin_backward(self) -> None:
+        """The loss of this rank is known: what it needs of the modules from now on is their backward pass alone."""
 
     def norm(self, parameters: Sequence[Tensor], gradients: list[Tensor]) -> float:
         """The norm of all elements of the `gradients` that the `parameters` have, `gradients_of` them."""

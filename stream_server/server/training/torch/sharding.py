@@ -6,7 +6,7 @@ Why: docs/decisions/0101-sharded-training.md
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -102,6 +102,7 @@ class ShardedGradients(UnionGradients):
         beside = None if device.type == "cpu" or ranks.size == 1 else dist.new_group(backend="gloo")
         self._turns = Turns(ranks, partial(dist.all_reduce, group=beside), most_parts=most)
         self._turns.serve = self._serve
+        self._has_derivative = False
         self._server = server
         server.union_mean.take_turns(self._turns)
         for number, group in enumerate(self._groups):
@@ -109,14 +110,25 @@ class ShardedGradients(UnionGradients):
             group.unshard()
             group.wait_for_unshard()
             group.reshard()
-            if ranks.size > 1:
-                self._agree_in(group, _FIRST + 2 * number)
+            self._agree_in(group, _FIRST + 2 * number)
         for root in self._roots:
             for module in root.modules():
                 module.__deepcopy__ = _refuse_copy
 
-    def together(self) -> AbstractContextManager[None]:
-        return self._turns.open(self._tidy)
+    @contextmanager
+    def together(self, *, calls: bool = True) -> Iterator[None]:
+        with self._turns.open(self._tidy):
+            self._reshard_after_backward(False)
+            self._has_derivative = False
+            if calls:
+                # Methods of the model, and parts that are no units, find what belongs to no unit.
+                for root in self._roots:
+                    if root is self._server.model:
+                        root.unshard()
+            yield
+
+    def begin_backward(self) -> None:
+        self._reshard_after_backward(not self._has_derivative)
 
     @property
     def has_served(self) -> bool:
@@ -133,9 +145,19 @@ class ShardedGradients(UnionGradients):
         return not is_shard(tensor)
 
     def _tidy(self) -> None:
-        """Leave no unit gathered, and nothing of a pass that was not gone through to its end."""
+        """Leave no unit gathered, no gradient behind, and nothing of a pass that was not gone through to its end."""
+        for group in self._groups:
+            # Torch takes those that have come until the backward pass leaves the unit; of a second derivative some
+            # come later.
+            if any(map(_has_gradient, group.fsdp_params)):
+                group.post_backward()
         for root in self._roots:
             root.reset_iter_state()
+
+    def _reshard_after_backward(self, reshards: bool) -> None:
+        """Whether units are given back once a backward pass has left them: a gradient within the loss needs them."""
+        for group in self._groups:
+            group.reshard_after_backward = reshards
 
     def _agree_in(self, group: Any, operation: int) -> None:
         """Let a unit take turns before it is gathered, and before its gradients are added up."""
@@ -143,6 +165,8 @@ class ShardedGradients(UnionGradients):
         group._all_gather_comm = _AgreedGather(gather, partial(self._turns.take, operation))
 
         def agreed_post_backward(*unused: Any) -> None:
+            # Until the backward pass begins, this is that of a gradient within the loss.
+            self._has_derivative |= not group.reshard_after_backward
             parts = [_has_gradient(each) for each in group.fsdp_params]
             if any(parts):
                 for each, is_in in zip(group.fsdp_params, self._turns.take(operation + 1, parts).parts, strict=False):

@@ -156,6 +156,9 @@ class TorchStep:
         self._buffers_from = union_batch.lowest_rank
         assert self._optimization is not None
         outcome = self._optimization.run(union_batch, lambda: self._forward(union_batch, data, batch_idx))
+        if self._num_forward == 1 and union_batch.own is not None:
+            arrays = self._arrays_beside_state().items()
+            self._made_late = {name: value for name, value in arrays if name not in self._constants}
         return replace(outcome, sample_losses=self._sample_losses)
 
     def finish(self) -> StepOutcome | None:
@@ -433,9 +436,6 @@ class TorchStep:
             with self._precision.forward_context(), self._optimization.training_step():
                 returned = call_user(self._name, server.training_step, data, batch_idx)
                 self._num_forward += 1
-                if self._num_forward == 1:
-                    arrays = self._arrays_beside_state().items()
-                    self._made_late = {name: value for name, value in arrays if name not in self._constants}
                 return self._loss_of(returned, own.size, batch_idx)
 
     def _loss_of(self, returned: Any, num: int, batch_idx: int) -> Tensor | None:
