@@ -92,13 +92,14 @@ class ShardedGradients(UnionGradients):
         """
         super().__init__(ranks, server.model, as_list(server.optimizer), lambda: other_modules(server).values())
         _check(server, self.named())
+        check_blocks(server.model, settings)
         self.mesh: DeviceMesh = init_device_mesh(device.type, (ranks.size,))
         averages = [each.module for each in other_modules(server).values() if isinstance(each, AveragedModel)]
         self._roots: list[Any] = [server.model, *averages]
         for root in self._roots:
             _shard(root, settings, self.mesh, as_list(server.optimizer))
         self._groups = [group for root in self._roots for group in _groups(root)]
-        most = max(len(group.fsdp_params) for group in self._groups)
+        most = max((len(group.fsdp_params) for group in self._groups), default=0)
         beside = None if device.type == "cpu" or ranks.size == 1 else dist.new_group(backend="gloo")
         self._turns = Turns(ranks, partial(dist.all_reduce, group=beside), most_parts=most)
         self._turns.serve = self._serve
@@ -300,20 +301,24 @@ def _like(value: Any, parameter: Any) -> Any:
     return distribute_tensor(value, parameter.device_mesh, parameter.placements, src_data_rank=None)
 
 
-def units(root: nn.Module, settings: "Sharding", whole: Iterable[Tensor] = ()) -> list[nn.Module]:
-    """The modules within a model that are gathered by themselves, inner ones first.
+def check_blocks(model: nn.Module, settings: "Sharding") -> None:
+    """Check that there are modules of each class of `training.sharding.blocks`.
 
     Raises:
-        ConfigError: `settings.blocks` names a class of which no module is.
+        ConfigError: of one there is none; the message names the nearest.
     """
-    inner = [module for module in reversed(list(root.modules())) if module is not root and _can_run(module)]
-    classes = {type(module).__name__ for module in root.modules()}
+    classes = {type(module).__name__ for module in model.modules()}
     if unknown := [name for name in settings.blocks if name not in classes]:
         meant = nearest(unknown[0], classes)
         raise ConfigError(
             f'training.sharding.blocks: no module of the model is of the class "{unknown[0]}"; '
             + (f'write "{meant}"' if meant else f"there are {one_of(sorted(classes))}")
         )
+
+
+def units(root: nn.Module, settings: "Sharding", whole: Iterable[Tensor] = ()) -> list[nn.Module]:
+    """The modules within a model that are gathered by themselves, inner ones first."""
+    inner = [module for module in reversed(list(root.modules())) if module is not root and _can_run(module)]
     if not settings.blocks and settings.min_parameters is None:
         chosen = list(_children(root))
     else:
@@ -363,6 +368,11 @@ def _sharing(root: nn.Module, chosen: Sequence[nn.Module]) -> set[nn.Module]:
 
 def _check(server: TorchServer, named: Mapping[str, Tensor]) -> None:
     name = f"{type(server).__name__}.prepare_training_attributes"
+    if isinstance(server.model, nn.ModuleList | nn.ModuleDict) and not _can_run(server.model):
+        raise UserCodeError(
+            f"{name} returned a {type(server.model).__name__} as the model, but training.sharding needs one with a "
+            "forward pass: make a subclass of nn.Module that has these modules as its parts"
+        )
     for optimizer in as_list(server.optimizer):
         if isinstance(optimizer, torch.optim.LBFGS):
             raise UserCodeError(

@@ -15,7 +15,7 @@ from stream_server.server.metrics.union_mean import UnionMean
 from stream_server.server.progress.batches import UnionBatch
 from stream_server.server.progress.progress import Progress
 from stream_server.server.ranks.communicator import SoloRanks
-from stream_server.server.training.torch.sharding import check_sharding, is_shard, units
+from stream_server.server.training.torch.sharding import check_blocks, check_sharding, is_shard, units
 from stream_server.server.training.torch.step import TorchStep
 from stream_server.server.user.torch_server import TorchServer
 from tests.support.settings import settings
@@ -86,7 +86,7 @@ def test_an_inner_unit_comes_before_the_one_around_it() -> None:
 )
 def test_a_class_that_is_not_there_is_named_with_the_nearest(name: str, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
-        units(Network(), Sharding(kind="full", blocks=(name,)))
+        check_blocks(Network(), Sharding(kind="full", blocks=(name,)))
 
 
 @pytest.mark.parametrize(
@@ -177,6 +177,19 @@ def test_one_rank_trains_with_shards_what_a_plain_loop_trains(optimizer: Any) ->
 def hooked(model: nn.Module) -> torch.optim.Optimizer:
     next(model.parameters()).register_hook(lambda gradient: gradient)
     return torch.optim.SGD(model.parameters(), lr=0.1)
+
+
+def test_a_model_without_a_forward_pass_is_refused() -> None:
+    server = made()
+    server.prepare_training_attributes = lambda: (  # type: ignore[method-assign]
+        nn.ModuleDict({"net": (net := network())}),
+        torch.optim.SGD(net.parameters(), lr=0.1),
+    )
+    with (
+        pytest.raises(StreamServerError, match="a ModuleDict as the model"),
+        TorchStep(server, SoloRanks(), server.config),
+    ):
+        pass
 
 
 @pytest.mark.parametrize(
