@@ -75,7 +75,7 @@ class NumpyFramework:
         # Without torch in the process there is no tensor in the state.
         return framework_named("torch").plain(state, name) if "torch" in sys.modules else state
 
-    def restored(self, state: Any) -> Any:
+    def restored(self, state: Any, own: Any = None) -> Any:
         return framework_named("torch").restored(state) if "torch" in sys.modules else state
 
     def device_bytes(self) -> Mapping[str, int]:
@@ -193,6 +193,15 @@ class PlainStep:
     def state_dict(self) -> dict[str, Any]:
         """An empty state: the model of such a server is in its own `state_dict`."""
         return {}
+
+    def shards(self) -> dict[str, Any]:
+        return {}
+
+    def lending(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def exported(self) -> None:
+        return None
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         pass

@@ -27,20 +27,27 @@ from stream_server.server.training.fingerprint import (
 )
 from stream_server.server.training.torch.automatic import AutomaticOptimization
 from stream_server.server.training.torch.device_copies import CudaDevice, DeviceCopies, OnItsWay
-from stream_server.server.training.torch.devices import backend_of, device_of, keep_freed_memory, limit_threads
-from stream_server.server.training.torch.fingerprint import of_model, of_tensors
-from stream_server.server.training.torch.group import TorchGroup
+from stream_server.server.training.torch.devices import (
+    TorchGroup,
+    backend_of,
+    device_of,
+    keep_freed_memory,
+    limit_threads,
+)
+from stream_server.server.training.torch.fingerprint import of_model, of_tensors, of_whole
 from stream_server.server.training.torch.hyperparameters import Hyperparameters
 from stream_server.server.training.torch.learning_rates import LearningRates, as_list
 from stream_server.server.training.torch.manual import ManualOptimization
 from stream_server.server.training.torch.model import set_up, shared_out, state_of
 from stream_server.server.training.torch.precision import LossScaling, Precision, StuckWeights, make_precision, numerics
 from stream_server.server.training.torch.reduction import UnionGradients, clear, further_parameters
+from stream_server.server.training.torch.shards import Lender, OfShards, saved_shard, sharded_in
 from stream_server.server.training.torch.skipped_updates import SkippedUpdates
-from stream_server.server.training.torch.state import set_torch_random_states, torch_random_states
+from stream_server.server.training.torch.state import as_reference, set_torch_random_states, torch_random_states
 from stream_server.server.training.torch.weights import ServerModules, other_modules
 from stream_server.server.user.framework import LearningRateCallback
 from stream_server.server.user.torch_server import SkippedBatch, TorchServer
+from stream_server.storage.shards import SHARED_BY
 from stream_server.user_code import call_user
 from stream_server.wording import listed
 
@@ -89,6 +96,7 @@ class TorchStep:
         self._sample_losses: Tensor | None = None
         self._buffers_from = 0
         self._copies: DeviceCopies | None = None
+        self._lender = Lender(ranks, self._weights.whole_state)
         self.needs_every_rank = False
         self._was_training = False
         self.warnings: Sequence[str] = ()
@@ -282,8 +290,8 @@ class TorchStep:
         return {f"state_dict()[{name!r}]": value for name, value in of_user_state(self._server).items()}
 
     def learned(self) -> Fingerprints:
-        optimized, others = self.trainable()
-        return {**optimized, **others, **self._of_user_state()}
+        optimized, others = self._trainable()
+        return {**of_tensors(optimized), **of_tensors(others), **self._of_user_state()}
 
     def unsaved(self) -> Fingerprints:
         beside_state = {**of_arrays(self._weights.attributes()), **of_tensors(self._weights.unsaved())}
@@ -293,6 +301,11 @@ class TorchStep:
         return {**of_numbers(vars(self._server)), **of_numbers(self._weights.attributes())}
 
     def trainable(self) -> tuple[Fingerprints, Fingerprints]:
+        optimized, others = self._trainable()
+        return of_whole(self._ranks, optimized), of_whole(self._ranks, others)
+
+    def _trainable(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """The tensors that require a gradient, by name: those in optimizers, and the others."""
         optimizers = as_list(self._server.optimizer)
         optimized = {
             id(each) for optimizer in optimizers for group in optimizer.param_groups for each in group["params"]
@@ -300,16 +313,30 @@ class TorchStep:
         named = self._weights.trainable()
         in_optimizers = {name: each for name, each in named.items() if id(each) in optimized}
         others = {name: each for name, each in named.items() if id(each) not in optimized}
-        return of_tensors(in_optimizers), of_tensors(others)
+        return in_optimizers, others
+
+    def shards(self) -> dict[str, Any]:
+        sharded = sharded_in(self._learned) if self._weights.are_sharded else {}
+        return {name: saved_shard(tensor) for name, tensor in sharded.items()}
+
+    def lending(self) -> AbstractContextManager[None]:
+        return self._lender.lending() if self._weights.are_sharded else nullcontext()
+
+    def exported(self) -> dict[str, Any]:
+        return self._weights.exported(self._lender.tensor)
+
+    def _learned(self, of_shards: OfShards = as_reference) -> dict[str, Any]:
+        return {**self._weights.state(of_shards), **state_of(self._server, of_shards)}
 
     def state_dict(self) -> dict[str, Any]:
         scaler = {} if self._scaling is None else self._scaling.state_dict()
         name = f"saving the model of {type(self._server).__name__}"
-        learned = call_user(name, lambda: {**self._weights.state(), **state_of(self._server)})
+        learned = call_user(name, self._learned)
         assert self._union is not None
         trained = {parameter: each.requires_grad for parameter, each in self._union.named().items()}
         return {
             **learned,
+            **({SHARED_BY: self._ranks.size} if self._weights.are_sharded else {}),
             "trained": trained,
             "scaler": scaler,
             "skipped": self._skipped.state_dict(),
@@ -330,7 +357,7 @@ class TorchStep:
 
     def model_state(self) -> dict[str, Any]:
         beside = {"constants": dict(self._constants)} if self._constants else {}
-        return {**self._weights.whole_state(), **beside}
+        return {**self._weights.whole_state(self._lender.bytes_of), **beside}
 
     def load_model_state(self, state: dict[str, Any]) -> None:
         self._weights.load(state)
