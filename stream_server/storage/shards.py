@@ -1,6 +1,8 @@
 """State whose large arrays several processes have saved in parts, each process in a file of its own.
 
 In the state a reference stands in the place of such an array. The file of a process has its part under that name.
+
+Why: docs/decisions/0102-saved-shards.md
 """
 
 from collections.abc import Mapping, Sequence

@@ -6,8 +6,10 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
+from stream_server.analysis.reading import RunFolder
 from stream_server.server.checkpoint.user_state import read_learned
 from stream_server.server.training.torch.state import restored
+from stream_server.studies.trained import trained_model
 from tests.support.killing import checkpoints, killed_at
 from tests.support.runs import NUMPY_STUDY, assert_complete, run_study
 
@@ -40,12 +42,13 @@ def test_a_sharded_study_goes_on_on_other_ranks_and_without_shards(tmp_path: Pat
     exported = load_file(output_dir / "model" / "model.safetensors")
     assert all(torch.equal(values, state["modules"]["ema"][f"module.{name}"]) for name, values in exported.items())
     assert not any(torch.equal(values, state["model"][name]) for name, values in exported.items())
-    (best,) = (output_dir / "checkpoints" / "best").glob("batch-*")
-    for model in (best, output_dir):
-        whole, sharded = (
-            run_study(
-                NUMPY_STUDY, output_dir, num_ranks=num_ranks, settings=settings, arguments=["--evaluate", str(model)]
-            )
-            for num_ranks, settings in ((1, SETTINGS), (2, SHARDED))
+    loaded = trained_model(RunFolder(output_dir), None).state_dict()
+    assert all(torch.equal(values, exported[name]) for name, values in loaded.items())
+    whole, sharded = (
+        run_study(
+            NUMPY_STUDY, output_dir, num_ranks=num_ranks, settings=settings, arguments=["--evaluate", str(output_dir)]
         )
-        assert "loss" in whole.output and sharded.output == whole.output
+        for num_ranks, settings in ((1, SETTINGS), (2, SHARDED))
+    )
+    assert "loss" in whole.output
+    assert sharded.output == whole.output
