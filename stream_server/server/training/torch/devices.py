@@ -84,7 +84,8 @@ class TorchGroup:
         if self._is_alone or self._ranks.size > 1:
             self._choose_interface()
         if self._is_alone:
-            dist.init_process_group(self._backend, store=dist.HashStore(), rank=0, world_size=1)
+            store = dist.HashStore()  # type: ignore[attr-defined]
+            dist.init_process_group(self._backend, store=store, rank=0, world_size=1)
         elif self._ranks.size > 1:
             dist.init_process_group(
                 self._backend,

@@ -29,13 +29,11 @@ def is_sharded(tensor: Tensor) -> bool:
     return any(placement.is_shard() for placement in getattr(tensor, "placements", ()))
 
 
-def local(tensor: Tensor) -> Tensor:
+def local(tensor: Any) -> Tensor:
     """What this rank has of a tensor: its rows, or the tensor itself."""
-    if not hasattr(tensor, "device_mesh"):
-        return tensor
     with torch.no_grad():
-        part: Tensor = tensor.to_local()
-        return part
+        part: Tensor = tensor.to_local() if hasattr(tensor, "device_mesh") else tensor
+    return part
 
 
 def rows(tensor: Any) -> range:
