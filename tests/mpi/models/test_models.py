@@ -49,15 +49,17 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Found]:
             {"case": name, "steps": STEPS[num_ranks], "training": settings_of(name, json.loads(training))}
             for name in CASES
         ]
-        return dict(zip(CASES, on_ranks(jobs, num_ranks, mpi, tmp_path_factory.mktemp("trained")), strict=True))
+        # A single rank is in this process.
+        found = (
+            train_all(jobs) if num_ranks == 1 else on_ranks(jobs, num_ranks, mpi, tmp_path_factory.mktemp("trained"))
+        )
+        return dict(zip(CASES, found, strict=True))  # type: ignore[arg-type]
 
     return trained
 
 
 def on_ranks(jobs: list[Job], num_ranks: int, mpi: str, folder: Path) -> list[list[dict[str, Any]]]:
-    """What each rank has at the end of each job; a single rank is in this process."""
-    if num_ranks == 1:
-        return train_all(jobs)  # type: ignore[return-value]
+    """What each rank has at the end of each job."""
     # Not standard output, of which Open MPI's mpirun loses a part when lines are very long.
     found = folder / "found.json"
     ran = run("models.ranks", num_ranks, [json.dumps(jobs), str(found)], implementation=mpi, deadline_s=170)

@@ -12,6 +12,10 @@ class Averaged(AveragedServer):
         self.log("mean", self.all_reduce(loss))
         return self.skip_batch() if batch_idx % 5 == 2 + self.rank else loss
 
+    def validation_step(self, batch, batch_idx):
+        assert self.model is self.ema.module
+        return TinyServer.training_step(self, batch, batch_idx)
+
 
 class Manual(TinyServer):
     """Steps its optimizer itself."""

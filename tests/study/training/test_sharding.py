@@ -20,10 +20,9 @@ AVERAGED = SETTINGS | EXACT | {"server.class": "sharded_server.py:Averaged", "bu
 
 
 def ended(study: Path, output_dir: Path, num_ranks: int, settings: dict[str, Any], record: Run) -> Run:
-    options: dict[str, Any] = {"settings": settings, "arguments": ["--replay", str(record.output_dir)]}
-    if num_ranks == 1:
-        return run_here(study, output_dir, **options)
-    return run_study(study, output_dir, num_ranks=num_ranks, **options)
+    # The group of torch's that a sharded model belongs to goes with its process alone.
+    arguments = ["--replay", str(record.output_dir)]
+    return run_study(study, output_dir, num_ranks=num_ranks, settings=settings, arguments=arguments)
 
 
 def assert_alike(sharded: Run, whole: Run) -> None:
