@@ -31,7 +31,7 @@ from stream_server import TorchServer
 from stream_server.server.progress.batches import Batch, StepCounts, UnionBatch
 from stream_server.server.progress.progress import Progress
 from stream_server.server.ranks.communicator import Ranks, ranks_from_environment
-from stream_server.server.training.torch.group import TorchGroup
+from stream_server.server.training.torch.devices import TorchGroup
 from stream_server.server.training.torch.step import TorchStep
 from tests.support.settings import settings
 
