@@ -48,13 +48,13 @@ SHARDING = {"kind": "full", "blocks": ["Block"]}
 
 
 def results(all_ranks: Sequence[int] = RANKS) -> Iterator[Result]:
-    """sharding.memory, sharding.memory.steps, sharding.step and sharding.step.small, each by the number of ranks."""
+    """By the number of ranks sharding.memory, its steps, sharding.step and sharding.small."""
     for num in all_ranks:
         pairs = [[_on_ranks(num, "memory", which) for which in ("ours", "bare")] for _ in range(NUM_RUNS)]
-        for index, name in enumerate(("sharding.memory", "sharding.memory.steps")):
-            yield result(f"{name}.{num}", "MB", [(ours[index], bare[index]) for ours, bare in pairs])
+        for index, name in enumerate((f"sharding.memory.{num}", f"sharding.memory.{num}.steps")):
+            yield result(name, "MB", [(ours[index], bare[index]) for ours, bare in pairs])
         yield result(f"sharding.step.{num}", "steps/s", _on_ranks(num, "speed", "large"))
-        yield result(f"sharding.step.small.{num}", "steps/s", _on_ranks(num, "speed", "small"))
+        yield result(f"sharding.small.{num}", "steps/s", _on_ranks(num, "speed", "small"))
 
 
 def _on_ranks(num_ranks: int, *words: str) -> Any:

@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from tests.support.launch import alone, mpirun
 from tests.support.timing import completed
 
-# The beginnings of what torch says of the version of Python, of its own use of what it has deprecated, and of sharded
-# models that return views.
-OF_TORCH = ("`torch.jit.", "Guards may run slower on Python", "FSDP2-wrapped module")
+# The beginnings of what torch says of the version of Python, and of its own use of what it has deprecated.
+OF_TORCH = ("`torch.jit.", "Guards may run slower on Python")
 
 
 def run(

@@ -111,7 +111,8 @@ class TorchStep:
 
     def __enter__(self) -> "TorchStep":
         limit_threads(self._server.num_threads)
-        if self._device.type == "cpu":
+        # With shards memory counts more, of which each unit that is let go gives some back.
+        if self._device.type == "cpu" and self._settings.sharding is None:
             keep_freed_memory()
         with ExitStack() as stack:
             backend = backend_of(self._ranks, self._device)
