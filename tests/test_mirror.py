@@ -50,6 +50,7 @@ ELSEWHERE = {
     "server.user.torch_server": "server/training/torch/test_step.py",
     "storage.library_file": "server/replay/test_simulation_files.py",
     "storage.lines": "launcher/journal/test_journal.py",
+    "storage.shards": "server/training/torch/test_shards.py",
     "storage.tensor_file": "server/model/test_model_export.py",
     "storage.typed": "server/checkpoint/test_incarnations.py",
     "studies.run": "studies/test_study.py",

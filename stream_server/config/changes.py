@@ -105,6 +105,7 @@ RULES = (
         "from this update on",
         *("training.accumulate", "training.clip_norm", "training.clip_value"),
         *("training.matmul_precision", "training.uneven", "training.max_nonfinite"),
+        "training.sharding.mixed_precision",
     ),
     _rule(TOLD, "counted from the beginning", "training.max_batches", "training.max_s", "training.early_stop*"),
     _rule(
@@ -130,6 +131,7 @@ RULES = (
         FREE,
         "the last bits at most",
         *("training.device", "training.compile", "training.deterministic", "training.prefetch"),
+        "training.sharding*",
     ),
     _rule(REFUSED, "all other simulations are trained on", "validation.simulations"),
     _rule(

@@ -297,6 +297,19 @@ def _the_device_has_the_precision(config: StudyConfig) -> Iterator[Problem]:
         )
 
 
+def _sharding_goes_with_the_rest(config: StudyConfig) -> Iterator[Problem]:
+    training = config.training
+    if training.sharding is None:
+        return
+    if training.compile:
+        found = "true, but the units of a sharded model are gathered by hooks, at which the compiler of torch stops"
+        yield Problem("training.compile", found, "Leave it out, or training.sharding")
+    if training.sharding.mixed_precision is not None and training.precision != "32-true":
+        found = f'"{training.sharding.mixed_precision}", but training.precision is "{training.precision}"'
+        instead = 'Write "32-true" for training.precision, or leave it out'
+        yield Problem("training.sharding.mixed_precision", found, instead)
+
+
 def _something_is_validated(config: StudyConfig) -> Iterator[Problem]:
     stop = config.training.early_stop
     validation = config.validation
@@ -390,6 +403,7 @@ CHECKS: tuple[Check, ...] = (
     _a_model_has_an_optimizer,
     _one_kind_of_clipping,
     _the_device_has_the_precision,
+    _sharding_goes_with_the_rest,
     _something_is_validated,
     _fractions_are_of_a_known_length,
     _named_fields_exist,

@@ -65,6 +65,31 @@ class Component(Section):
         return f"{self.class_}({', '.join(f'{name}={value!r}' for name, value in self.args.items())})"
 
 
+class Sharding(Section):
+    """`training.sharding`: the model is spread over the ranks, so that it may be larger than the memory of one."""
+
+    kind: Literal["full"] = Field(
+        description='`"full"`: parameters, gradients and optimizer state; each unit of the model is gathered when it '
+        "is computed (docs/guide/training.md#models-larger-than-one-rank)."
+    )
+    blocks: Texts = Field(
+        default=(),
+        description="Names of the classes of modules that are units, such as `Block`. Without `min_parameters` and "
+        "this, each child of the model is one.",
+    )
+    min_parameters: Count | None = Field(
+        default=None,
+        description="Numbers in the parameters of a module, without those of inner units, from which on it is a unit.",
+    )
+    mixed_precision: Literal["bf16"] | None = Field(
+        default=None,
+        description='`"bf16"`: units are gathered and computed in bfloat16, and gradients added up in 32 bits.',
+    )
+    offload: Literal["cpu"] | None = Field(
+        default=None, description='`"cpu"`: parameters and optimizer state are in the memory of the host of a GPU.'
+    )
+
+
 class TrainingSettings(Section):
     """`training`: batches and steps."""
 
@@ -126,6 +151,9 @@ class TrainingSettings(Section):
         '`"updates"` where their number is known in advance, else `"samples"`.'
     )
     compile: bool = Field(default=False, description="Whether the model is compiled.")
+    sharding: Sharding | None = Field(
+        default=None, description="Whether and how the model is spread over the ranks; `null`: each rank has all of it."
+    )
     matmul_precision: Literal["highest", "high", "medium"] = Field(
         default="highest", description="Precision of 32-bit matrix products, in torch's words."
     )

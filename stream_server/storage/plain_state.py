@@ -11,6 +11,7 @@ import re
 from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from math import prod
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
@@ -23,6 +24,9 @@ from stream_server.errors import DamagedCheckpoint
 from stream_server.storage.disk import MAX_TABLE_BYTES, Opener, open_regular, read_into
 
 MAGIC = b"PLAIN\x00\x01\n"
+
+# Smaller arrays are read at once.
+DEFERRED_BYTES = 1 << 16
 
 _HEAD_BYTES = len(MAGIC) + 8
 _JUNK = (ValueError, TypeError, KeyError, IndexError, OverflowError, RecursionError, MemoryError)
@@ -51,17 +55,32 @@ class Writable(Protocol):
     def write(self, data: Any, /) -> Any: ...
 
 
+class DeferredArray:
+    """An array of bytes whose parts are read where they are asked for, each time anew, by `read` from start to stop."""
+
+    dtype = np.dtype(np.uint8)
+
+    def __init__(self, size: int, read: Callable[[int, int], NDArray[np.uint8]]) -> None:
+        self.size = size
+        self._read = read
+
+    def __getitem__(self, part: slice) -> NDArray[np.uint8]:
+        start, stop, _ = part.indices(self.size)
+        return self._read(start, stop)
+
+
 class EncodedState:
     """State that any thread can write, as often as wanted."""
 
-    def __init__(self, text: bytes, arrays: list[NDArray[Any]]) -> None:
+    def __init__(self, text: bytes, arrays: list[NDArray[Any] | DeferredArray]) -> None:
         self._text = text
         self._arrays = arrays
 
     def write(self, file: Writable) -> None:
         """Write it, array by array; only non-contiguous arrays are copied."""
         file.write(MAGIC + len(self._text).to_bytes(8, "little") + self._text)
-        for array in self._arrays:
+        for each in self._arrays:
+            array = each[:] if isinstance(each, DeferredArray) else each
             ordered = array.T if _is_fortran(array) else array
             file.write(np.ascontiguousarray(ordered).reshape(-1).view(np.uint8).data)
 
@@ -112,15 +131,15 @@ def write_state(file: Writable, state: Any) -> None:
     encode(state).write(file)
 
 
-def read_state(path: Path, *, opener: Opener = open_regular) -> Any:
-    """Read back what `write_state` wrote.
+def read_state(path: Path, *, opener: Opener = open_regular, deferred: bool = False) -> Any:
+    """Read back what `write_state` wrote; `deferred`, arrays of many bytes are each a `DeferredArray` of the file.
 
     Raises:
         DamagedCheckpoint: the file is something else, or cannot be read.
     """
     try:
         with open(path, "rb", opener=opener) as file:
-            return _read(file, os.fstat(file.fileno()).st_size)
+            return _read(file, os.fstat(file.fileno()).st_size, path if deferred else None)
     except (OSError, DamagedCheckpoint) as error:
         raise DamagedCheckpoint(f"{path} cannot be read: {error}") from error
 
@@ -167,7 +186,7 @@ class _TreeWriter:
     """Turns state into a tree that JSON can express, and collects its arrays, each as `keep` gives it."""
 
     def __init__(self, keep: Callable[[NDArray[Any]], NDArray[Any]]) -> None:
-        self.arrays: list[NDArray[Any]] = []
+        self.arrays: list[NDArray[Any] | DeferredArray] = []
         self._keep = keep
 
     def tree(self, value: Any, path: str) -> Any:
@@ -191,6 +210,8 @@ class _TreeWriter:
             return {_COMPLEX: [value.real, value.imag]}
         if kind is bytes:
             return {_BYTES: self._number(np.frombuffer(value, np.uint8))}
+        if kind is DeferredArray:
+            return {_ARRAY: self._number(value)}
         if hasattr(value, "__array__") and not isinstance(value, type):
             return self._array(value, path)
         raise TypeError(_refusal(path, kind.__name__))
@@ -204,7 +225,7 @@ class _TreeWriter:
             raise TypeError(_refusal(path, f"{type(value).__name__} of {array.dtype}"))
         return {_SCALAR if isinstance(value, np.generic) else _ARRAY: self._number(self._keep(array))}
 
-    def _number(self, array: NDArray[Any]) -> int:
+    def _number(self, array: NDArray[Any] | DeferredArray) -> int:
         self.arrays.append(array)
         return len(self.arrays) - 1
 
@@ -219,8 +240,8 @@ class _TreeWriter:
 class _TreeReader:
     """Makes state of a tree and its arrays."""
 
-    def __init__(self, arrays: Iterable[NDArray[Any]]) -> None:
-        self._arrays: list[NDArray[Any] | None] = list(arrays)
+    def __init__(self, arrays: Iterable[NDArray[Any] | DeferredArray]) -> None:
+        self._arrays: list[NDArray[Any] | DeferredArray | None] = list(arrays)
 
     def value(self, tree: Any) -> Any:
         if isinstance(tree, list):
@@ -253,6 +274,7 @@ class _TreeReader:
         self._arrays[number] = None
         if tag == _ARRAY:
             return array
+        array = array[:] if isinstance(array, DeferredArray) else array
         return array.tobytes() if tag == _BYTES else array[()]
 
 
@@ -275,6 +297,26 @@ class _ArrayReader:
             raise ValueError("it ends too soon")
         return array if self._order == "C" else array.T
 
+    def defer(self, file: BinaryIO, path: Path) -> NDArray[Any] | DeferredArray:
+        """The array of a file at this path, deferred if it is one of many bytes."""
+        if self._dtype != np.uint8 or len(self._shape) != 1 or self.num_bytes < DEFERRED_BYTES:
+            return self.read(file)
+        start = file.tell()
+        file.seek(self.num_bytes, os.SEEK_CUR)
+        return DeferredArray(self.num_bytes, partial(_read_part, path, start))
+
+
+def _read_part(path: Path, place: int, start: int, stop: int) -> NDArray[np.uint8]:
+    part = np.empty(stop - start, np.uint8)
+    try:
+        with open(path, "rb", opener=open_regular) as file:
+            file.seek(place + start)
+            if read_into(file, part.data):
+                return part
+    except OSError as error:
+        raise DamagedCheckpoint(f"{path} cannot be read: {error}") from error
+    raise DamagedCheckpoint(f"{path} ends too soon")
+
 
 def _encoded(state: Any, name: str, keep: Callable[[NDArray[Any]], NDArray[Any]]) -> EncodedState:
     writer = _TreeWriter(keep)
@@ -286,7 +328,9 @@ def _encoded(state: Any, name: str, keep: Callable[[NDArray[Any]], NDArray[Any]]
     return EncodedState(text.encode(), writer.arrays)
 
 
-def _description(array: NDArray[Any]) -> list[Any]:
+def _description(array: NDArray[Any] | DeferredArray) -> list[Any]:
+    if isinstance(array, DeferredArray):
+        return [array.dtype.str, [array.size], "C"]
     return [array.dtype.str, list(array.shape), "F" if _is_fortran(array) else "C"]
 
 
@@ -294,14 +338,14 @@ def _is_fortran(array: NDArray[Any]) -> bool:
     return array.flags.f_contiguous and not array.flags.c_contiguous
 
 
-def _read(file: BinaryIO, num_bytes: int) -> Any:
+def _read(file: BinaryIO, num_bytes: int, deferred_path: Path | None = None) -> Any:
     try:
-        return _decoded(file, num_bytes)
+        return _decoded(file, num_bytes, deferred_path)
     except _JUNK as error:
         raise DamagedCheckpoint(f"not a saved state ({type(error).__name__}: {error})"[:200]) from error
 
 
-def _decoded(file: BinaryIO, num_bytes: int) -> Any:
+def _decoded(file: BinaryIO, num_bytes: int, deferred_path: Path | None) -> Any:
     head = file.read(_HEAD_BYTES)
     num_text = int.from_bytes(head[len(MAGIC) :], "little")
     if not head.startswith(MAGIC) or num_text > min(num_bytes - _HEAD_BYTES, MAX_TABLE_BYTES):
@@ -312,6 +356,8 @@ def _decoded(file: BinaryIO, num_bytes: int) -> Any:
     expected = _HEAD_BYTES + num_text + sum(array.num_bytes for array in arrays)
     if expected != num_bytes:
         raise ValueError(f"it has {num_bytes} bytes, and {expected} were expected")
+    if deferred_path is not None:
+        return _TreeReader(array.defer(file, deferred_path) for array in arrays).value(tree)
     return _TreeReader(array.read(file) for array in arrays).value(tree)
 
 

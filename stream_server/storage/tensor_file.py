@@ -3,13 +3,18 @@
 The name of an array in nested dicts and lists is its path with dots.
 """
 
-from collections.abc import Iterator, Mapping
+import json
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from stream_server.storage import disk
+from stream_server.storage.checksums import ChecksumFile
 from stream_server.storage.plain_state import as_array
 from stream_server.storage.typed import quoted, shortened
 
@@ -23,29 +28,85 @@ _DTYPES = {
 }
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DeferredTensor:
+    """A tensor of torch that is still to be read: of the type of `empty`, and of the bytes that `read` gives."""
+
+    empty: Any
+    shape: tuple[int, ...]
+    read: Callable[[], Any]
+
+    @property
+    def dtype(self) -> Any:
+        return self.empty.dtype
+
+
 def can_be_written(value: Any) -> bool:
     """Whether this is an array of a type that the format has."""
     dtype = getattr(value, "dtype", None)
     return dtype is not None and getattr(dtype, "name", str(dtype)).removeprefix("torch.") in _DTYPES
 
 
-def write_tensors(path: Path, tensors: Mapping[str, Any], notes: Mapping[str, str] | None = None) -> None:
-    """Write arrays, which are all NumPy's or all torch's on the CPU, under their names; on disk when it returns.
+def is_torch(tensors: Mapping[str, Any]) -> bool:
+    """Whether some of these arrays are torch's."""
+    return any(hasattr(tensor, "new_tensor") or isinstance(tensor, DeferredTensor) for tensor in tensors.values())
 
-    Tensors that share memory are each written in full. `notes` are texts for the head of the file.
+
+def write_tensors(path: Path, tensors: Mapping[str, Any], notes: Mapping[str, str] | None = None) -> None:
+    """Write arrays, which are all NumPy's or all torch's, under their names; on disk when it returns.
+
+    Tensors that share memory are each written in full. `notes` are texts for the head of the file. One array after the
+    other is read.
 
     Raises:
         OSError: the disk is full or fails.
     """
-    if any(hasattr(tensor, "new_tensor") for tensor in tensors.values()):
+    head, order = _head(tensors, dict(notes) if notes else None)
+    with ChecksumFile(path) as file:
+        file.write(head)
+        for name in order:
+            file.write(_bytes(tensors[name]))
+        file.close()
+
+
+def _head(tensors: Mapping[str, Any], notes: dict[str, str] | None) -> tuple[bytes, list[str]]:
+    """The head of a file, and the order in which the arrays follow: as the library writes them, of empty ones here."""
+    if is_torch(tensors):
         from safetensors.torch import save
 
-        data = save({name: tensor.contiguous() for name, tensor in tensors.items()}, dict(notes or {}))
+        data = save({name: _empty(tensor) for name, tensor in tensors.items()}, notes)
     else:
         from safetensors.numpy import save as save_arrays
 
-        data = save_arrays({name: np.asarray(tensor, order="C") for name, tensor in tensors.items()}, dict(notes or {}))
-    disk.write_file(path, data)
+        data = save_arrays({name: np.empty(0, _little_endian(tensor.dtype)) for name, tensor in tensors.items()}, notes)
+    head = json.loads(data[8:])
+    place = 0
+    for name, entry in head.items():
+        if name in tensors:
+            shape = list(tensors[name].shape)
+            stop = place + prod(shape) * tensors[name].dtype.itemsize
+            entry |= {"shape": shape, "data_offsets": [place, stop]}
+            place = stop
+    text = json.dumps(head, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text, [name for name in head if name in tensors]
+
+
+def _empty(tensor: Any) -> Any:
+    return tensor.empty if isinstance(tensor, DeferredTensor) else tensor.new_empty(0, device="cpu")
+
+
+def _bytes(tensor: Any) -> Any:
+    if isinstance(tensor, DeferredTensor):
+        return tensor.read()
+    if hasattr(tensor, "new_tensor"):
+        dense = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
+        return dense.reshape(-1).view(dense.new_empty(0).byte().dtype).numpy()
+    return np.ascontiguousarray(tensor, _little_endian(tensor.dtype)).reshape(-1).view(np.uint8)
+
+
+def _little_endian(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    return dtype.newbyteorder("<") if dtype.byteorder == ">" else dtype
 
 
 def read_tensors(path: Path, *, as_torch: bool) -> dict[str, Any]:
@@ -55,9 +116,7 @@ def read_tensors(path: Path, *, as_torch: bool) -> dict[str, Any]:
         ValueError: it is no such file, or has what arrays here cannot be, such as 100 dimensions.
         OSError: it cannot be read.
     """
-    from safetensors import SafetensorError
-
-    try:
+    with _refusing_junk(path):
         if as_torch:
             from safetensors.torch import load
 
@@ -65,6 +124,27 @@ def read_tensors(path: Path, *, as_torch: bool) -> dict[str, Any]:
         from safetensors.numpy import load as load_arrays
 
         return dict(load_arrays(disk.read_file(path, max_bytes=None)))
+
+
+@contextmanager
+def open_tensors(path: Path) -> Iterator[Any]:
+    """A file of torch's tensors as `safetensors.safe_open` gives it, of which some or parts of them can be read.
+
+    Raises:
+        ValueError, OSError: as `read_tensors`, also within the block.
+    """
+    from safetensors import safe_open
+
+    with _refusing_junk(path), safe_open(disk.place_of(path), framework="pt") as file:
+        yield file
+
+
+@contextmanager
+def _refusing_junk(path: Path) -> Iterator[None]:
+    from safetensors import SafetensorError
+
+    try:
+        yield
     except (SafetensorError, KeyError, ValueError, RuntimeError, OverflowError, MemoryError) as error:
         raise ValueError(f"{path} is no {SUFFIX} file that can be read: {shortened(str(error))}") from error
 

@@ -38,6 +38,9 @@ def trained_server(run: RunFolder, checkpoint: str | Path | None) -> StreamServe
         DamagedCheckpoint: it is not as it was saved.
     """
     config = load(run.path / "study.json")
+    # One process has all of the model.
+    training = config.training.model_copy(update={"sharding": None})
+    config = config.model_copy(update={"training": training})
     saved = _load_saved(run, checkpoint, config)
     with user_code_of(config), torch.random.fork_rng(devices=[]), ExitStack() as stack:
         composition = set_up_saved(config, SoloRanks(), saved, stack)

@@ -172,7 +172,7 @@ import sys
 from pathlib import Path
 import torch
 from stream_server.server.ranks.communicator import ranks_from_environment
-from stream_server.server.training.torch.group import TorchGroup
+from stream_server.server.training.torch.devices import TorchGroup
 ranks = ranks_from_environment()
 with TorchGroup(ranks, backend="gloo", shared=Path("shared"), interface=sys.argv[1]):
     total = torch.tensor([float(ranks.rank + 1)])

@@ -60,6 +60,7 @@ ALLOWED: list[Changes] = [
     {"client.wait_s": 9.0},
     {"training.log_every_batches": 3},
     {"training.prefetch": 2},
+    {"training.sharding": {"kind": "full", "min_parameters": 1000}},
     {"training.compile": True},
     {"training.deterministic": True},
     {"training.device": "cpu"},

@@ -175,6 +175,7 @@ def files_of_rank(
         quiesce=lambda: None,
         synchronize=lambda: None,
         fingerprints=dict,
+        shards=dict,
         compare_saved=lambda: None,
         state_dict=dict,
     )

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from stream_server.config import StudyConfig
+from stream_server.config.training_sections import Sharding
 from stream_server.server.progress.length import TrainingLength
 from stream_server.server.run.build import make_policy
 
@@ -33,7 +34,10 @@ def settings(**training: Any) -> Any:
         "max_batches": None,
         "max_s": None,
         "log_every_batches": 10,
+        "sharding": None,
     }
+    if training.get("sharding") is not None:
+        training = {**training, "sharding": Sharding.model_validate(training["sharding"])}
     return SimpleNamespace(
         training=SimpleNamespace(**{**defaults, **training}),
         study=SimpleNamespace(seed=0, data_seed=0),

@@ -20,7 +20,7 @@ from stream_server.server.checkpoint.folder import (
     rank_folder,
 )
 from stream_server.server.checkpoint.restore import Part
-from stream_server.server.checkpoint.user_state import learned_files, rank_files
+from stream_server.server.checkpoint.user_state import learned_files, rank_files, shard_files
 from stream_server.server.intake.source import ReceptionSnapshot, Source
 from stream_server.server.progress.changes import Changes
 from stream_server.server.progress.progress import Progress
@@ -93,6 +93,7 @@ class StudyCapture:
             rows["statics"] = taken.buffer.statics
         files = [self._rows(name, rows[name]) for name in rows]
         own = rank_files(self.server, allow_pickle=self.config.checkpoint.allow_pickle)
+        own += shard_files(self.server, self.step)
         return [*files, self._rank(taken, rows), *own, *self._shared(taken)]
 
     def manifest(self, checkpoint: int, files: Mapping[str, FileRecord]) -> Manifest:

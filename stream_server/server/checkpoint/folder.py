@@ -35,6 +35,7 @@ CALLBACKS = "model/callbacks.state"
 MILESTONE_FILE = "milestone.txt"
 RANK = "rank.state"
 RANK_USER = "user.state"
+SHARDS = "shards.state"
 SAMPLES = "samples.rows"
 # By their names in the state of the rank.
 ROWS = {"buffer": SAMPLES, "held_out": "held-out.rows", "statics": "static-fields.rows"}

@@ -7,13 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from stream_server.errors import ConfigError, DamagedCheckpoint, UserCodeError
-from stream_server.server.checkpoint.folder import CALLBACKS, MODEL, RANK_USER, USER, rank_folder
+from stream_server.server.checkpoint.folder import CALLBACKS, MODEL, RANK_USER, SHARDS, USER, rank_folder
 from stream_server.server.user.callbacks import Callbacks
 from stream_server.server.user.framework import Framework, Step, framework_of
 from stream_server.server.user.stream_server import StreamServer, rank_state_of
 from stream_server.storage.disk import exists
 from stream_server.storage.folders import PendingFile
 from stream_server.storage.plain_state import EncodedState, encode, freeze, read_state
+from stream_server.storage.shards import SHARED_BY, join
 from stream_server.user_code import call_user
 
 # Errors name a place in the state by the keys above it.
@@ -49,6 +50,24 @@ def user_files(server: StreamServer, callbacks: Callbacks, *, allow_pickle: bool
         ]
 
 
+def shard_files(server: StreamServer, step: Step) -> list[PendingFile]:
+    """What this rank has of tensors that the ranks share out, as it is now, as a file to be written later; if any."""
+    shards = step.shards()
+    return [PendingFile(path=f"{rank_folder(server.rank)}/{SHARDS}", write=encode(shards).write)] if shards else []
+
+
+def read_learned(folder: Path) -> dict[str, Any]:
+    """The state of a step in a checkpoint or among the best models, of which arrays of many bytes are still in files.
+
+    Raises:
+        DamagedCheckpoint: it is not as it was saved.
+    """
+    state: dict[str, Any] = read_state(folder / MODEL, deferred=True)
+    if num := state.get(SHARED_BY, 0):
+        join(state, [read_state(folder / rank_folder(rank) / SHARDS, deferred=True) for rank in range(num)])
+    return state
+
+
 def load_learned(folder: Path, server: StreamServer, step: Step, callbacks: Callbacks, *, allow_pickle: bool) -> None:
     """Give the user's code what `learned_files` has put into a checkpoint's folder. Main thread.
 
@@ -56,7 +75,7 @@ def load_learned(folder: Path, server: StreamServer, step: Step, callbacks: Call
         ConfigError, DamagedCheckpoint: as `load_user_state`.
         UserCodeError: likewise, or the class makes another model.
     """
-    step.load_state_dict(read_state(folder / MODEL))
+    step.load_state_dict(read_learned(folder))
     load_user_state(folder, server, allow_pickle=allow_pickle)
     load_callbacks_state(folder, callbacks, framework_of(server), allow_pickle=allow_pickle)
 

@@ -17,7 +17,13 @@ from stream_server.config import StudyConfig
 from stream_server.config.samples import SampleField
 from stream_server.errors import StreamServerError, UserCodeError
 from stream_server.machine import private_folder
-from stream_server.server.checkpoint.user_state import learned_files, load_learned, load_rank_states, rank_files
+from stream_server.server.checkpoint.user_state import (
+    learned_files,
+    load_learned,
+    load_rank_states,
+    rank_files,
+    shard_files,
+)
 from stream_server.server.commands.call_record import CallRecord
 from stream_server.server.intake import mailbox
 from stream_server.server.intake.source import SampleSource
@@ -324,6 +330,7 @@ class Trial:
     def _save(self, trial: Composition) -> None:
         """Save what a checkpoint holds of the user's code, and tell it so."""
         files = learned_files(trial.server, trial.step, trial.callbacks, allow_pickle=self._allow_pickle)
+        files += shard_files(trial.server, trial.step)
         make_folder(self._checkpoint)
         writer = FolderWriter(self._checkpoint)
         for file in [*files, *rank_files(trial.server, allow_pickle=self._allow_pickle)]:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from threading import get_ident
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +13,17 @@ from stream_server.server.ranks.communicator import Ranks
 from stream_server.storage.plain_state import as_array
 
 Signature = list[Any]
+
+
+class TakesTurns(Protocol):
+    """The order of all that ranks do together while it `is_open`; ranks without a batch join by themselves.
+
+    `take_mean` waits for the turn of a mean, and gives the rank that announces its shapes.
+    """
+
+    is_open: bool
+
+    def take_mean(self) -> int: ...
 
 
 class UnionMean:
@@ -29,6 +40,7 @@ class UnionMean:
         self._sizes: Sequence[int] = ()
         self._joins: Mapping[str, Callable[[], None]] | None = None
         self._is_alone = False
+        self._turns: TakesTurns | None = None
         self.num_joined = 0
         """How many calls ranks without a batch joined in the last step; the same on all ranks."""
         self.num_means = 0
@@ -44,6 +56,10 @@ class UnionMean:
         """The factor for this rank's mean loss with which the sum over all ranks is the mean loss of the union."""
         return self._sizes[self._ranks.rank] / sum(self._sizes) if self._sizes else 1.0
 
+    def take_turns(self, turns: TakesTurns) -> None:
+        """From now on means wait for their `turns`, while these are open; whoever has none calls `join` then."""
+        self._turns = turns
+
     def step(self, sizes: Sequence[int], joins: Mapping[str, Callable[[], None]] | None = None) -> "UnionMean":
         """A `with` block for a step of `sizes[r]` samples on rank r; ranks without any join the calls of others in it.
 
@@ -56,7 +72,7 @@ class UnionMean:
         return self
 
     def __enter__(self) -> None:
-        if not self._sizes[self._ranks.rank]:
+        if not self._sizes[self._ranks.rank] and not self._is_in_turns:
             try:
                 self._join()
             except BaseException:
@@ -66,13 +82,12 @@ class UnionMean:
     def __exit__(self, kind: object, *_: object) -> None:
         try:
             if kind is None and self._ranks.size > 1 and self._is_announcing and self._sizes[self._ranks.rank]:
-                self._announce(None)
+                self._announce(None, self._lowest())
         finally:
-            self._sizes, self._joins = (), None
+            self._leave()
 
     def _leave(self) -> None:
-        self._sizes = ()
-        self._joins = None
+        self._sizes, self._joins = (), None
 
     @contextmanager
     def alone(self) -> Iterator[None]:
@@ -90,7 +105,7 @@ class UnionMean:
             UserCodeError: other ranks do something else.
         """
         if self._is_announcing:
-            self._announce([name])
+            self._announce([name], self._lowest())
 
     def check_call(self, name: str, *, in_steps: bool = True) -> None:
         """Check that all ranks can make the user's call of this name here; `in_steps`: some ranks without a batch join.
@@ -132,7 +147,9 @@ class UnionMean:
         if 0 in self._sizes:
             self.num_joined += 1
         if self._is_announcing:
-            self._announce([signature, dtype.name])
+            self._announce([signature, dtype.name], self._lowest())
+        elif self._turns is not None and self._is_in_turns:
+            self._announce([signature, dtype.name], self._turns.take_mean())
         means = self._reduce(values, dtype, own if weight is None else weight)
         if means is None:
             raise ValueError("all_reduce: the weights of all ranks add up to 0")
@@ -140,7 +157,16 @@ class UnionMean:
 
     @property
     def _is_announcing(self) -> bool:
-        return 0 in self._sizes or (self._joins is not None and self._ranks.size > 1)
+        return not self._is_in_turns and (0 in self._sizes or (self._joins is not None and self._ranks.size > 1))
+
+    @property
+    def _is_in_turns(self) -> bool:
+        return self._turns is not None and self._turns.is_open
+
+    def join(self, caller: int) -> None:
+        """Add zeros to the mean that rank `caller` announces."""
+        shapes, dtype = self._ranks.broadcast(None, caller)
+        self._reduce([np.zeros(shape, dtype) for shape in shapes], np.dtype(dtype), 0)
 
     def _join(self) -> None:
         joins = self._joins or {}
@@ -152,8 +178,7 @@ class UnionMean:
             self.num_joined += 1
             self._reduce([np.zeros(shape, dtype) for shape in shapes], np.dtype(dtype), 0)
 
-    def _announce(self, call: Signature | None) -> None:
-        lowest = self._lowest()
+    def _announce(self, call: Signature | None, lowest: int) -> None:
         announced = self._ranks.broadcast(call, lowest)
         if announced != call:
             raise UserCodeError(

@@ -92,9 +92,10 @@ class BestModels(Callback):
             return
         # Collective, so all ranks take part, though only rank 0 writes.
         self._step.synchronize()
-        if server.rank == 0 and math.isfinite(value):
-            with self._phases.measure("checkpoint"):
-                self._consider(server.progress.batches, value, metrics)
+        with self._step.lending():
+            if server.rank == 0 and math.isfinite(value):
+                with self._phases.measure("checkpoint"):
+                    self._consider(server.progress.batches, value, metrics)
 
     def on_train_end(self, server: Any) -> None:
         self._monitor.end(server)

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 from stream_server.failpoints import failpoint
 from stream_server.server.user.callbacks import Callback
-from stream_server.server.user.framework import Framework, Step, framework_of
+from stream_server.server.user.framework import Step
 from stream_server.server.user.normalization import Normalization
 from stream_server.storage.checksums import write_sums
 from stream_server.storage.disk import write_file
 from stream_server.storage.folders import replace_folder
-from stream_server.storage.tensor_file import can_be_written, flattened, write_tensors
+from stream_server.storage.tensor_file import can_be_written, flattened, is_torch, write_tensors
 from stream_server.user_code import call_user
 
 if TYPE_CHECKING:
@@ -61,11 +61,13 @@ class ModelExport(Callback):
         self._normalization = normalization
 
     def on_train_end(self, server: Any) -> None:
-        state = self._step.model_state()
-        model = state.get("evaluated", state.get("model"))
-        if server.rank != 0:
-            return
-        tensors, left_out = _of_plain_server(server) if model is None else _of_model(framework_of(server), model)
+        with self._step.lending():
+            if server.rank == 0:
+                self._export(server)
+
+    def _export(self, server: Any) -> None:
+        model = self._step.exported()
+        tensors, left_out = _of_model(model) if model is not None else _of_plain_server(server)
         if left_out:
             text = f"{MODEL_FILE} is without {', '.join(left_out)}, of types that such a file does not have"
             self.warnings.append(text)
@@ -95,12 +97,12 @@ def export_model(
 def _write_files(
     folder: Path, tensors: Mapping[str, Any], owner: str, config: "StudyConfig", normalization: Normalization
 ) -> None:
-    is_torch = any(hasattr(tensor, "new_tensor") for tensor in tensors.values())
+    as_torch = is_torch(tensors)
     # Frameworks look here for whose arrays these are.
-    write_tensors(folder / MODEL_FILE, tensors, {"format": "pt" if is_torch else "np"})
+    write_tensors(folder / MODEL_FILE, tensors, {"format": "pt" if as_torch else "np"})
     write_file(folder / STUDY_FILE, (json.dumps(config.resolved(), indent=2) + "\n").encode())
     readme = f"The model of the study {config.study.name}. To load it:\n\n"
-    readme += (_TORCH if is_torch else _NUMPY).format(owner=owner)
+    readme += (_TORCH if as_torch else _NUMPY).format(owner=owner)
     statistics = normalization.arrays()
     if statistics:
         notes = {"num_samples": str(normalization.num_samples), "frozen": str(normalization.frozen)}
@@ -111,9 +113,9 @@ def _write_files(
     write_sums(folder)
 
 
-def _of_model(framework: Framework, model: Any) -> tuple[dict[str, Any], list[str]]:
+def _of_model(model: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     """The tensors of a model by the names that the user's own module gives them."""
-    return _writable({bare_name(name): tensor for name, tensor in framework.restored(model).items()})
+    return _writable({bare_name(name): tensor for name, tensor in model.items()})
 
 
 def _of_plain_server(server: Any) -> tuple[dict[str, Any], list[str]]:

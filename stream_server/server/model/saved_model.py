@@ -17,7 +17,7 @@ from stream_server.server.checkpoint.folder import (
 )
 from stream_server.server.checkpoint.incarnations import read_incarnations
 from stream_server.server.checkpoint.search import newest_readable
-from stream_server.server.checkpoint.user_state import load_user_state, user_file
+from stream_server.server.checkpoint.user_state import load_user_state, read_learned, user_file
 from stream_server.server.model.best_models import FACTS_FILE, read_facts
 from stream_server.server.user.callbacks import Callbacks
 from stream_server.server.user.framework import Step
@@ -95,7 +95,7 @@ def load_model(
         ConfigError: its state was pickled, which the study does not allow.
     """
     folder = Path(saved.folder)
-    state = read_state(folder / MODEL)
+    state = read_learned(folder)
     if state.get("model"):
         step.load_model_state(state)
     load_user_state(folder, server, allow_pickle=allow_pickle)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from stream_server.errors import ConfigError, DamagedCheckpoint, UserCodeError
 from stream_server.server.checkpoint.folder import MODEL, STUDY
-from stream_server.server.checkpoint.user_state import load_user_state
+from stream_server.server.checkpoint.user_state import load_user_state, read_learned
 from stream_server.server.model.model_export import MODEL_FILE, STUDY_FILE, bare_name
 from stream_server.server.model.saved_model import SavedModel, find_saved_model
 from stream_server.server.ranks.communicator import Ranks
@@ -57,7 +57,7 @@ def warm_start(config: "StudyConfig", server: StreamServer, step: Step, normaliz
         _refuse_what_a_plain_server_ignores(config, server)
         _load_plain_server(config, server, source)
     elif isinstance(source, Path):
-        skipped = _load_weights(server, _read(source, as_torch=True), source=str(source), strict=load.strict)
+        skipped = _load_weights(server, _read_model(source, server), source=str(source), strict=load.strict)
     else:
         skipped = _load_saved(config, server, framework, step, source)
     if load.what == "all" and isinstance(source, SavedModel):
@@ -103,7 +103,7 @@ def _encoded(source: SavedModel | Path, framework: Framework) -> bytes:
     if isinstance(source, Path):
         return to_bytes(framework.plain(_read(source, as_torch=True, what="the path"), str(source)))
     _log.info("weights are read of %s, after batch %d", source.folder, source.batches)
-    state = read_state(Path(source.folder) / MODEL)
+    state = read_learned(Path(source.folder))
     return to_bytes(state.get("evaluated", state["model"]))
 
 
@@ -182,9 +182,33 @@ def _read(source: Path, *, as_torch: bool, what: str = "load.checkpoint") -> dic
         raise ConfigError(f"{what} cannot be read: {error}") from error
 
 
+class _ByBareName(dict[str, Any]):
+    """Tensors of a model by their names without what `torch.compile` puts into them, found by either."""
+
+    def get(self, name: str, default: Any = None) -> Any:
+        return super().get(bare_name(name), default)
+
+
+def _own(server: Any) -> _ByBareName:
+    return _ByBareName({bare_name(name): value for name, value in server.model.state_dict().items()})
+
+
+def _read_model(source: Path, server: Any) -> dict[str, Any]:
+    """The tensors of a file; of those that the ranks share out in the model of this server, this rank's rows."""
+    from stream_server.server.training.torch.shards import is_sharded, read_like
+
+    own = _own(server)
+    if not any(map(is_sharded, own.values())):
+        return _read(source, as_torch=True)
+    try:
+        return read_like(source, own)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"load.checkpoint cannot be read: {error}") from error
+
+
 def _load_saved(config: "StudyConfig", server: Any, framework: Framework, step: Step, source: SavedModel) -> list[str]:
     load = config.load
-    state = read_state(Path(source.folder) / MODEL)
+    state = read_learned(Path(source.folder))
     if not state.get("model"):
         raise ConfigError(
             f"load.checkpoint: there is no {server.framework} model in {source.folder}, which {type(server).__name__} "
@@ -192,7 +216,7 @@ def _load_saved(config: "StudyConfig", server: Any, framework: Framework, step: 
         )
     if load.what != "model" and "optimizers" not in state:
         raise ConfigError(f'load.what must be "model", for {source.folder} is one of the best models, and only a model')
-    model = framework.restored(state.get("evaluated", state["model"]))
+    model = framework.restored(state.get("evaluated", state["model"]), _own(server))
     names = [bare_name(name) for name, _ in server.model.named_parameters(remove_duplicate=False)]
     matching = {name for name in names if any(fnmatchcase(name, it) for it in config.checkpoint.exclude)}
     left_out = matching.union(left_out_by_filter(server, names))
@@ -204,7 +228,7 @@ def _load_saved(config: "StudyConfig", server: Any, framework: Framework, step: 
             f"as a whole: {'; '.join(skipped)}"
         )
     if load.what == "model+optimizer":
-        _load_optimizers(server, framework, state, source=source.folder, hyperparameters=load.hyperparameters)
+        _load_optimizers(server, state, source=source.folder, hyperparameters=load.hyperparameters)
     elif load.what == "all":
         _load_all(config, server, step, source, state)
     return skipped
@@ -225,7 +249,7 @@ def _load_normalization(source: SavedModel, normalization: Normalization) -> Non
     folder = Path(source.folder)
     # One of the best models has the states of built-in callbacks beside it.
     file = folder / STUDY if (folder / STUDY).is_file() else folder / MODEL
-    state = read_state(file).get("callbacks", {}).get(Normalization.__name__)
+    state = read_state(file, deferred=True).get("callbacks", {}).get(Normalization.__name__)
     if state is not None:
         normalization.load_state_dict(state)
 
@@ -256,20 +280,18 @@ def _load_weights(
     return problems
 
 
-def _load_optimizers(
-    server: Any, framework: Framework, state: Mapping[str, Any], *, source: str, hyperparameters: str
-) -> None:
+def _load_optimizers(server: Any, state: Mapping[str, Any], *, source: str, hyperparameters: str) -> None:
     """Take the moments of the optimizers of a step, and what they are set to, such as the learning rate, if "saved".
 
     Raises:
         ConfigError: they are of other optimizers.
     """
-    from stream_server.server.training.torch.model import check_kinds
+    from stream_server.server.training.torch.model import check_kinds, restored_optimizers
 
     own = server.optimizer if isinstance(server.optimizer, list | tuple) else [server.optimizer]
     try:
         check_kinds(state["kinds"]["optimizers"], own, "optimizer")
-        for optimizer, its_state in zip(own, framework.restored(state["optimizers"]), strict=True):
+        for optimizer, its_state in zip(own, restored_optimizers(server, state["optimizers"]), strict=True):
             settings = [
                 {key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups
             ]

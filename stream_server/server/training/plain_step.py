@@ -6,7 +6,7 @@ Why: docs/decisions/0034-manual-optimisation.md
 import logging
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -45,6 +45,7 @@ _FOR_TORCH = {
     "device": "auto",
     "matmul_precision": "highest",
     "deterministic": False,
+    "sharding": None,
 }
 
 _log = logging.getLogger(__name__)
@@ -74,7 +75,7 @@ class NumpyFramework:
         # Without torch in the process there is no tensor in the state.
         return framework_named("torch").plain(state, name) if "torch" in sys.modules else state
 
-    def restored(self, state: Any) -> Any:
+    def restored(self, state: Any, own: Any = None) -> Any:
         return framework_named("torch").restored(state) if "torch" in sys.modules else state
 
     def device_bytes(self) -> Mapping[str, int]:
@@ -154,6 +155,9 @@ class PlainStep:
         self._catch_up()
         yield
 
+    def together(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
     def synchronize(self) -> None:
         self._catch_up()
 
@@ -189,6 +193,15 @@ class PlainStep:
     def state_dict(self) -> dict[str, Any]:
         """An empty state: the model of such a server is in its own `state_dict`."""
         return {}
+
+    def shards(self) -> dict[str, Any]:
+        return {}
+
+    def lending(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def exported(self) -> None:
+        return None
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         pass

@@ -85,6 +85,10 @@ class Step(Protocol):
         """Within, the model evaluates and does not learn, and is the same on all ranks."""
         ...
 
+    def together(self) -> AbstractContextManager[None]:
+        """Within, this rank calls the model, whatever the others do with it; at the end they wait for each other."""
+        ...
+
     def synchronize(self) -> None:
         """Make the model the same on all ranks."""
         ...
@@ -121,12 +125,23 @@ class Step(Protocol):
     def trainable(self) -> tuple[Mapping[str, int | None], Mapping[str, int | None]]:
         """The fingerprints of the parameters that require a gradient, by name: those in optimizers, and the others.
 
-        Empty where the study does not know them. Not collective.
+        Empty where the study does not know them.
         """
         ...
 
     def state_dict(self) -> dict[str, Any]:
-        """The united model and its learning state, in plain containers and arrays that are not modified later."""
+        """The united model and its learning state, in plain containers and arrays that are not modified later.
+
+        References stand for tensors that the ranks share out.
+        """
+        ...
+
+    def shards(self) -> dict[str, Any]:
+        """This rank's part of these tensors, by name, likewise; empty where each rank has the whole model."""
+        ...
+
+    def lending(self) -> AbstractContextManager[None]:
+        """Within, rank 0 alone acts, and has all of the model: the others give it their parts until it is done."""
         ...
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -139,6 +154,10 @@ class Step(Protocol):
         "model" is what is trained, "modules" the server's further modules, "evaluated" what is validated and exported,
         if that is another one.
         """
+        ...
+
+    def exported(self) -> Mapping[str, Any] | None:
+        """The tensors of the model that is validated and exported, by name; None for one in its own `state_dict`."""
         ...
 
     def load_model_state(self, state: dict[str, Any]) -> None:
@@ -198,8 +217,8 @@ class Framework(Protocol):
         """
         ...
 
-    def restored(self, state: Any) -> Any:
-        """Give back what `plain` was given, with new arrays of this library.
+    def restored(self, state: Any, own: Any = None) -> Any:
+        """Give back what `plain` was given, with new arrays of this library, shared out as those of `own` are.
 
         Raises:
             DamagedCheckpoint: it is something else.

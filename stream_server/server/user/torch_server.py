@@ -215,7 +215,8 @@ class TorchServer(StreamServer):
         for name, parameter in self.model.named_parameters():
             if (gradient := parameter.grad) is not None:
                 values = gradient.coalesce().values() if gradient.is_sparse else gradient
-                norm = torch.linalg.vector_norm(values, dtype=torch.promote_types(values.dtype, torch.float32))
+                norm: Any = torch.linalg.vector_norm(values, dtype=torch.promote_types(values.dtype, torch.float32))
+                norm = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
                 norms.setdefault(".".join(name.split(".")[:depth]), []).append(norm)
         return {part: float(torch.linalg.vector_norm(torch.stack(each))) for part, each in norms.items()}
 

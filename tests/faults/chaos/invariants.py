@@ -6,6 +6,9 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from tests.faults.chaos.audit import Audit, Incarnation, Key
 from tests.faults.chaos.plan import Plan
 from tests.faults.chaos.timeline import replayed, surviving
@@ -20,6 +23,7 @@ class Evidence:
     """The evidence that a study left behind; `damage` and `leftovers` are sentences.
 
     Of a steered study `suggested` has the parameter of each simulation at the end, and `given` that of each attempt.
+    Of one with shards `weights` are those of the exported model, and `expected_weights` those of a plain loop.
     """
 
     plan: Plan
@@ -31,6 +35,8 @@ class Evidence:
     leftovers: Sequence[str] = field(default_factory=tuple)
     suggested: Mapping[int, float] = field(default_factory=dict)
     given: Sequence[tuple[int, float]] = ()
+    weights: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)
+    expected_weights: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)
 
 
 def violations(evidence: Evidence) -> list[str]:
@@ -43,6 +49,7 @@ def violations(evidence: Evidence) -> list[str]:
         *lost_checkpoints(evidence),
         *long_replays(evidence),
         *changed_parameters(evidence),
+        *wrong_weights(evidence),
         *evidence.damage,
         *evidence.leftovers,
     ]
@@ -139,6 +146,17 @@ def changed_parameters(evidence: Evidence) -> Iterator[str]:
         yield "several simulations have the same parameters"
     if others := {simulation for simulation, value in evidence.given if suggested.get(simulation) != value}:
         yield f"simulations had other parameters in one of their attempts: {some(others)}"
+
+
+def wrong_weights(evidence: Evidence) -> Iterator[str]:
+    """The model that is exported has learned the surviving timeline, as one process would without any kill (G6)."""
+    found, expected = evidence.weights, evidence.expected_weights
+    if set(found) != set(expected):
+        yield f"the exported model has {sorted(found)} instead of {sorted(expected)}"
+    for name in found.keys() & expected.keys():
+        if not np.allclose(found[name], expected[name], rtol=1e-9, atol=1e-12):
+            error = np.abs(found[name] - expected[name]).max()
+            yield f"{name} of the exported model is off by up to {error:.2g}"
 
 
 def some(values: set[Any] | set[int] | set[Key]) -> str:

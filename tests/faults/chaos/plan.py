@@ -13,7 +13,9 @@ LEARNERS = {
     "number": "server.py:AuditServer",
     "experts": "torch_servers.py:ExpertsServer",
     "adversaries": "torch_servers.py:AdversariesServer",
+    "shards": "torch_servers.py:ShardsServer",
 }
+SHARDED = {"training.precision": "64-true", "training.sharding": {"kind": "full", "blocks": ["Block", "Linear"]}}
 # The first is quicker than its simulations, the second slower: its buffer fills up.
 STEPS_S = (0.02, 0.12)
 EVERY_BATCHES = (3, 5, 10)
@@ -97,11 +99,13 @@ class Plan:
         sampler = {"class": "steering.py:Wandering", "lookahead": 2, "timeout_s": 20}
         steering = {"parameters.sampler": sampler} if self.is_steered else {}
         mixed = {"study.fields": MIXED} if self.mixed else {}
+        sharded = SHARDED if self.learner == "shards" else {}
         return (
             firo
             | windows
             | steering
             | mixed
+            | sharded
             | {
                 "study.simulations": self.num_simulations,
                 "study.time_steps": self.num_steps,

@@ -17,7 +17,7 @@ from stream_server.server.user.components import load_server_class
 from stream_server.storage.checksums import record_of
 from tests.faults.chaos.audit import Audit, Committed, Incarnation, Trained, read_audit, read_incarnations
 from tests.faults.chaos.campaign import Outcome, round_of
-from tests.faults.chaos.evidence import damage, unfinished_files
+from tests.faults.chaos.evidence import damage, trained_plainly, unfinished_files
 from tests.faults.chaos.invariants import Evidence, violations, wrong_ends
 from tests.faults.chaos.kills import Kill
 from tests.faults.chaos.plan import STUDY, Plan
@@ -331,6 +331,16 @@ def test_the_server_of_the_study_refuses_a_window_of_other_steps() -> None:
 )
 def test_a_process_is_known_by_its_command(name: str, command: str, kind: str | None) -> None:
     assert kind_of(name, command.split()) == kind
+
+
+def test_a_model_that_has_learned_something_else_is_told() -> None:
+    weights = trained_plainly(surviving(INCARNATIONS, TRAINED))
+    others = trained_plainly(TRAINED[:-1])
+    assert violations(dataclasses.replace(GOOD, weights=weights, expected_weights=weights)) == []
+    found = violations(dataclasses.replace(GOOD, weights=others, expected_weights=weights))
+    assert any(text.startswith("0.weight of the exported model is off by up to") for text in found)
+    (found,) = violations(dataclasses.replace(GOOD, expected_weights=weights))
+    assert found.startswith("the exported model has [] instead of ['0.bias'")
 
 
 def test_the_plans_of_a_seed_are_always_the_same_and_take_turns_in_their_policies() -> None:

@@ -31,17 +31,19 @@ def nothing(model: nn.Module, step: int) -> None:
 class Case:
     """How a model is made, what its loss is, and what the user does after each step.
 
-    `loss` is a mean over the rows. `losses` are instead the losses of an alternating training, one for each optimizer
-    in turn. `averaged`: an exponential moving average of the weights is kept beside the model. `apart`: the user's
-    `self.model` is the first child of the module alone; the rest is in another attribute of the server.
+    `loss` is a mean over the rows, None for a batch that is to be skipped. `losses` are instead the losses of an
+    alternating training, one for each optimizer in turn. `averaged`: an exponential moving average of the weights is
+    kept beside the model. `scheduled`: every second update halves the learning rate. `apart`: the user's `self.model`
+    is the first child of the module alone; the rest is in another attribute of the server.
     """
 
     make: Callable[[], nn.Module]
-    loss: Callable[[Any, Tensor], Tensor] | None = None
+    loss: Callable[[Any, Tensor], Tensor | None] | None = None
     losses: tuple[Callable[[Any, Tensor], Tensor], ...] = ()
     optimizers: Callable[[nn.Module], Optimizers] = sgd
     after_step: Callable[[nn.Module, int], None] = nothing
     averaged: bool = False
+    scheduled: bool = False
     apart: bool = False
 
 
@@ -229,6 +231,43 @@ class Gated(nn.Module):
         return self.body(x) + (self.extra(x) if len(x) >= 3 else 0)
 
 
+def fit_some(model: Any, rows: Tensor) -> Tensor | None:
+    """Skips a batch before it has called the model, or after it."""
+    first = float(rows[0, 17])
+    if first < -0.5:
+        return None
+    loss = fit(model, rows)
+    return None if first > 0.5 else loss
+
+
+def fit_where_finite(model: Any, rows: Tensor) -> Tensor:
+    """Overflows for some batches."""
+    loss = fit(model, rows)
+    return loss / 0 if float(rows[0, 17]) > 0.5 else loss
+
+
+def fit_relative(model: Any, rows: Tensor) -> Tensor:
+    """The loss and its gradient are not finite where a row is zero."""
+    return (functional.mse_loss(model(rows[:, :8]), rows[:, 8:16], reduction="none").mean(1) / rows[:, 16].abs()).mean()
+
+
+class LowRank(nn.Module):
+    """A frozen layer with an adapter of low rank beside it (Hu et al., arXiv 2106.09685)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.base = nn.Linear(8, 8).requires_grad_(False)
+        self.down, self.up = nn.Linear(8, 2, bias=False), nn.Linear(2, 8, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.base(x) + self.up(self.down(x))
+
+
+def adapted() -> nn.Module:
+    """A frozen backbone of which only the adapters learn."""
+    return nn.Sequential(nn.Linear(8, 8).requires_grad_(False), nn.Tanh(), LowRank(), nn.Tanh(), LowRank())
+
+
 def frozen_at_first() -> nn.Module:
     model = nn.Sequential(nn.Linear(8, 6), nn.Tanh(), nn.Linear(6, 8))
     return model.requires_grad_(False).append(nn.Linear(8, 8))
@@ -331,11 +370,16 @@ CASES: dict[str, Case] = {
     "variational autoencoder": Case(make=Variational, loss=evidence),
     "recurrent network": Case(make=Recurrent, loss=fit),
     "part used now and then": Case(make=Gated, loss=fit),
+    "frozen backbone with adapters": Case(make=adapted, loss=fit, optimizers=adam),
     "unfrozen backbone": Case(make=frozen_at_first, loss=fit, after_step=unfreeze),
     "lazy layers": Case(make=lazy, loss=fit),
     "tied weights": Case(make=Tied, loss=fit),
     "recomputed layers": Case(make=Recomputed, loss=fit),
     "averaged weights": Case(make=mlp, loss=fit, averaged=True),
+    "scheduled rate": Case(make=mlp, loss=fit, scheduled=True),
+    "skipped batches": Case(make=mlp, loss=fit_some),
+    "losses that are not finite": Case(make=mlp, loss=fit_where_finite),
+    "relative errors": Case(make=mlp, loss=fit_relative),
     "modules apart": Case(make=Residual, loss=fit, apart=True),
 }
 
@@ -355,6 +399,11 @@ def rows_of(num: int) -> Tensor:
     """The first `num` rows of the data, the same for whoever asks."""
     generator = torch.Generator().manual_seed(5)
     return torch.randn(num, NUM_COLUMNS, generator=generator, dtype=torch.float64)
+
+
+def halved(optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.StepLR:
+    """The schedule of a case that has one."""
+    return torch.optim.lr_scheduler.StepLR(optimizer, step_size=2, gamma=0.5)
 
 
 def average(model: nn.Module) -> AveragedModel:

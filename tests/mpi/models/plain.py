@@ -5,8 +5,9 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
-from tests.mpi.models.cases import Case, average, made, rows_of
+from tests.mpi.models.cases import Case, average, halved, made, rows_of
 
 Sizes = Sequence[Sequence[int]]
 
@@ -20,7 +21,15 @@ class Trained:
     averaged: list[float]
 
 
-def train(case: Case, steps: Sizes, *, accumulate: int = 1, clip_norm: float | None = None) -> Trained:
+def train(
+    case: Case,
+    steps: Sizes,
+    *,
+    accumulate: int = 1,
+    clip_norm: float | None = None,
+    clip_value: float | None = None,
+    dtype: torch.dtype = torch.float64,
+) -> Trained:
     """Train on `steps`, of which each gives the number of rows of each rank.
 
     The ranks compute one after the other. Batch statistics are those of a rank's own rows, as everywhere in
@@ -28,14 +37,15 @@ def train(case: Case, steps: Sizes, *, accumulate: int = 1, clip_norm: float | N
     model's.
     """
     num_ranks = len(steps[0])
-    model = made(case)
+    model = made(case, dtype)
     optimizers = case.optimizers(model)
+    schedule = halved(optimizers[0]) if case.scheduled else None
     ema = average(model) if case.averaged else None
     buffers: list[list[Tensor]] = [_buffers(model) for _ in range(num_ranks)]
-    rows = iter(rows_of(sum(map(sum, steps))).split([size for sizes in steps for size in sizes]))
+    rows = iter(rows_of(sum(map(sum, steps))).to(dtype).split([size for sizes in steps for size in sizes]))
     for first in range(0, len(steps), accumulate):
         update = steps[first : first + accumulate]
-        num_samples = sum(map(sum, update))
+        num_learned, is_finite = 0, True
         for step, sizes in enumerate(update, first):
             own = [next(rows) for _ in sizes]
             if case.losses:
@@ -43,33 +53,42 @@ def train(case: Case, steps: Sizes, *, accumulate: int = 1, clip_norm: float | N
                     optimizer.zero_grad()
                     for part in own:
                         if len(part):
-                            (loss(model, part) * len(part) / num_samples).backward()
+                            (loss(model, part) * len(part) / sum(sizes)).backward()
                     optimizer.step()
             else:
                 assert case.loss is not None
                 for rank, part in enumerate(own):
                     if len(part):
                         _put(model, buffers[rank])
-                        (case.loss(model, part) * len(part) / num_samples).backward()
+                        mean = case.loss(model, part)
                         buffers[rank] = _buffers(model)
-            is_full = step == first + accumulate - 1
-            if is_full and not case.losses:
-                _update(model, optimizers[0], clip_norm)
+                        if mean is not None:
+                            (mean * len(part)).backward()
+                            num_learned += len(part)
+                            is_finite &= bool(mean.isfinite())
+            if (step == first + accumulate - 1 or step == len(steps) - 1) and not case.losses:
+                if num_learned and is_finite:
+                    for parameter in model.parameters():
+                        if parameter.grad is not None:
+                            parameter.grad /= num_learned
+                    _clip(model, clip_norm, clip_value)
+                    optimizers[0].step()
+                    if schedule is not None:
+                        schedule.step()
+                optimizers[0].zero_grad()
             if ema is not None:
                 ema.update_parameters(model)
             case.after_step(model, step)
-    if len(steps) % accumulate:
-        _update(model, optimizers[0], clip_norm)
     lowest = next(rank for rank, size in enumerate(steps[-1]) if size)
     _put(model, buffers[lowest])
     return numbers_of(model, ema)
 
 
-def _update(model: nn.Module, optimizer: torch.optim.Optimizer, clip_norm: float | None) -> None:
-    if clip_norm is not None:
-        nn.utils.clip_grad_norm_(model.parameters(), clip_norm)
-    optimizer.step()
-    optimizer.zero_grad()
+def _clip(model: nn.Module, norm: float | None, value: float | None) -> None:
+    if norm is not None:
+        nn.utils.clip_grad_norm_(model.parameters(), norm)
+    if value is not None:
+        nn.utils.clip_grad_value_(model.parameters(), value)
 
 
 def numbers_of(model: nn.Module, ema: nn.Module | None) -> Trained:
@@ -84,6 +103,8 @@ def _numbers(tensors: object) -> list[float]:
     found: list[float] = []
     for tensor in tensors:  # type: ignore[attr-defined]
         values = tensor.detach()
+        if isinstance(values, DTensor):
+            values = values.full_tensor()
         found += (torch.view_as_real(values) if values.is_complex() else values.double()).flatten().tolist()
     return found
 

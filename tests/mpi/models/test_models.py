@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable
 from dataclasses import asdict
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ import pytest
 
 from tests.mpi.models.cases import CASES
 from tests.mpi.models.plain import train
-from tests.mpi.models.ranks import train_all
+from tests.mpi.models.ranks import Job, train_all
 from tests.mpi.running import run
 
 # Ranks run dry and come back, small batches follow large ones, and the last step is one sample on one rank.
@@ -44,17 +45,26 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Found]:
 
     @cache
     def trained(num_ranks: int, mpi: str, training: str) -> Found:
-        cases = {name: settings_of(name, json.loads(training)) for name in CASES}
-        job = {"steps": STEPS[num_ranks], "cases": cases}
-        if num_ranks == 1:
-            return train_all(job)  # type: ignore[return-value]
-        # Not standard output, of which Open MPI's mpirun loses a part when lines are very long.
-        found = tmp_path_factory.mktemp("trained") / "found.json"
-        ran = run("models.ranks", num_ranks, [json.dumps(job), str(found)], implementation=mpi, deadline_s=170)
-        assert (ran.returncode, ran.stderr) == (0, ""), ran.stderr
-        return json.loads(found.read_text())  # type: ignore[no-any-return]
+        jobs = [
+            {"case": name, "steps": STEPS[num_ranks], "training": settings_of(name, json.loads(training))}
+            for name in CASES
+        ]
+        # A single rank is in this process.
+        found = (
+            train_all(jobs) if num_ranks == 1 else on_ranks(jobs, num_ranks, mpi, tmp_path_factory.mktemp("trained"))
+        )
+        return dict(zip(CASES, found, strict=True))  # type: ignore[arg-type]
 
     return trained
+
+
+def on_ranks(jobs: list[Job], num_ranks: int, mpi: str, folder: Path) -> list[list[dict[str, Any]]]:
+    """What each rank has at the end of each job."""
+    # Not standard output, of which Open MPI's mpirun loses a part when lines are very long.
+    found = folder / "found.json"
+    ran = run("models.ranks", num_ranks, [json.dumps(jobs), str(found)], implementation=mpi, deadline_s=170)
+    assert (ran.returncode, ran.stderr) == (0, ""), ran.stderr
+    return json.loads(found.read_text())  # type: ignore[no-any-return]
 
 
 @pytest.mark.parametrize(("num_ranks", "mpi", "training"), LAYOUTS)

@@ -2,6 +2,7 @@
 
 import json
 import math
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -25,6 +26,9 @@ class Step:
 
     def synchronize(self) -> None:
         self.num_united += 1
+
+    def lending(self) -> AbstractContextManager[None]:
+        return nullcontext()
 
 
 class Study:

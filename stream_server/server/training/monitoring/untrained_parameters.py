@@ -10,7 +10,8 @@ from stream_server.wording import counted, listed
 class UntrainedParameters(Callback):
     """Compares the parameters that require a gradient at the end of a training with those at the start of the study.
 
-    Checkpoints keep the fingerprints of the start. Main thread; rank 0 looks, for the others have the same parameters.
+    Checkpoints keep the fingerprints of the start. Main thread; all ranks look, as each may have rows of one; rank 0
+    tells of it.
 
     Attributes:
         warnings: name those that have not changed, not by one bit, and tell of single weights that could not.
@@ -25,14 +26,16 @@ class UntrainedParameters(Callback):
 
     def on_train_start(self, server: Any) -> None:
         """Note the parameters of a study that begins, those that the user's `on_train_start` made, too."""
-        if server.rank == 0 and not self._start and not server.progress.updates:
+        if not self._start and not server.progress.updates:
             optimized, others = self._step.trainable()
             self._start = {name: value for name, value in (*optimized.items(), *others.items()) if value is not None}
 
     def on_train_end(self, server: Any) -> None:
-        if server.rank or not server.progress.updates:
+        if not server.progress.updates:
             return
         optimized, others = self._step.trainable()
+        if server.rank:
+            return
         same = [[name for name, mark in of.items() if mark == self._start.get(name, ...)] for of in (optimized, others)]
         num, num_same = len(optimized) + len(others), sum(map(len, same))
         self.are_all = 0 < num == num_same

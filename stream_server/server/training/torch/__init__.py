@@ -1,5 +1,5 @@
 """Training with torch, as if on the union of the batches of all ranks.
 
-Offers: model.
+Offers: model, shards.
 May import: config, machine, server.metrics, server.progress, server.ranks, server.training, server.user, storage.
 """

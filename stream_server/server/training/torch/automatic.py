@@ -94,7 +94,7 @@ class AutomaticOptimization:
         self._ranks = ranks
         self._settings = settings
         self._precision = precision
-        self._gradients = Gradients(server, settings, precision)
+        self._gradients = Gradients(server, settings, precision, union)
         self._union = union
         self._skipped = skipped
         self._warn = warn
@@ -140,15 +140,16 @@ class AutomaticOptimization:
         self._num_planned += union_batch.num_samples
         self._num_accumulated += 1
         self._sizes = union_batch.sizes
-        loss = forward()
-        if self._has_gradient != had_gradient:
-            raise self._optimizes_itself("clears the gradients" if had_gradient else "backpropagates")
-        if union_batch.own is not None and loss is None:
-            self._num_first_left_out += union_batch.own.num_first
-        elif union_batch.own is not None:
-            self._skipped.note_batch(union_batch.own.keys)
-            self._num_learned += union_batch.own.size
-            call_user(f"the backward pass of {self._name}", self._backward, loss, union_batch)
+        with self._union.together(calls=union_batch.own is not None):
+            loss = forward()
+            if self._has_gradient != had_gradient and not self._union.has_served:
+                raise self._optimizes_itself("clears the gradients" if had_gradient else "backpropagates")
+            if union_batch.own is not None and loss is None:
+                self._num_first_left_out += union_batch.own.num_first
+            elif union_batch.own is not None:
+                self._skipped.note_batch(union_batch.own.keys)
+                self._num_learned += union_batch.own.size
+                call_user(f"the backward pass of {self._name}", self._backward, loss, union_batch)
         value = None if loss is None else loss.item()
         self._num_not_finite += value is not None and not isfinite(value)
         is_last = self._num_accumulated == self._settings.accumulate
@@ -194,6 +195,7 @@ class AutomaticOptimization:
         weight = float(union_batch.own.size)
         if self._settings.accumulate == 1:
             weight /= union_batch.num_samples
+        self._union.begin_backward()
         with self._server.phases.measure("backward"):
             self._precision.backward(loss * weight if weight != 1 else loss)
 

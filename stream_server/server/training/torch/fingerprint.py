@@ -8,7 +8,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from stream_server.server.ranks.communicator import Ranks
 from stream_server.server.training.fingerprint import CHUNK, FACTOR, Fingerprints, multipliers
+from stream_server.server.training.torch.shards import is_sharded, local, rows
 
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32}
 
@@ -17,16 +19,47 @@ def of_model(model: nn.Module, further: Mapping[str, Tensor] = MappingProxyType(
     """The fingerprints of the parameters of a model, and of the buffers in its state, by the names of its `state_dict`.
 
     Those of `further` tensors are among them. Only those few numbers leave the device. Tensors that a checkpoint cannot
-    hold are left out.
+    hold are left out, and those of which each rank has other rows.
     """
     names = {id(tensor): name for name, tensor in model.state_dict(keep_vars=True).items()}
     parameters = {names.get(id(parameter), own): parameter for own, parameter in model.named_parameters()}
     buffers = {names[id(buffer)]: buffer for buffer in model.buffers() if id(buffer) in names}
-    return of_tensors({**parameters, **buffers, **further})
+    tensors = {**parameters, **buffers, **further}
+    return of_tensors({name: tensor for name, tensor in tensors.items() if not is_sharded(tensor)})
+
+
+def of_whole(ranks: Ranks, tensors: Mapping[str, Tensor]) -> Fingerprints:
+    """Those of `of_tensors`, where those of sharded tensors are of all rows, whatever rank has them. Collective if any.
+
+    A fingerprint is a sum over all words, so it is the sum of what the words of each rank add to it.
+    """
+    prints = dict(of_tensors(tensors))
+    sharded = [name for name, tensor in tensors.items() if is_sharded(tensor)]
+    if sharded:
+        shares = ranks.broadcast(ranks.gather([_share(tensors[name]) for name in sharded]))
+        for name, shares_of_it in zip(sharded, zip(*shares, strict=True), strict=True):
+            prints[name] = _signed(sum(shares_of_it))
+    return prints
+
+
+def _share(tensor: Tensor) -> int:
+    """What the rows of this rank add to the fingerprint of a sharded tensor."""
+    own, first = local(tensor), rows(tensor).start
+    words = tensor.element_size() // min(tensor.element_size(), 4)
+    num_chunks, start = -(-tensor.numel() * words // CHUNK), own[:1].numel() * first * words
+    total = fingerprint(own, start=start, size=tensor.numel() if first == 0 and own.numel() else 0)
+    num_done = -(-(start + own.numel() * words) // CHUNK)
+    return int(total) * pow(FACTOR, num_chunks - num_done, 1 << 64) % (1 << 64)
+
+
+def _signed(number: int) -> int:
+    number %= 1 << 64
+    return number - (1 << 64) * (number >> 63)
 
 
 def of_tensors(tensors: Mapping[str, Tensor]) -> Fingerprints:
-    """The fingerprints of tensors by name, without those that a checkpoint cannot hold."""
+    """The fingerprints of tensors by name, without those that a checkpoint cannot hold; of shards, of those alone."""
+    tensors = {name: local(tensor) for name, tensor in tensors.items()}
     to_be_made: Fingerprints = {name: None for name, tensor in tensors.items() if is_lazy(tensor)}
     prints = {
         name: fingerprint(tensor)
@@ -40,14 +73,21 @@ def of_tensors(tensors: Mapping[str, Tensor]) -> Fingerprints:
     return {**dict(zip(prints, numbers, strict=True)), **to_be_made}
 
 
-def fingerprint(tensor: Tensor) -> Tensor:
-    """The fingerprint of a tensor, of one element, on its device: that of the same NumPy array."""
-    total = torch.full((), tensor.numel(), dtype=torch.int64, device=tensor.device)
+def fingerprint(tensor: Tensor, *, start: int = 0, size: int | None = None) -> Tensor:
+    """The fingerprint of a tensor, of one element, on its device: that of the same NumPy array.
+
+    What begins at word `start` of a larger one is multiplied as there, up to the end of its last chunk; `size` is the
+    number of elements that is part of the fingerprint.
+    """
+    total = torch.full((), tensor.numel() if size is None else size, dtype=torch.int64, device=tensor.device)
     dense = tensor.detach().resolve_conj().resolve_neg().contiguous()
     # A tensor of one element counts as contiguous whatever its strides are.
     flat = dense.as_strided((dense.numel(),), (1,))
-    for chunk in torch.split(flat.view(_INTEGERS[min(flat.element_size(), 4)]), CHUNK):
-        total = total * FACTOR + (chunk * _multipliers(tensor.device)[: len(chunk)]).sum()
+    words = flat.view(_INTEGERS[min(flat.element_size(), 4)])
+    first = min(CHUNK - start % CHUNK, len(words))
+    for chunk in (words[:first], *(torch.split(words[first:], CHUNK) if first < len(words) else ())):
+        total = total * FACTOR + (chunk * _multipliers(tensor.device)[start % CHUNK :][: len(chunk)]).sum()
+        start = 0
     return total
 
 

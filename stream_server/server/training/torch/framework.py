@@ -97,8 +97,8 @@ class TorchFramework:
     def plain(self, state: Any, name: str) -> Any:
         return plain(state, name)
 
-    def restored(self, state: Any) -> Any:
-        return restored(state)
+    def restored(self, state: Any, own: Any = None) -> Any:
+        return restored(state, own)
 
     def device_bytes(self) -> Mapping[str, int]:
         """The GPU memory that torch has allocated, now and at its peak; empty if the GPU was never used."""

@@ -56,7 +56,7 @@ class ManualOptimization:
         self._server = server
         self._ranks = ranks
         self._precision = precision
-        self._gradients = Gradients(server, settings, precision)
+        self._gradients = Gradients(server, settings, precision, union)
         self._union = union
         self._warn = warn
         self._in_backward = False

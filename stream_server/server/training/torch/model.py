@@ -13,7 +13,8 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from stream_server.errors import UserCodeError
 from stream_server.server.training.torch.learning_rates import as_list
 from stream_server.server.training.torch.precision import Precision
-from stream_server.server.training.torch.state import plain, restored
+from stream_server.server.training.torch.shards import OfShards, is_sharded
+from stream_server.server.training.torch.state import as_reference, plain, restored
 from stream_server.server.user.components import make_criterion, require_part
 from stream_server.server.user.torch_server import TorchServer
 from stream_server.user_code import call_user
@@ -42,8 +43,9 @@ def set_up(server: TorchServer, precision: Precision, *, compiled: bool, seed: i
     if sharded := [name for name, parameter in model.named_parameters() if hasattr(parameter, "device_mesh")]:
         raise UserCodeError(
             f"{name} returned a model that the ranks share out: the parameter {sharded[0]} is a DTensor, as "
-            "fully_shard makes it. A rank without a batch calls no forward pass, in which the others would wait for "
-            "its part of the weights: return the whole model on each rank"
+            "fully_shard and parallelize_module make it. A rank without a batch calls no forward pass, in which the "
+            "others would wait for its part of the weights: return the whole model on each rank, and write "
+            "training.sharding, which shards it"
         )
     several = isinstance(optimizers, tuple | list)
     if several and server.automatic_optimization:
@@ -98,13 +100,16 @@ def shared_out(server: TorchServer) -> list[Any]:
     return [each for each in as_list(server.optimizer) if hasattr(each, "consolidate_state_dict")]
 
 
-def state_of(server: TorchServer) -> dict[str, Any]:
+def state_of(server: TorchServer, of_shards: OfShards = as_reference) -> dict[str, Any]:
     """The learning state of the model, in plain containers and arrays that are not modified later.
 
-    Of optimizers that are `shared_out` it is what was last brought to this rank.
+    Of optimizers that are `shared_out` it is what was last brought to this rank; for `of_shards` see `plain`.
     """
     return {
-        "optimizers": [plain(each.state_dict(), "the optimizer") for each in as_list(server.optimizer)],
+        "optimizers": [
+            plain(each.state_dict(), f"the optimizer{f'[{place}]' if place else ''}", of_shards)
+            for place, each in enumerate(as_list(server.optimizer))
+        ],
         "schedulers": [plain(each.state_dict(), "the lr_scheduler") for each in as_list(server.lr_scheduler)],
         "kinds": {"optimizers": kinds(server.optimizer), "schedulers": kinds(server.lr_scheduler)},
     }
@@ -156,7 +161,11 @@ def load_state(
     """
     try:
         check_kinds(state["kinds"]["optimizers"], server.optimizer, "optimizer", by_size=renew is not None)
-        states = {part: restored(state[part]) for part in ("optimizers", "schedulers")} | {"kinds": state["kinds"]}
+        states = {
+            "optimizers": restored_optimizers(server, state["optimizers"]),
+            "schedulers": restored(state["schedulers"]),
+            "kinds": state["kinds"],
+        }
         if renew is None:
             check_kinds(state["kinds"]["schedulers"], server.lr_scheduler, "lr_scheduler")
         else:
@@ -173,6 +182,21 @@ def load_state(
             f"{text}. Make the same as before (self.progress knows how far the study is, for groups that were added "
             "on the way), or start over with --fresh"
         ) from error
+
+
+def restored_optimizers(server: TorchServer, states: list[Any]) -> list[Any]:
+    """The states of the optimizers of a server, whose parts the ranks share out as they do its parameters."""
+    return [
+        restored(state, _own(optimizer, state))
+        for optimizer, state in zip(as_list(server.optimizer), states, strict=True)
+    ]
+
+
+def _own(optimizer: Any, state: Mapping[str, Any]) -> dict[str, Any]:
+    """The parameter in place of each part of an optimizer's saved state that belongs to a sharded one."""
+    parameters = enumerate(each for group in optimizer.param_groups for each in group["params"])
+    saved = state.get("state", {})
+    return {"state": {index: dict.fromkeys(saved.get(index, ()), it) for index, it in parameters if is_sharded(it)}}
 
 
 def _keep_types(optimizer: Any, saved: Any) -> None:

@@ -260,7 +260,12 @@ def _note(optimizer: torch.optim.Optimizer) -> _Noted:
         rates.append(float(group.get("lr", 0.0)))
         for parameter in group["params"]:
             if _is_short(parameter) and parameter.grad is not None and not parameter.grad.is_sparse and rates[-1]:
-                stride = 1 + parameter.numel() // MOST_OF_PARAMETER
-                weights.append(parameter.detach().reshape(-1)[::stride].clone())
-                had_gradient.append(parameter.grad.reshape(-1)[::stride] != 0)
+                # Of what is spread over the ranks, this one's part.
+                own, gradient = (
+                    each.to_local() if hasattr(each, "to_local") else each
+                    for each in (parameter.detach(), parameter.grad)
+                )
+                stride = 1 + own.numel() // MOST_OF_PARAMETER
+                weights.append(own.reshape(-1)[::stride].clone())
+                had_gradient.append(gradient.reshape(-1)[::stride] != 0)
     return _Noted(weights, had_gradient, rates)

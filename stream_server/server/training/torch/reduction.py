@@ -3,10 +3,13 @@
 Why: docs/decisions/0032-own-reduction.md
 """
 
+import math
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from contextlib import AbstractContextManager, nullcontext
+from functools import reduce
 from itertools import zip_longest
-from operator import is_
+from operator import attrgetter, is_
 from typing import Any
 
 import numpy as np
@@ -20,6 +23,7 @@ from stream_server.server.ranks.communicator import Ranks
 
 BUCKET_BYTES = 25 * 2**20
 _MASK = 2**20 - 1
+_DTYPE = attrgetter("dtype")
 
 
 class UnionGradients:
@@ -27,7 +31,12 @@ class UnionGradients:
 
     The ranks first agree in a small all-reduce which parameters have a gradient anywhere. A rank without one of these
     adds zeros; a parameter without a gradient on any rank keeps None, so that its optimizer leaves it alone.
+
+    Attributes:
+        has_served: whether the parameters may have got gradients since `together` was entered that are of other ranks.
     """
+
+    has_served = False
 
     def __init__(
         self,
@@ -67,6 +76,17 @@ class UnionGradients:
         """Leave no gradient behind, also not of parameters that no optimizer has."""
         clear(self.named().values())
 
+    def together(self, *, calls: bool = True) -> AbstractContextManager[None]:
+        """Within, this rank `calls` modules of the server; others may call others or none. Collective."""
+        return nullcontext()
+
+    def begin_backward(self) -> None:
+        """The loss of this rank is known: what it needs of the modules from now on is their backward pass alone."""
+
+    def norm(self, parameters: Sequence[Tensor], gradients: list[Tensor]) -> float:
+        """The norm of all elements of the `gradients` that the `parameters` have, `gradients_of` them."""
+        return norm_of(gradients)
+
     def broadcast(self, source: int = 0) -> None:
         """Give parameters and module buffers of rank `source` to all ranks.
 
@@ -93,7 +113,7 @@ class UnionGradients:
         """Give another module of rank `source` to all ranks, such as an average of the weights."""
         if self._ranks.size > 1:
             for tensor in (*module.parameters(), *module.buffers()):
-                if not is_lazy(tensor):
+                if not is_lazy(tensor) and self._is_whole(tensor):
                     _broadcast(tensor, source)
 
     def reduce(self, named: Mapping[str, Tensor], numbers: Sequence[float], sizes: Sequence[int]) -> list[float]:
@@ -108,10 +128,15 @@ class UnionGradients:
         if self._ranks.size == 1:
             return list(numbers)
         totals, present = self._agree(numbers, named, sizes)
-        waiting = [_start(bucket) for bucket in buckets([named[name] for name in present])]
+        whole = [named[name] for name in present if self._is_whole(named[name])]
+        waiting = [_start(bucket) for bucket in buckets(whole)]
         for work in waiting:
             work.wait()
         return totals
+
+    def _is_whole(self, tensor: Tensor) -> bool:
+        """Whether each rank has all of it, and its own gradient."""
+        return True
 
     def _agree(
         self, numbers: Sequence[float], named: Mapping[str, Tensor], sizes: Sequence[int]
@@ -179,6 +204,41 @@ class UnionGradients:
 def clear(parameters: Iterable[Tensor]) -> None:
     for parameter in parameters:
         parameter.grad = None
+
+
+def norm_of(gradients: list[Tensor]) -> float:
+    """The norm of all elements; sums of 16-bit numbers are taken in 32 bits."""
+    if not gradients:
+        return 0.0
+    dtype = reduce(torch.promote_types, set(map(_DTYPE, gradients)), torch.float32)
+    if gradients[0].is_cpu:
+        # 3.5 times as fast as torch's norm, with the same range.
+        squares = 0.0
+        for gradient in gradients:
+            part = gradient.reshape(-1).to(dtype)
+            squares += torch.dot(part, part).item()
+        return math.sqrt(squares)
+    # A device is waited for once.
+    return float(torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients, 2, dtype))))
+
+
+def gradients_of(parameters: Iterable[Tensor]) -> list[Tensor]:
+    """The gradients that there are, as dense arrays of real numbers, whose changes are those of the gradients.
+
+    Complex numbers as their real and imaginary parts, sparse gradients as the values in them, of sharded ones this
+    rank's part.
+    """
+    parts = []
+    for parameter in parameters:
+        gradient = parameter.grad
+        if gradient is not None and gradient.is_sparse:
+            parameter.grad = gradient.coalesce()
+            gradient = parameter.grad.values()
+        elif gradient is not None and hasattr(gradient, "to_local"):
+            gradient = gradient.to_local()
+        if gradient is not None:
+            parts.append(torch.view_as_real(gradient) if gradient.is_complex() else gradient)
+    return parts
 
 
 def further_parameters(optimizers: Sequence[Any], known: Set[int]) -> dict[str, Tensor]:

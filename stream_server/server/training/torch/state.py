@@ -8,6 +8,8 @@ import numpy as np
 import torch
 
 from stream_server.errors import DamagedCheckpoint
+from stream_server.server.training.torch.shards import OfShards, bytes_of, is_sharded, like, local
+from stream_server.storage.shards import reference
 
 _TENSOR = "__tensor__"
 _MODULE = "__module_state__"
@@ -15,44 +17,56 @@ _DTYPE = "__dtype__"
 _JUNK = (ValueError, TypeError, KeyError, AttributeError, RuntimeError, OverflowError)
 
 
-def plain(state: Any, name: str = "the state") -> Any:
+def as_reference(name: str, tensor: torch.Tensor) -> Any:
+    """What stands for a tensor that the ranks share out, each of which saves its part."""
+    return reference(name)
+
+
+def plain(state: Any, name: str = "the state", of_shards: OfShards | None = None) -> Any:
     """A copy of the state in which every tensor is an array with its type; later changes do not show in it.
 
-    Dicts, lists and tuples may be nested; everything that is no tensor is left for `plain_state.encode` to judge,
-    which needs no further copies. Main thread: it waits for the device.
+    In the place of the array of one that the ranks share out is what `of_shards` gives; without, it is refused. Dicts,
+    lists and tuples may be nested; everything that is no tensor is left for `plain_state.encode` to judge, which needs
+    no further copies. Main thread: it waits for the device.
 
     Raises:
         TypeError: a tensor is of a kind that cannot be saved, such as a sparse one; the message says where.
     """
     if isinstance(state, torch.Tensor):
-        return _plain_tensor(state, name)
+        if not is_sharded(state):
+            return _plain_tensor(local(state), name)
+        if of_shards is None:
+            raise TypeError(f"{name} is a DTensor, of which each rank has a part: save it with the model alone")
+        return {_TENSOR: [_name(state.dtype), list(state.shape), of_shards(name, state)]}
     if isinstance(state, np.ndarray):
         return state.copy(order="K")
     if isinstance(state, torch.dtype):
         return {_DTYPE: _name(state)}
     if isinstance(state, dict):
-        return _plain_dict(state, name)
+        return _plain_dict(state, name, of_shards)
     if type(state) is list:
-        return [plain(item, f"{name}.{index}") for index, item in enumerate(state)]
+        return [plain(item, f"{name}.{index}", of_shards) for index, item in enumerate(state)]
     if type(state) in (tuple, torch.Size):
-        return tuple(plain(item, f"{name}.{index}") for index, item in enumerate(state))
+        return tuple(plain(item, f"{name}.{index}", of_shards) for index, item in enumerate(state))
     return state
 
 
-def restored(state: Any) -> Any:
+def restored(state: Any, own: Any = None) -> Any:
     """The state that `plain` was given, with tensors on the CPU that share no memory with anything.
+
+    Where `own`, of the same structure, has a tensor that the ranks share out, they share out the restored one, too.
 
     Raises:
         DamagedCheckpoint: a tensor's description is junk.
     """
     if isinstance(state, dict):
         if _TENSOR in state:
-            return _tensor(state[_TENSOR])
+            return _tensor(state[_TENSOR], own)
         if _MODULE in state:
-            return _module_state(state[_MODULE])
+            return _module_state(state[_MODULE], own)
         if _DTYPE in state:
             return _dtype(state[_DTYPE])
-        items = {key: restored(item) for key, item in state.items()}
+        items = {key: restored(item, _below(own, key)) for key, item in state.items()}
         if isinstance(state, defaultdict):
             return defaultdict(state.default_factory, items)
         return type(state)(items)
@@ -87,11 +101,15 @@ def _uses_cuda() -> bool:
     return bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
 
 
-def _plain_dict(state: dict[Any, Any], name: str) -> Any:
+def _below(own: Any, key: Any) -> Any:
+    return own.get(key) if isinstance(own, dict) else None
+
+
+def _plain_dict(state: dict[Any, Any], name: str, of_shards: OfShards | None) -> Any:
     for key in (_TENSOR, _MODULE, _DTYPE):
         if key in state:
             raise TypeError(f"{name} has a key {key!r}, which stands for something else when it is saved")
-    items = {key: plain(item, f"{name}.{key}") for key, item in state.items()}
+    items = {key: plain(item, f"{name}.{key}", of_shards) for key, item in state.items()}
     if type(state) is OrderedDict and hasattr(state, "_metadata"):
         # Modules read the versions in it when they load a state.
         return {_MODULE: [items, plain(dict(state._metadata), f"{name}._metadata")]}
@@ -107,9 +125,7 @@ def _plain_tensor(tensor: torch.Tensor, name: str) -> Any:
         raise TypeError(f"{name} is a {type(tensor).__name__}, but only plain tensors can be saved")
     if tensor.layout != torch.strided or tensor.device.type == "meta":
         raise TypeError(f"{name} is a {tensor.layout} tensor on {tensor.device}, but only dense ones can be saved")
-    # As bytes, since NumPy has not all of torch's types.
-    copied = tensor.detach().resolve_conj().resolve_neg().to("cpu", copy=True).contiguous()
-    return {_TENSOR: [_name(tensor.dtype), list(tensor.shape), copied.reshape(-1).view(torch.uint8).numpy()]}
+    return {_TENSOR: [_name(tensor.dtype), list(tensor.shape), bytes_of(tensor)]}
 
 
 def _name(dtype: torch.dtype) -> str:
@@ -123,7 +139,7 @@ def _dtype(name: Any) -> torch.dtype:
     return dtype
 
 
-def _tensor(content: Any) -> torch.Tensor:
+def _tensor(content: Any, own: Any) -> torch.Tensor:
     try:
         name, shape, array = content
         dtype = _dtype(name)
@@ -131,17 +147,26 @@ def _tensor(content: Any) -> torch.Tensor:
             raise ValueError(f"the {name} has no bytes")
         if math.prod(shape) * dtype.itemsize != array.size:
             raise ValueError(f"{array.size} bytes are not those of {name} in the shape {shape}")
-        tensor = torch.empty(shape, dtype=dtype, device="cpu")
-        tensor.reshape(-1).view(torch.uint8).numpy()[:] = array
-        return tensor
+
+        def read(start: int, stop: int, shape: Any = shape) -> torch.Tensor:
+            tensor = torch.empty(shape, dtype=dtype, device="cpu")
+            tensor.reshape(-1).view(torch.uint8).numpy()[:] = array[start:stop]
+            return tensor
+
+        if not shape or own is None or not is_sharded(own):
+            return read(0, array.size)
+        num_bytes = math.prod(shape[1:]) * dtype.itemsize
+        return like(
+            own, shape, lambda start, stop: read(start * num_bytes, stop * num_bytes, [stop - start, *shape[1:]])
+        )
     except _JUNK as error:
         raise DamagedCheckpoint(f"a tensor cannot be restored: {error}"[:200]) from error
 
 
-def _module_state(content: Any) -> Any:
+def _module_state(content: Any, own: Any) -> Any:
     try:
         items, metadata = content
-        state: Any = OrderedDict((key, restored(item)) for key, item in items.items())
+        state: Any = OrderedDict((key, restored(item, _below(own, key))) for key, item in items.items())
         state._metadata = OrderedDict(metadata)
     except _JUNK as error:
         raise DamagedCheckpoint(f"a module's state cannot be restored: {error}"[:200]) from error

@@ -3,8 +3,9 @@
 import logging
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -26,20 +27,27 @@ from stream_server.server.training.fingerprint import (
 )
 from stream_server.server.training.torch.automatic import AutomaticOptimization
 from stream_server.server.training.torch.device_copies import CudaDevice, DeviceCopies, OnItsWay
-from stream_server.server.training.torch.devices import backend_of, device_of, keep_freed_memory, limit_threads
-from stream_server.server.training.torch.fingerprint import of_model, of_tensors
-from stream_server.server.training.torch.group import TorchGroup
+from stream_server.server.training.torch.devices import (
+    TorchGroup,
+    backend_of,
+    device_of,
+    keep_freed_memory,
+    limit_threads,
+)
+from stream_server.server.training.torch.fingerprint import of_model, of_tensors, of_whole
 from stream_server.server.training.torch.hyperparameters import Hyperparameters
 from stream_server.server.training.torch.learning_rates import LearningRates, as_list
 from stream_server.server.training.torch.manual import ManualOptimization
 from stream_server.server.training.torch.model import set_up, shared_out, state_of
 from stream_server.server.training.torch.precision import LossScaling, Precision, StuckWeights, make_precision, numerics
 from stream_server.server.training.torch.reduction import UnionGradients, clear, further_parameters
+from stream_server.server.training.torch.shards import Lender, OfShards, saved_shard, sharded_in
 from stream_server.server.training.torch.skipped_updates import SkippedUpdates
-from stream_server.server.training.torch.state import set_torch_random_states, torch_random_states
+from stream_server.server.training.torch.state import as_reference, set_torch_random_states, torch_random_states
 from stream_server.server.training.torch.weights import ServerModules, other_modules
 from stream_server.server.user.framework import LearningRateCallback
 from stream_server.server.user.torch_server import SkippedBatch, TorchServer
+from stream_server.storage.shards import SHARED_BY
 from stream_server.user_code import call_user
 from stream_server.wording import listed
 
@@ -89,6 +97,7 @@ class TorchStep:
         self._sample_losses: Tensor | None = None
         self._buffers_from = 0
         self._copies: DeviceCopies | None = None
+        self._lender = Lender(ranks, self._weights.whole_state)
         self.needs_every_rank = False
         self._was_training = False
         self.warnings: Sequence[str] = ()
@@ -103,11 +112,21 @@ class TorchStep:
 
     def __enter__(self) -> "TorchStep":
         limit_threads(self._server.num_threads)
-        if self._device.type == "cpu":
+        # With shards memory counts more, of which each unit that is let go gives some back.
+        if self._device.type == "cpu" and self._settings.sharding is None:
             keep_freed_memory()
         with ExitStack() as stack:
             backend = backend_of(self._ranks, self._device)
-            group = TorchGroup(self._ranks, backend=backend, shared=self._shared, interface=self._interface)
+            sharding = self._settings.sharding
+            if sharding is not None:
+                _sharding().check_sharding(self._server, sharding, self._device, backend)
+            group = TorchGroup(
+                self._ranks,
+                backend=backend,
+                shared=self._shared,
+                interface=self._interface,
+                even_alone=sharding is not None,
+            )
             stack.enter_context(group)
             stack.enter_context(numerics(self._settings))
             if self._device.type == "cuda":
@@ -148,6 +167,9 @@ class TorchStep:
             self._buffers_from = union_batch.lowest_rank
         assert self._optimization is not None
         outcome = self._optimization.run(union_batch, partial(self._forward, union_batch, data, batch_idx))
+        if self._num_forward == 1 and union_batch.own is not None:
+            arrays = self._arrays_beside_state().items()
+            self._made_late = {name: value for name, value in arrays if name not in self._constants}
         outcome.sample_losses = self._sample_losses
         return outcome
 
@@ -222,6 +244,9 @@ class TorchStep:
             for parameter, gradient in zip(trained, gradients, strict=True):
                 parameter.grad = gradient
 
+    def together(self) -> AbstractContextManager[None]:
+        return nullcontext() if self._union is None else self._union.together()
+
     def synchronize(self) -> None:
         self._weights.load_pending()
         if self._union and self._optimization and self._ranks.size > 1:
@@ -269,8 +294,8 @@ class TorchStep:
         return {f"state_dict()[{name!r}]": value for name, value in of_user_state(self._server).items()}
 
     def learned(self) -> Fingerprints:
-        optimized, others = self.trainable()
-        return {**optimized, **others, **self._of_user_state()}
+        optimized, others = self._trainable()
+        return {**of_tensors(optimized), **of_tensors(others), **self._of_user_state()}
 
     def unsaved(self) -> Fingerprints:
         beside_state = {**of_arrays(self._weights.attributes()), **of_tensors(self._weights.unsaved())}
@@ -280,6 +305,11 @@ class TorchStep:
         return {**of_numbers(vars(self._server)), **of_numbers(self._weights.attributes())}
 
     def trainable(self) -> tuple[Fingerprints, Fingerprints]:
+        optimized, others = self._trainable()
+        return of_whole(self._ranks, optimized), of_whole(self._ranks, others)
+
+    def _trainable(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """The tensors that require a gradient, by name: those in optimizers, and the others."""
         optimizers = as_list(self._server.optimizer)
         optimized = {
             id(each) for optimizer in optimizers for group in optimizer.param_groups for each in group["params"]
@@ -287,16 +317,30 @@ class TorchStep:
         named = self._weights.trainable()
         in_optimizers = {name: each for name, each in named.items() if id(each) in optimized}
         others = {name: each for name, each in named.items() if id(each) not in optimized}
-        return of_tensors(in_optimizers), of_tensors(others)
+        return in_optimizers, others
+
+    def shards(self) -> dict[str, Any]:
+        sharded = sharded_in(self._learned) if self._weights.are_sharded else {}
+        return {name: saved_shard(tensor) for name, tensor in sharded.items()}
+
+    def lending(self) -> AbstractContextManager[None]:
+        return self._lender.lending() if self._weights.are_sharded else nullcontext()
+
+    def exported(self) -> dict[str, Any]:
+        return self._weights.exported(self._lender.tensor)
+
+    def _learned(self, of_shards: OfShards = as_reference) -> dict[str, Any]:
+        return {**self._weights.state(of_shards), **state_of(self._server, of_shards)}
 
     def state_dict(self) -> dict[str, Any]:
         scaler = {} if self._scaling is None else self._scaling.state_dict()
         name = f"saving the model of {type(self._server).__name__}"
-        learned = call_user(name, lambda: {**self._weights.state(), **state_of(self._server)})
+        learned = call_user(name, self._learned)
         assert self._union is not None
         trained = {parameter: each.requires_grad for parameter, each in self._union.named().items()}
         return {
             **learned,
+            **({SHARED_BY: self._ranks.size} if self._weights.are_sharded else {}),
             "trained": trained,
             "scaler": scaler,
             "skipped": self._skipped.state_dict(),
@@ -317,7 +361,7 @@ class TorchStep:
 
     def model_state(self) -> dict[str, Any]:
         beside = {"constants": dict(self._constants)} if self._constants else {}
-        return {**self._weights.whole_state(), **beside}
+        return {**self._weights.whole_state(self._lender.bytes_of), **beside}
 
     def load_model_state(self, state: dict[str, Any]) -> None:
         self._weights.load(state)
@@ -360,6 +404,8 @@ class TorchStep:
             self._ranks, server.model, as_list(server.optimizer), lambda: other_modules(server).values()
         )
         self._union.broadcast()
+        if self._settings.sharding is not None:
+            self._union = _sharding().ShardedGradients(server, self._ranks, self._settings.sharding, self._device)
         make = AutomaticOptimization if server.automatic_optimization else ManualOptimization
         self._optimization = make(
             server, self._ranks, self._settings, self._precision, self._union, self._skipped, self._warn
@@ -418,9 +464,6 @@ class TorchStep:
                 training_step = partial(call_user, self._name, server.training_step, data, batch_idx)
                 returned = self._optimization.call(training_step)
                 self._num_forward += 1
-                if self._num_forward == 1:
-                    arrays = self._arrays_beside_state().items()
-                    self._made_late = {name: value for name, value in arrays if name not in self._constants}
                 return self._loss_of(returned, own.size, batch_idx)
 
     def _loss_of(self, returned: Any, num: int, batch_idx: int) -> Tensor | None:
@@ -462,3 +505,8 @@ class TorchStep:
                 "none"
             )
         self.needs_every_rank = bool(needing)
+
+
+def _sharding() -> Any:
+    """The module that shards, once a study asks for it: to import that part of torch takes a second."""
+    return import_module("stream_server.server.training.torch.sharding")

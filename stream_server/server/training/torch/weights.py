@@ -1,6 +1,6 @@
 """The weights of a TorchServer: the model it trains, its further modules, and those that are evaluated."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from typing import Any
@@ -14,12 +14,16 @@ from stream_server.server.metrics.logged_numbers import is_metric
 from stream_server.server.training.torch.learning_rates import as_list
 from stream_server.server.training.torch.precision import Precision
 from stream_server.server.training.torch.reduction import further_parameters
-from stream_server.server.training.torch.state import plain, restored
+from stream_server.server.training.torch.shards import OfShards, is_sharded, local
+from stream_server.server.training.torch.state import as_reference, plain, restored
 from stream_server.server.user.stream_server import left_out_by_filter
 from stream_server.server.user.torch_server import TorchServer, modules_of
 from stream_server.user_code import call_user
 
 MODEL = "model"
+# The names in messages, and before those of sharded tensors.
+THE_MODEL = "the model"
+EVALUATED = "model_to_evaluate()"
 # The attributes of a module that hold what its state has.
 IN_STATE = ("_parameters", "_buffers", "_modules")
 
@@ -108,8 +112,8 @@ class ServerModules:
             if not is_metric(part)
         }
 
-    def state(self) -> dict[str, Any]:
-        """The state for a checkpoint, in plain containers and arrays that are not modified later."""
+    def state(self, of_shards: OfShards = as_reference) -> dict[str, Any]:
+        """The state for a checkpoint, in plain containers and arrays that are not modified later; see `plain`."""
         stepped = {
             id(parameter)
             for optimizer in as_list(self._server.optimizer)
@@ -122,15 +126,30 @@ class ServerModules:
                 name
                 for name, each in (self._parameters() if self._excluded else ())
                 if self._excluded.get(name) == _mark(each) and not each.requires_grad and id(each) not in stepped
-            }
+            },
+            of_shards,
         )
 
-    def whole_state(self) -> dict[str, Any]:
+    def whole_state(self, of_shards: OfShards = as_reference) -> dict[str, Any]:
         """All of them; and "evaluated", if that is something else than the model."""
-        state, evaluated = self._saved(), self.evaluated
+        state, evaluated = self._saved(frozenset(), of_shards), self.evaluated
         if evaluated is not self._server.model:
-            state["evaluated"] = _plain(evaluated, "model_to_evaluate()")
+            state["evaluated"] = _plain(evaluated, EVALUATED, frozenset(), of_shards)
         return state
+
+    def exported(self, tensor_of: Callable[[str], Any]) -> dict[str, Any]:
+        """The tensors of the evaluated module; `tensor_of` gives those that the ranks share out, by their places."""
+        evaluated = self.evaluated
+        place = THE_MODEL if evaluated is self._server.model else EVALUATED
+        return {
+            name: tensor_of(f"{place}.{name}") if isinstance(each, Tensor) and is_sharded(each) else each
+            for name, each in evaluated.state_dict().items()
+        }
+
+    @property
+    def are_sharded(self) -> bool:
+        """Whether the ranks share out parameters of the model."""
+        return any(map(is_sharded, self._server.model.parameters()))
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Take back what `state` or `whole_state` gave; what is made later, in `on_train_start`, waits for that.
@@ -210,11 +229,12 @@ class ServerModules:
             for module, training in modes:
                 module.training = training
 
-    def _saved(self, left_out: Set[str] = frozenset()) -> dict[str, Any]:
-        others = {name: _plain(module, name, left_out) for name, module in other_modules(self._server).items()}
+    def _saved(self, left_out: Set[str], of_shards: OfShards) -> dict[str, Any]:
+        modules = other_modules(self._server)
+        others = {name: _plain(module, name, left_out, of_shards) for name, module in modules.items()}
         loose = {name: plain(tensor.detach(), name) for name, tensor in self._loose().items()}
         return {
-            MODEL: _plain(self._server.model, MODEL, left_out),
+            MODEL: _plain(self._server.model, MODEL, left_out, of_shards),
             **({"modules": others} if others else {}),
             **({"parameters": loose} if loose else {}),
         }
@@ -238,7 +258,7 @@ class ServerModules:
     def _load(self, name: str, module: nn.Module, state: Any) -> None:
         problem = ""
         try:
-            keys = module.load_state_dict(restored(state), strict=False)
+            keys = module.load_state_dict(restored(state, module.state_dict()), strict=False)
             missing = [key for key in keys.missing_keys if _full(name, key) not in self._excluded]
             if missing or keys.unexpected_keys:
                 problem = f"missing: {missing or 'none'}, unexpected: {keys.unexpected_keys or 'none'}"
@@ -293,12 +313,12 @@ def _full(module: str, name: str) -> str:
     return name if module == MODEL else f"{module}.{name}"
 
 
-def _plain(module: nn.Module, name: str, left_out: Set[str] = frozenset()) -> Any:
+def _plain(module: nn.Module, name: str, left_out: Set[str], of_shards: OfShards) -> Any:
     state = module.state_dict()
     for key in [key for key in state if _full(name, key) in left_out]:
         del state[key]
     try:
-        return plain(state, "the model" if name == MODEL else name)
+        return plain(state, THE_MODEL if name == MODEL else name, of_shards)
     except TypeError as error:
         raise UserCodeError(f"the state of a module of the server cannot be saved: {error}") from error
 
@@ -311,4 +331,5 @@ def _is_computed(module: nn.Module, key: str, value: Any) -> bool:
 
 def _mark(tensor: Tensor) -> tuple[int, int]:
     """A mark that changes when a parameter gets other values, in place or by other memory."""
-    return tensor.data_ptr(), tensor._version
+    own = local(tensor)
+    return own.data_ptr(), own._version

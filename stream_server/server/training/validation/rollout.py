@@ -137,7 +137,9 @@ class Rollouts:
             with self._step.evaluating():
                 work = self._forecast_all(done)
                 while True:
-                    said = [next(work, None) is not None, must_leave()]
+                    with self._step.together():
+                        goes_on = next(work, None) is not None
+                    said = [goes_on, must_leave()]
                     goes_on, leave = self._ranks.all_reduce(np.array(said, np.float64))
                     if leave:
                         return None

@@ -107,20 +107,27 @@ class ValidationPass:
                 return index if leave else None
             failpoint("validation.before_batch")
             placed = self._step.to_device(data) if num else None
-            # As in Melissa, a third argument of this name is the number of batches that are trained.
-            third = self._server.progress.batches if self._third == ["batch_idx"] else validation_set.name
-            arguments = (placed, index, *([third] if self._third else []))
-            with self._server.union_mean.step(sizes), self._logging.apart() as logged:
-                returned = call_user(self._where, self._server.validation_step, *arguments) if num else None
-            if num:
-                mean, losses = self._add(validation_set.name, returned, num)
-                self._add_logged(validation_set.name, logged, returned, num)
-                raw = None if validation_set.raw is None else validation_set.raw(index)
-                if self._record is not None and raw is not None:
-                    self._keep(self._record, raw, placed, losses)
-                if self._observe is not None and raw is not None:
-                    self._observe(VALIDATION_LOSS, raw.simulation_ids, np.full(num, mean) if losses is None else losses)
+            # Whoever has no batch of its own takes part in what the others need of the model, to the end.
+            with self._step.together():
+                self._evaluate_batch(validation_set, index, placed, num, sizes)
             index += 1
+
+    def _evaluate_batch(
+        self, validation_set: ValidationSet, index: int, placed: Any, num: int, sizes: Sequence[int]
+    ) -> None:
+        # As in Melissa, a third argument of this name is the number of batches that are trained.
+        third = self._server.progress.batches if self._third == ["batch_idx"] else validation_set.name
+        arguments = (placed, index, *([third] if self._third else []))
+        with self._server.union_mean.step(sizes), self._logging.apart() as logged:
+            returned = call_user(self._where, self._server.validation_step, *arguments) if num else None
+        if num:
+            mean, losses = self._add(validation_set.name, returned, num)
+            self._add_logged(validation_set.name, logged, returned, num)
+            raw = None if validation_set.raw is None else validation_set.raw(index)
+            if self._record is not None and raw is not None:
+                self._keep(self._record, raw, placed, losses)
+            if self._observe is not None and raw is not None:
+                self._observe(VALIDATION_LOSS, raw.simulation_ids, np.full(num, mean) if losses is None else losses)
 
     def _keep(self, record: ValidationRecord, raw: HeldOut, placed: Any, losses: Array | None) -> None:
         """Record losses and predictions, which leave no trace in the random numbers of the training."""

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stream_server.errors import UserCodeError
+from stream_server.errors import PeerFailed, UserCodeError
 from stream_server.server.ranks.communicator import Ranks
 from stream_server.server.training.validation.rollout import TrajectoryErrors, lead_times
 from stream_server.server.training.validation.validation_batches import HeldOut
@@ -198,6 +198,8 @@ class ValidationRecord:
     def _asked(self, method: str, *arguments: Any) -> Any:
         try:
             return getattr(self._server, method)(*arguments)
+        except PeerFailed:
+            raise
         except Exception as error:
             self._failed(method, f"raised {type(error).__name__}: {error}", error)
             return None

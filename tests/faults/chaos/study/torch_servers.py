@@ -1,6 +1,7 @@
-"""Torch models whose parameters do not get gradients at every step on every rank."""
+"""Torch models whose parameters do not get gradients at every step on every rank, or of which each rank has a part."""
 
 import torch
+from network import loss_of, make_network, scaled
 from server import Audited
 from torch import nn
 from torch.nn import functional
@@ -55,6 +56,12 @@ class AdversariesServer(Audited, TorchServer):
         return functional.binary_cross_entropy_with_logits(scores, torch.full_like(scores, float(real)))
 
 
-def scaled(waves):
-    """Whole numbers of up to some millions as numbers of about one."""
-    return torch.as_tensor(waves, dtype=torch.float32) / 1e6
+class ShardsServer(Audited, TorchServer):
+    """A network that the ranks share out."""
+
+    def prepare_training_attributes(self):
+        self.open_audit()
+        return make_network()
+
+    def training_step(self, batch, batch_idx):
+        return loss_of(self.model, scaled(self.checked(batch), torch.float64))

@@ -277,6 +277,7 @@ def test_the_export_has_the_average_by_the_names_of_the_model(tmp_path: Path) ->
         server = server_of(step)
         average = {name: tensor.tolist() for name, tensor in server.ema.module.state_dict().items()}
         assert values(state["evaluated"]) == average
+        assert {name: tensor.tolist() for name, tensor in step.exported().items()} == average
         assert set(average) == set(server.model.state_dict())
         assert values(state["model"]) != average
 

@@ -1,7 +1,7 @@
 """Rollouts: what is forecast from what, and the errors by lead time, on any number of ranks."""
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -38,6 +38,9 @@ class Step(Model):
 
     is_evaluating = False
     drawn = 7
+
+    def together(self) -> AbstractContextManager[None]:
+        return nullcontext()
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:

@@ -1,7 +1,7 @@
 """Validations without a study: a server whose loss is the mean of its values, and what surrounds it."""
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -27,6 +27,9 @@ class Model:
     """The step of a server without a model."""
 
     at_boundary = True
+
+    def together(self) -> AbstractContextManager[None]:
+        return nullcontext()
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:

@@ -1,0 +1,82 @@
+"""Run under MPI: trains sharded models that are called in unusual ways, then lets rank 1 fail.
+
+The argument is the JSON file to write: by case what rank 0 has at the end, and under "failure" what each rank raised.
+"""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from stream_server.errors import StreamServerError
+from tests.mpi.models.cases import CASES, Case, adam, mlp
+from tests.mpi.models.ranks import RANKS, train_all
+
+STEPS = [[3, 4], [4, 2], [0, 3], [2, 1], [4, 0], [1, 3]]
+TRAINING: dict[str, Any] = {"sharding": {"kind": "full"}, "clip_norm": 0.5}
+
+
+class Halves(nn.Module):
+    """A method beside the forward pass uses a part, and a parameter that is in none."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder, self.decoder = nn.Linear(8, 5), nn.Linear(5, 8)
+        self.scale = nn.Parameter(torch.linspace(0.5, 1.5, 8))
+
+    def decode(self, code: Tensor) -> Tensor:
+        return self.decoder(torch.relu(code)) * self.scale
+
+
+def by_method(model: Any, rows: Tensor) -> Tensor:
+    return functional.mse_loss(model.decode(model.encoder(rows[:, :8])), rows[:, 8:16])
+
+
+def with_derivative(model: Any, rows: Tensor) -> Tensor:
+    """The residual of a differential equation."""
+    x = rows[:, :8].clone().requires_grad_()
+    y = model(x)
+    (slope,) = torch.autograd.grad(y.sum(), x, create_graph=True)
+    return functional.mse_loss(y, rows[:, 8:16]) + (slope**2).mean()
+
+
+def pushed_forward(model: Any, rows: Tensor) -> Tensor:
+    """As many applications of the model as there are rows, the first one without a gradient."""
+    state = model(rows[:, :8]).detach()
+    for _ in rows:
+        state = model(state)
+    return functional.mse_loss(state, rows[:, 8:16])
+
+
+CALLED: dict[str, Case] = {
+    "a method": Case(make=Halves, loss=by_method),
+    "a derivative within the loss": Case(make=mlp, loss=with_derivative, optimizers=adam),
+    "several calls, not as many on all ranks": Case(make=mlp, loss=pushed_forward),
+}
+
+
+def failing(model: Any, rows: Tensor) -> Tensor:
+    if RANKS.rank == 1:
+        raise ValueError("this rank alone")
+    return functional.mse_loss(model(rows[:, :8]), rows[:, 8:16])
+
+
+def failure() -> str:
+    CASES["failing"] = Case(make=mlp, loss=failing)
+    try:
+        train_all({"steps": STEPS, "cases": {"failing": TRAINING}})
+    except StreamServerError as error:
+        return type(error).__name__
+    return "nothing"
+
+
+if __name__ == "__main__":
+    CASES.update(CALLED)
+    found: dict[str, Any] = train_all({"steps": STEPS, "cases": dict.fromkeys(CALLED, TRAINING)})
+    found["failure"] = RANKS.gather(failure())
+    if RANKS.rank == 0:
+        Path(sys.argv[1]).write_text(json.dumps(found))
