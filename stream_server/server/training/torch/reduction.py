@@ -31,12 +31,7 @@ class UnionGradients:
 
     The ranks first agree in a small all-reduce which parameters have a gradient anywhere. A rank without one of these
     adds zeros; a parameter without a gradient on any rank keeps None, so that its optimizer leaves it alone.
-
-    Attributes:
-        has_served: whether the parameters may have got gradients since `together` was entered that are of other ranks.
     """
-
-    has_served = False
 
     def __init__(
         self,
@@ -79,6 +74,11 @@ class UnionGradients:
     def together(self, *, calls: bool = True) -> AbstractContextManager[None]:
         """Within, this rank `calls` modules of the server; others may call others or none. Collective."""
         return nullcontext()
+
+    @property
+    def has_served(self) -> bool:
+        """Whether parameters may have got gradients of other ranks since `together` was entered."""
+        return False
 
     def begin_backward(self) -> None:
         """The loss of this rank is known: what it needs of the modules from now on is their backward pass alone."""
