@@ -38,7 +38,7 @@ from tests.support.settings import settings
 RANKS = (1, 2, 4)
 NUM_BLOCKS = 24
 WIDTHS = {"large": 2048, "small": 144}
-STEPS_PER_ROUND = {"large": 1, "small": 20}
+STEPS_PER_ROUND = {"large": 1, "small": 3}
 BATCH_SIZE = 16
 NUM_PAIRS = 9
 NUM_RUNS = 3
