@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from stream_server.errors import StreamServerError
 from tests.mpi.models.cases import CASES, Case, adam, mlp
-from tests.mpi.models.ranks import RANKS, train_all
+from tests.mpi.models.ranks import RANKS, Job, train
 
 STEPS = [[3, 4], [4, 2], [0, 3], [2, 1], [4, 0], [1, 3]]
 TRAINING: dict[str, Any] = {"sharding": {"kind": "full"}, "clip_norm": 0.5}
@@ -65,18 +65,21 @@ def failing(model: Any, rows: Tensor) -> Tensor:
     return functional.mse_loss(model(rows[:, :8]), rows[:, 8:16])
 
 
+def job(name: str) -> Job:
+    return {"case": name, "steps": STEPS, "training": TRAINING}
+
+
 def failure() -> str:
-    CASES["failing"] = Case(make=mlp, loss=failing)
     try:
-        train_all({"steps": STEPS, "cases": {"failing": TRAINING}})
+        train(job("failing"))
     except StreamServerError as error:
         return type(error).__name__
     return "nothing"
 
 
 if __name__ == "__main__":
-    CASES.update(CALLED)
-    found: dict[str, Any] = train_all({"steps": STEPS, "cases": dict.fromkeys(CALLED, TRAINING)})
+    CASES.update(CALLED, failing=Case(make=mlp, loss=failing))
+    found: dict[str, Any] = {name: RANKS.gather(train(job(name))) for name in CALLED}
     found["failure"] = RANKS.gather(failure())
     if RANKS.rank == 0:
         Path(sys.argv[1]).write_text(json.dumps(found))
