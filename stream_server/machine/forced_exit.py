@@ -20,6 +20,8 @@ from stream_server.machine import exit_watch
 
 FORCE_S = 3.0
 REPEAT_S = 0.5
+# So late is what a parent passes on at most.
+LATE_S = 15.0
 FIRST_SIGNAL = "the study saves a checkpoint and leaves; once more ends it at once"
 URGENT = frozenset({signal.SIGINT, signal.SIGTERM})
 # Batch systems send USR1 or USR2 before the time of a job is over, and XCPU; HUP comes when a terminal is closed.
@@ -35,8 +37,8 @@ class UrgentSignals:
     """Counts INT and TERM.
 
     A signal within `REPEAT_S` of another is the same: terminal, batch system and mpirun may each pass it on. One that
-    was sent to this process and to its parent comes twice, and the parent may be late: the larger of both numbers
-    counts.
+    was sent to this process and to its parent comes twice, and the parent may be late, by `LATE_S` at most: of both
+    numbers the larger counts.
     """
 
     def __init__(self, num_passed_on: Callable[[], int] = exit_watch.num_passed_on) -> None:
@@ -50,6 +52,8 @@ class UrgentSignals:
         """Count a signal; return how many there were."""
         num = self._num_passed_on()
         is_passed_on, self._num_before = num > self._num_before, num
+        if now >= max(self._last.values()) + LATE_S:
+            self._nums = dict.fromkeys(self._nums, self.num)
         if number in URGENT and now >= self._last[is_passed_on] + REPEAT_S:
             self._nums[is_passed_on] += 1
             self._last[is_passed_on] = now

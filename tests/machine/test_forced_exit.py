@@ -72,3 +72,11 @@ def test_what_the_parent_passes_on_late_is_not_a_second_signal_but_a_second_one_
     assert urgent.count(signal.SIGINT, 20.0) == 2
     passed_on += 1
     assert urgent.count(signal.SIGTERM, 30.0) == 3
+
+
+def test_signals_of_two_ways_are_two_if_a_minute_lies_between_them() -> None:
+    passed_on = 0
+    urgent = UrgentSignals(lambda: passed_on)
+    assert urgent.count(signal.SIGINT, 1.0) == 1
+    passed_on += 1
+    assert urgent.count(signal.SIGTERM, 61.0) == 2

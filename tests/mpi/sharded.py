@@ -1,6 +1,7 @@
 """Run under MPI: trains sharded models that are called in unusual ways, then lets rank 1 fail.
 
-The argument is the JSON file to write: by case what rank 0 has at the end, and under "failure" what each rank raised.
+The argument is the JSON file to write: by case what rank 0 has at the end, and under "penalised" and "failing" what
+each rank raised.
 """
 
 import json
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -59,6 +61,11 @@ CALLED: dict[str, Case] = {
 }
 
 
+def penalised(model: Any, rows: Tensor) -> Tensor:
+    penalty = sum((each**2).sum().full_tensor() for each in model.parameters())
+    return functional.mse_loss(model(rows[:, :8]), rows[:, 8:16]) + penalty
+
+
 def failing(model: Any, rows: Tensor) -> Tensor:
     if RANKS.rank == 1:
         raise ValueError("this rank alone")
@@ -69,17 +76,18 @@ def job(name: str) -> Job:
     return {"case": name, "steps": STEPS, "training": TRAINING}
 
 
-def failure() -> str:
+def failure(name: str) -> str:
     try:
-        train(job("failing"))
+        train(job(name))
     except StreamServerError as error:
-        return type(error).__name__
+        dist.destroy_process_group()
+        return f"{type(error).__name__}: {error}"
     return "nothing"
 
 
 if __name__ == "__main__":
-    CASES.update(CALLED, failing=Case(make=mlp, loss=failing))
+    CASES.update(CALLED, failing=Case(make=mlp, loss=failing), penalised=Case(make=mlp, loss=penalised))
     found: dict[str, Any] = {name: RANKS.gather(train(job(name))) for name in CALLED}
-    found["failure"] = RANKS.gather(failure())
+    found |= {name: RANKS.gather(failure(name)) for name in ("penalised", "failing")}
     if RANKS.rank == 0:
         Path(sys.argv[1]).write_text(json.dumps(found))

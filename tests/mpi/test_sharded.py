@@ -29,4 +29,8 @@ def test_a_sharded_model_may_be_called_in_any_way(found: Any, name: str) -> None
 
 
 def test_ranks_that_wait_for_one_that_raises_an_error_leave_at_once(found: Any) -> None:
-    assert found["failure"] == ["PeerFailed", "UserCodeError"]
+    assert [told.partition(":")[0] for told in found["failing"]] == ["PeerFailed", "UserCodeError"]
+
+
+def test_a_penalty_on_the_weights_of_which_a_rank_would_have_its_own_part_is_refused(found: Any) -> None:
+    assert all("parameters outside of the model's forward pass" in told for told in found["penalised"])

@@ -9,7 +9,7 @@ from torch import nn
 
 from stream_server.server.progress.batches import StepCounts, StepOutcome, UnionBatch
 from stream_server.server.ranks.communicator import SoloRanks
-from stream_server.server.training.torch.precision import LossScaling
+from stream_server.server.training.torch.precision import LossScaling, Scaler
 from stream_server.server.training.torch.step import TorchStep
 from stream_server.server.user.torch_server import TorchServer
 from tests.support.streams import batch_of
@@ -31,7 +31,7 @@ class ExactScaling(LossScaling):
     """Loss scaling alone, without arithmetic in 16 bits."""
 
     def __init__(self, init_scale: float) -> None:
-        scaler = torch.amp.GradScaler("cpu", init_scale=init_scale, growth_interval=10**6)
+        scaler = Scaler("cpu", init_scale=init_scale, growth_interval=10**6)
         super().__init__(torch.device("cpu"), scaler)
 
     def forward_context(self) -> Any:

@@ -173,7 +173,8 @@ class History:
                 job.members += (simulation,)
                 attempt = ScheduledAttempt(simulation=simulation, number=number, phase=ScheduledPhase.RUNNING, job=job)
                 mates.append(self._begin(RecordedAttempt(attempt=attempt, starting=record)))
-            case Attached(client=client):
+            # The answer to a client is repeated when it was lost.
+            case Attached(client=client) if (simulation, number) not in self.all_attempts:
                 attempt = ScheduledAttempt(simulation=simulation, number=number, client=client)
                 self._begin(RecordedAttempt(attempt=attempt))
             case AttemptStarted() if simulation in self.attempts:

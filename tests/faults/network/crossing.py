@@ -1,6 +1,5 @@
 """Receivers in this process whose clients reach them through proxies only."""
 
-import dataclasses
 import random
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -66,7 +65,7 @@ def crossing(
             ways = [(study.endpoints[0].control[-1], control)]
             ways += [(it.data[-1], course) for it, course in zip(study.endpoints, courses, strict=True)]
             first, *others = [stack.enter_context(Proxy(address, course, draw=draw)) for address, course in ways]
-            study.roster.handshake.facts = dataclasses.replace(
+            study.roster.handshake.facts = msgspec.structs.replace(
                 study.roster.facts,
                 endpoints=tuple((proxy.address,) for proxy in others),
                 if_server_away=if_server_away,

@@ -228,6 +228,13 @@ def test_an_attempt_of_a_client_that_attached_by_itself_is_open_and_of_no_job() 
     assert past.jobs == {}
 
 
+def test_an_answer_that_is_repeated_begins_no_attempt_anew() -> None:
+    first, again = (Attached(token=it, simulation=4, attempt=2, client=f"client {it}") for it in range(2))
+    attempt = History.of([BEGIN, PlanTaken(incarnation=1), first, PlanTaken(incarnation=2), again]).attempts[4].attempt
+    assert attempt.client == "client 0"
+    assert "was restarted" in attempt.excuse
+
+
 def test_attempts_of_one_job_are_known_as_such_also_when_some_have_ended() -> None:
     group = [
         AttemptStarting(simulation=it, attempt=0, folder=f"/{it}/0", public_key="k", job="/0/0") for it in range(3)

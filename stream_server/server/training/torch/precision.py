@@ -8,6 +8,7 @@ import os
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -91,6 +92,22 @@ class Precision:
         if isinstance(value, Tensor):
             return value.to(self._device, self._dtype if value.is_floating_point() else None, non_blocking=True)
         return value.to(self._device) if hasattr(value, "to") else value
+
+
+class Scaler(torch.amp.GradScaler):
+    """Takes whole gradients and those of shards apart, which torch cannot unscale in one call."""
+
+    def _unscale_grads_(self, optimizer: Any, *arguments: Any) -> Any:
+        found: dict[Any, Any] = {}
+        for is_spread in (False, True):
+            parameters = [
+                each
+                for group in optimizer.param_groups
+                for each in group["params"]
+                if hasattr(each, "device_mesh") == is_spread
+            ]
+            found |= super()._unscale_grads_(SimpleNamespace(param_groups=[{"params": parameters}]), *arguments)  # type: ignore[arg-type]
+        return found
 
 
 class LossScaling(Precision):
@@ -211,7 +228,7 @@ def make_precision(name: str, device: torch.device) -> Precision:
         ConfigError: it needs a GPU.
     """
     check_precision(name, device)
-    return LossScaling(device, torch.amp.GradScaler(device.type)) if name == "16-mixed" else Precision(name, device)
+    return LossScaling(device, Scaler(device.type)) if name == "16-mixed" else Precision(name, device)
 
 
 @contextmanager

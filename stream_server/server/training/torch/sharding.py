@@ -115,6 +115,12 @@ class ShardedGradients(UnionGradients):
         for root in self._roots:
             for module in root.modules():
                 module.__deepcopy__ = _refuse_copy
+            for each in root.parameters() if ranks.size > 1 else ():
+                if is_shard(each):
+                    # torch.distributed gives shards their gradients without hooks.
+                    is_trained = each.requires_grad
+                    each.requires_grad_(True).register_hook(_refuse_gradient)
+                    each.requires_grad_(is_trained)
 
     @contextmanager
     def together(self, *, calls: bool = True) -> Iterator[None]:
@@ -285,6 +291,14 @@ def _shard(root: nn.Module, settings: "Sharding", mesh: DeviceMesh, optimizers: 
 def _with_own_memory(module: nn.Module, inputs: Any, output: Any) -> Any:
     """A copy of what is a view: if that is changed in place, torch does not notice that the backward pass begins."""
     return mapped(lambda each: each.clone() if isinstance(each, Tensor) and each._is_view() else each, output)
+
+
+def _refuse_gradient(gradient: Tensor) -> None:
+    raise UserCodeError(
+        "the loss is computed from parameters outside of the model's forward pass, as by a penalty on "
+        "self.model.parameters(): with training.sharding their gradient would be that of one rank. Compute it in the "
+        "forward pass of the module that has them, or give the optimizer a weight_decay"
+    )
 
 
 def _refuse_copy(memo: Any) -> None:

@@ -9,6 +9,7 @@ import torch
 
 from stream_server.errors import DamagedCheckpoint
 from stream_server.server.training.torch.shards import OfShards, bytes_of, is_sharded, like, local
+from stream_server.storage.plain_state import DeferredArray
 from stream_server.storage.shards import reference
 
 _TENSOR = "__tensor__"
@@ -33,6 +34,8 @@ def plain(state: Any, name: str = "the state", of_shards: OfShards | None = None
         TypeError: a tensor is of a kind that cannot be saved, such as a sparse one; the message says where.
     """
     if isinstance(state, torch.Tensor):
+        if any(each.is_partial() for each in getattr(state, "placements", ())):
+            raise TypeError(f"{name} is a DTensor that is yet to be added up over the ranks: keep its full_tensor()")
         if not is_sharded(state):
             return _plain_tensor(local(state), name)
         if of_shards is None:
@@ -72,7 +75,7 @@ def restored(state: Any, own: Any = None) -> Any:
         return type(state)(items)
     if isinstance(state, list | tuple):
         return type(state)(restored(item) for item in state)
-    return state
+    return state[:] if isinstance(state, DeferredArray) else state
 
 
 def torch_random_states() -> dict[str, Any]:

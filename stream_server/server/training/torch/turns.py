@@ -29,7 +29,8 @@ class Turns:
 
     Before each operation all ranks say which one they want, and the one of the lowest rank is next. Whoever wants
     another, or is done, serves that one first: adds zeros, and gives what it has. So no rank needs a batch, and no two
-    can wait for each other.
+    can wait for each other. A mean waits until all that are not done have come to one: whoever serves it has no part in
+    it.
 
     Operations are numbers from `MEAN` on; each has at most `most_parts` parts. `add_up` replaces integers by their sums
     over the ranks. Any thread, one at a time.
@@ -45,7 +46,7 @@ class Turns:
         self._ranks = ranks
         self._add_up = add_up
         self._num_words = 1 + -(-most_parts // _BITS)
-        self._is_serving = False
+        self._is_serving = self._has_failed = False
         self.has_served = False
 
     @contextmanager
@@ -59,7 +60,7 @@ class Turns:
             yield
             at_end()
             return
-        self.is_open, self.has_served = True, False
+        self.is_open, self.has_served, self._has_failed = True, False, False
         try:
             yield
             at_end()
@@ -67,9 +68,10 @@ class Turns:
         except PeerFailed:
             raise
         except Exception:
-            # Of a peer that has died the error is known already.
+            # Of a peer that has died or failed the error is known already.
             with suppress(RuntimeError):
-                self._exchange(FAILED, ())
+                if not self._has_failed:
+                    self._exchange(FAILED, ())
             raise
         finally:
             self.is_open = False
@@ -81,10 +83,12 @@ class Turns:
             PeerFailed: another rank has raised an error.
         """
         while self.is_open and not self._is_serving:
-            said = self._exchange(operation, parts)
-            if FAILED in (kind for kind, _ in said):
+            # User code may have caught the first of these errors.
+            said = [] if self._has_failed else self._exchange(operation, parts)
+            self._has_failed |= FAILED in (kind for kind, _ in said)
+            if self._has_failed:
                 raise PeerFailed("another rank failed; exit.json in the output folder says why")
-            wanted = [kind for kind, _ in said if kind != DONE]
+            wanted = sorted((kind for kind, _ in said if kind != DONE), key=MEAN.__eq__)
             turn = self._turn(wanted[0] if wanted else DONE, said)
             if turn.operation == operation:
                 return turn

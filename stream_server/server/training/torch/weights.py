@@ -149,7 +149,9 @@ class ServerModules:
     @property
     def are_sharded(self) -> bool:
         """Whether the ranks share out parameters of the model."""
-        return any(map(is_sharded, self._server.model.parameters()))
+        # Of a call outside of a step, what is left gathered is given back by that.
+        state = self._server.model.state_dict().values()
+        return any(is_sharded(each) for each in state if isinstance(each, Tensor))
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Take back what `state` or `whole_state` gave; what is made later, in `on_train_start`, waits for that.

@@ -3,6 +3,7 @@
 import warnings
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from stream_server.server.training.torch.state import (
     set_torch_random_states,
     torch_random_states,
 )
-from stream_server.storage.plain_state import from_bytes, to_bytes
+from stream_server.storage.plain_state import from_bytes, read_state, to_bytes
 
 DTYPES = [
     torch.float16,
@@ -266,3 +267,11 @@ def test_junk_is_no_tensor(junk: Any) -> None:
 def test_junk_is_no_state_of_a_module(junk: Any) -> None:
     with pytest.raises(DamagedCheckpoint, match="a module's state cannot be restored"):
         restored({"__module_state__": junk})
+
+
+def test_an_array_of_bytes_that_is_no_tensor_is_read_from_a_deferred_file(tmp_path: Path) -> None:
+    mask = np.arange(70_000, dtype=np.uint8)
+    (tmp_path / "state").write_bytes(to_bytes({"extra": mask}))
+    found = restored(read_state(tmp_path / "state", deferred=True))["extra"]
+    assert isinstance(found, np.ndarray)
+    np.testing.assert_array_equal(found, mask)

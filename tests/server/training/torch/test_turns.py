@@ -1,5 +1,7 @@
 """Ranks that come to different operations, in different orders or not at all, do them all together."""
 
+from contextlib import suppress
+
 import numpy as np
 import pytest
 import torch
@@ -108,3 +110,36 @@ def test_what_comes_at_the_end_is_done_by_all(num_ranks: int) -> None:
         return len(ended)
 
     assert on_ranks(num_ranks, work) == [1] * num_ranks
+
+
+def test_a_mean_waits_for_all_that_are_to_have_a_part_in_it() -> None:
+    orders = [(MEAN,), (GATHER, MEAN), ()]
+
+    def work(ranks: ThreadRanks) -> list[tuple[str, int]]:
+        told = Told(ranks)
+        with told.turns.open():
+            for operation in orders[ranks.rank]:
+                told.take(operation)
+        return told.done
+
+    assert on_ranks(3, work) == [
+        [("serves", GATHER), ("does", MEAN)],
+        [("does", GATHER), ("does", MEAN)],
+        [("serves", GATHER), ("serves", MEAN)],
+    ]
+
+
+def test_an_error_that_user_code_has_caught_lets_nobody_wait() -> None:
+    def work(ranks: ThreadRanks) -> str:
+        told = Told(ranks)
+        try:
+            with told.turns.open():
+                if ranks.rank == 1:
+                    raise ValueError("mine")
+                with suppress(PeerFailed):
+                    told.take(GATHER)
+        except (PeerFailed, ValueError) as error:
+            return type(error).__name__
+        return "nothing"
+
+    assert on_ranks(2, work) == ["PeerFailed", "ValueError"]
