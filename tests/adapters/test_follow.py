@@ -177,7 +177,8 @@ def test_output_and_status_are_those_of_the_solver(
         follow("mkdir out; cp made/step_00[01]* out; echo said; echo complained >&2; exit 3")
     assert ended.value.code == 3
     assert capfd.readouterr() == ("said\n", "complained\n")
-    # The last file may be half of one.
+    # The last file may be half of one. What was sent may come a moment after the command has ended.
+    server.wait_until(lambda: bool(server.num_sent))
     assert set(server.num_sent) == {0}
 
 
