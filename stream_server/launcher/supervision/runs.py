@@ -61,22 +61,23 @@ def supervise_study(config: StudyConfig, command: ServerCommand, *, ends_at: flo
     lock = StudyLock(config.output_dir / RUN_LOCK, PROGRAM)
     with run_folder.hold(config.output_dir, resume=command.resume), lock, Journal(config.output_dir) as journal:
         _start_log(config)
+        # Before the backend is closed by whatever is refused: that ends the simulations of this study.
+        if is_resumed(journal.history, servers.backend, link=None):
+            if command.retry is not None:
+                raise ConfigError(
+                    "--retry is for a study that has ended, but this one goes on: its launcher was killed. Run the "
+                    "command without --retry to take it over; once it has ended, --retry tries again"
+                )
+            if journal.history.server is not None:
+                _check_takeover(config)
+        if journal.history.server is None:
+            command.require_room()
         with (
             ThreadErrors() as errors,
             Signals(signal.SIGCHLD, *stop_signals()) as signals,
             closing(jobs.backend),
             closing(servers),
         ):
-            if is_resumed(journal.history, servers.backend, link=None):
-                if command.retry is not None:
-                    raise ConfigError(
-                        "--retry is for a study that has ended, but this one goes on: its launcher was killed. Run the "
-                        "command without --retry to take it over; once it has ended, --retry tries again"
-                    )
-                if journal.history.server is not None:
-                    _check_takeover(config)
-            if journal.history.server is None:
-                command.require_room()
             kept = _kept(config)
             address = begin(journal, jobs, servers, link=None).link
             folder = private_folder.of(address)
