@@ -124,7 +124,7 @@ class Ours:
 
 
 class Bare:
-    """What the tutorial of FSDP2 has."""
+    """A bare training loop as in the FSDP2 tutorial."""
 
     def __init__(self, stack: ExitStack, ranks: Ranks, width: int) -> None:
         if not torch.distributed.is_initialized():

@@ -1,4 +1,4 @@
-"""Where the CPU time of the transport goes: µs for each MB, by thread, of real clients and of one rank.
+"""CPU time of the transport in µs per MB, by thread, for real clients and one rank.
 
 Each client sends steps of one float32 field as fast as it may while the main thread of the rank draws, looks whether
 each is the step that it should be, and lets it go. Each line is a round; in the first ones clients fill their windows
@@ -34,7 +34,7 @@ MIN_US = 1.0
 
 
 class Thread(NamedTuple):
-    """What a thread has used so far: seconds of CPU time, and pages that the system handed out."""
+    """Resources used by a thread so far: CPU seconds and page faults."""
 
     name: str
     cpu_s: float

@@ -110,7 +110,7 @@ def train(job: Job) -> dict[str, Any]:
 
 
 def outcome_of(job: Job) -> dict[str, Any]:
-    """What a rank has at the end of a job, or its error where that is wanted."""
+    """The result of a job on this rank, or its error if the job expects one."""
     try:
         return train(job)
     except (ConfigError, UserCodeError) as error:

@@ -43,7 +43,7 @@ def of_whole(ranks: Ranks, tensors: Mapping[str, Tensor]) -> Fingerprints:
 
 
 def _share(tensor: Tensor) -> int:
-    """What the rows of this rank add to the fingerprint of a sharded tensor."""
+    """This rank's contribution to the fingerprint of a sharded tensor."""
     own, first = local(tensor), rows(tensor).start
     words = tensor.element_size() // min(tensor.element_size(), 4)
     num_chunks, start = -(-tensor.numel() * words // CHUNK), own[:1].numel() * first * words

@@ -99,7 +99,7 @@ def bytes_of(tensor: Tensor) -> NDArray[np.uint8]:
 
 
 def saved_shard(tensor: Tensor) -> dict[str, Any]:
-    """What a rank saves of a sharded tensor."""
+    """The saved form of one rank's shard of a tensor."""
     dtype, offset = str(tensor.dtype).removeprefix("torch."), rows(tensor).start
     return shard(dtype=dtype, shape=tensor.shape, offset=offset, values=bytes_of(local(tensor)))
 
