@@ -124,9 +124,9 @@ def _run(config: StudyConfig, ranks: Ranks, start: StartOptions, stops: StopRequ
     _require_memory(config, ranks)
     _require_network(config, ranks)
     folder = OutputFolder(config.output_dir)
-    if not start.fresh and by_rank_0(ranks, lambda: _is_over(config, folder, start)):
+    if not start.fresh and (told := by_rank_0(ranks, lambda: _told_if_over(config, folder, start))):
         if ranks.rank == 0:
-            print(_told_that_it_is_over(config, folder))
+            print(told)
         return 0
     by_rank_0(ranks, lambda: _require_program(config, start))
     with ExitStack() as locks:
@@ -155,25 +155,22 @@ def _run(config: StudyConfig, ranks: Ranks, start: StartOptions, stops: StopRequ
             return train(study, writers)
 
 
-def _is_over(config: StudyConfig, folder: OutputFolder, start: StartOptions) -> bool:
-    """Whether the study is finished, and nothing of it is to be tried again. Rank 0.
+def _told_if_over(config: StudyConfig, folder: OutputFolder, start: StartOptions) -> str:
+    """What to say if the study is finished, and nothing of it is to be tried again; "" if it goes on. Rank 0.
 
     Raises:
-        ConfigError: it is, but `config` would have trained something else.
+        ConfigError: it is finished, but `config` would have trained something else.
     """
-    is_finished = folder.is_finished(config.resolved())
-    if is_finished:
-        folder.check_start(config, resume=start.resume)
-    return is_finished and (start.retry is None or not folder.has_given_up(config, start.retry))
-
-
-def _told_that_it_is_over(config: StudyConfig, folder: OutputFolder) -> str:
+    if not folder.is_finished(config.resolved()):
+        return ""
+    earlier = folder.check_start(config, resume=start.resume)
+    if start.retry is not None and folder.has_given_up(config, start.retry):
+        return ""
     checkpoints, changed = CheckpointFolder(config.checkpoint.dir or folder.checkpoints), ""
     with suppress(DamagedCheckpoint, OSError):
         its_class = digest_of(config.server.class_, config.study_dir)
         if any(checkpoints.manifest(number).class_digest != its_class for number in checkpoints.numbers()[-1:]):
             changed = " The file with the server class has changed since then, and its model has not."
-    earlier = folder.check_start(config, resume=False)
     if earlier is not None and (others := [it.path for it in differences(earlier, config) if it.is_of_training]):
         changed += f" What study.json has changed since then ({listed(others)}) has no effect on it."
     return (
