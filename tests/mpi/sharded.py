@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from stream_server.errors import StreamServerError
+from stream_server.server.training.torch import turns
 from tests.mpi.models.cases import CASES, Case, adam, mlp
 from tests.mpi.models.ranks import RANKS, Job, train
 
@@ -86,6 +87,7 @@ def failure(name: str) -> str:
 
 
 if __name__ == "__main__":
+    turns.EQUAL_PASSES = 1
     CASES.update(CALLED, failing=Case(make=mlp, loss=failing), penalised=Case(make=mlp, loss=penalised))
     found: dict[str, Any] = {name: RANKS.gather(train(job(name))) for name in CALLED}
     found |= {name: RANKS.gather(failure(name)) for name in ("penalised", "failing")}

@@ -22,6 +22,7 @@ from stream_server.server.metrics.union_mean import UnionMean
 from stream_server.server.progress.batches import UnionBatch
 from stream_server.server.progress.progress import Progress
 from stream_server.server.ranks.communicator import ranks_from_environment
+from stream_server.server.training.torch import turns
 from stream_server.server.training.torch.learning_rates import LearningRates
 from stream_server.server.training.torch.step import TorchStep
 from stream_server.server.user.torch_server import TorchServer
@@ -131,6 +132,8 @@ def train_all(jobs: Sequence[Job]) -> list[list[dict[str, Any]] | None]:
 if __name__ == "__main__":
     # A skipped update is told.
     logging.disable(logging.WARNING)
+    # Each step follows the script of the one before, from which most differ.
+    turns.EQUAL_PASSES = 1
     everyone = train_all(json.loads(sys.argv[1]))
     if RANKS.rank == 0:
         Path(sys.argv[2]).write_text(json.dumps(everyone))

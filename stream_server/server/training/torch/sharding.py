@@ -7,7 +7,8 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
+from functools import partial, reduce
+from operator import or_
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -29,7 +30,7 @@ from stream_server.server.training.torch.device_copies import mapped
 from stream_server.server.training.torch.learning_rates import as_list
 from stream_server.server.training.torch.model import shared_out
 from stream_server.server.training.torch.reduction import UnionGradients, gradients_of, norm_of
-from stream_server.server.training.torch.turns import MEAN, Turn, Turns
+from stream_server.server.training.torch.turns import MEAN, Script, Turn, Turns
 from stream_server.server.training.torch.weights import other_modules
 from stream_server.server.user.torch_server import TorchServer
 from stream_server.wording import listed
@@ -103,6 +104,8 @@ class ShardedGradients(UnionGradients):
         beside = None if device.type == "cpu" or ranks.size == 1 else dist.new_group(backend="gloo")
         self._turns = Turns(ranks, partial(dist.all_reduce, group=beside), most_parts=most)
         self._turns.serve = self._serve
+        self._turns.settle = self._settle
+        self._without: set[Any] = set()
         self._has_derivative = False
         self._server = server
         server.union_mean.take_turns(self._turns)
@@ -124,6 +127,8 @@ class ShardedGradients(UnionGradients):
 
     @contextmanager
     def together(self, *, calls: bool = True) -> Iterator[None]:
+        if not self._turns.is_open:
+            self._without = {each for root in self._roots for each in root.parameters() if each.grad is None}
         with self._turns.open(self._tidy):
             self._reshard_after_backward(False)
             self._has_derivative = False
@@ -174,11 +179,10 @@ class ShardedGradients(UnionGradients):
         def agreed_post_backward(*unused: Any) -> None:
             # Until the backward pass begins, this is that of a gradient within the loss.
             self._has_derivative |= not group.reshard_after_backward
-            parts = [_has_gradient(each) for each in group.fsdp_params]
-            if any(parts):
-                for each, is_in in zip(group.fsdp_params, self._turns.take(operation + 1, parts).parts, strict=False):
-                    if is_in and not _has_gradient(each):
-                        each._unsharded_param.grad = torch.zeros_like(each._unsharded_param)
+            parts = sum(_has_gradient(each) << index for index, each in enumerate(group.fsdp_params))
+            if parts:
+                for each in _chosen(group, self._turns.take(operation + 1, parts).parts & ~parts):
+                    each._unsharded_param.grad = torch.zeros_like(each._unsharded_param)
             post_backward(*unused)
 
         group.post_backward = agreed_post_backward
@@ -192,6 +196,14 @@ class ShardedGradients(UnionGradients):
             _add_zeros(self._groups[number], turn.parts)
         else:
             _give_shards(self._groups[number])
+
+    def _settle(self, wanted: Script) -> None:
+        """Leave no gradient that is made of zeros alone, which no rank wanted."""
+        for number, group in enumerate(self._groups):
+            reductions = (parts for operation, parts in wanted if operation == _FIRST + 2 * number + 1)
+            for each in _chosen(group, ~reduce(or_, reductions, 0)):
+                if each.sharded_param in self._without:
+                    each.sharded_param.grad = None
 
 
 class _AgreedGather:
@@ -228,19 +240,26 @@ def _give_shards(group: Any) -> None:
             each.sharded_state = state
 
 
-def _add_zeros(group: Any, parts: Sequence[bool]) -> None:
+def _add_zeros(group: Any, parts: int) -> None:
     """Take part in adding up the gradients of a unit, without any of its own; it stays as far as it is."""
     own = [each._unsharded_param.grad for each in group.fsdp_params]
     reshards, group.reshard_after_backward = group.reshard_after_backward, False
     try:
         with group.use_training_state(group._training_state):
-            for each, is_in in zip(group.fsdp_params, parts, strict=False):
-                each._unsharded_param.grad = torch.zeros_like(each._unsharded_param) if is_in else None
+            for each in group.fsdp_params:
+                each._unsharded_param.grad = None
+            for each in _chosen(group, parts):
+                each._unsharded_param.grad = torch.zeros_like(each._unsharded_param)
             type(group).post_backward(group)
     finally:
         group.reshard_after_backward = reshards
         for each, gradient in zip(group.fsdp_params, own, strict=True):
             each._unsharded_param.grad = gradient
+
+
+def _chosen(group: Any, parts: int) -> Iterator[Any]:
+    """The parameters of a unit whose bits are set."""
+    return (each for index, each in enumerate(group.fsdp_params) if parts >> index & 1)
 
 
 def _has_gradient(parameter: Any) -> bool:

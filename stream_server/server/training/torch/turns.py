@@ -3,8 +3,11 @@
 Why: docs/decisions/0101-sharded-training.md
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import reduce
+from operator import or_
 from typing import Any, NamedTuple
 
 import torch
@@ -13,15 +16,18 @@ from stream_server.errors import PeerFailed
 from stream_server.server.ranks.communicator import Ranks
 
 DONE, FAILED, MEAN = 0, 1, 2
+EQUAL_PASSES = 8
+"""Number of equal passes in a row from which on the next one follows their script."""
 _BITS = 62
+Script = tuple[tuple[int, int], ...]
 
 
 class Turn(NamedTuple):
-    """An operation of all ranks: its number, the lowest rank that wants it, and which parts any rank has for it."""
+    """An operation of all ranks: its number, which parts any rank has for it, as bits, and the lowest that wants it."""
 
     operation: int
+    parts: int
     caller: int
-    parts: list[bool]
 
 
 class Turns:
@@ -32,26 +38,40 @@ class Turns:
     can wait for each other. A mean waits until all that are not done have come to one: whoever serves it has no part in
     it.
 
+    What the ranks did in the last passes, if it was the same in each, is the script of the next one: as long as it
+    lasts, its operations are done without asking, and whoever does not come to the next one serves it. Only before a
+    mean all are asked, and the script ends if they want something else. At the next exchange they hear what was served
+    in vain.
+
     Operations are numbers from `MEAN` on; each has at most `most_parts` parts. `add_up` replaces integers by their sums
     over the ranks. Any thread, one at a time.
 
     Attributes:
         serve: called with each turn of another rank.
+        settle: called at the end of a pass in which something was served in vain, with what ranks wanted in it.
         has_served: whether it was since the turns were opened.
     """
 
     def __init__(self, ranks: Ranks, add_up: Callable[[torch.Tensor], Any], *, most_parts: int) -> None:
         self.is_open = False
         self.serve: Callable[[Turn], None] = lambda turn: None
+        self.settle: Callable[[Script], None] = lambda wanted: None
         self._ranks = ranks
         self._add_up = add_up
-        self._num_words = 1 + -(-most_parts // _BITS)
+        self._shifts = range(0, max(most_parts, 1), _BITS)
         self._is_serving = self._has_failed = False
         self.has_served = False
+        self._last: dict[bool, tuple[Script, int]] = {}
+        self._script: deque[tuple[int, int]] = deque()
+        self._done: list[tuple[int, int]] = []
+        self._own: list[int] = []
+        self._wanted: list[tuple[int, int]] = []
 
     @contextmanager
     def open(self, at_end: Callable[[], None] = lambda: None) -> Iterator[None]:
         """Within, ranks take turns; whoever comes to the end calls `at_end` and serves the others until all are there.
+
+        Passes with gradients and those without, as of a validation, have a script each.
 
         Raises:
             PeerFailed: another rank has raised an error within.
@@ -60,62 +80,83 @@ class Turns:
             yield
             at_end()
             return
+        has_gradients = torch.is_grad_enabled()
+        last, num_equal = self._last.pop(has_gradients, ((), 0))
+        self._script = deque(last if num_equal >= EQUAL_PASSES else ())
+        self._done, self._own, self._wanted = [], [], []
         self.is_open, self.has_served, self._has_failed = True, False, False
         try:
             yield
             at_end()
             self.take(DONE)
+            wanted = tuple((operation, parts) for operation, parts in self._wanted if parts)
+            self._last[has_gradients] = wanted, num_equal + 1 if wanted == last else 1
+            if self._wanted != self._done:
+                self.settle(wanted)
         except PeerFailed:
             raise
         except Exception:
             # Of a peer that has died or failed the error is known already.
-            with suppress(RuntimeError):
-                if not self._has_failed:
-                    self._exchange(FAILED, ())
+            with suppress(RuntimeError, PeerFailed):
+                self.take(FAILED)
             raise
         finally:
             self.is_open = False
 
-    def take(self, operation: int, parts: Sequence[bool] = ()) -> Turn:
+    def take(self, operation: int, parts: int = 1) -> Turn:
         """Wait for the turn of an operation, and serve the others until then; gives what those who want it have.
 
         Raises:
             PeerFailed: another rank has raised an error.
         """
         while self.is_open and not self._is_serving:
-            # User code may have caught the first of these errors.
-            said = [] if self._has_failed else self._exchange(operation, parts)
-            self._has_failed |= FAILED in (kind for kind, _ in said)
-            if self._has_failed:
-                raise PeerFailed("another rank failed; exit.json in the output folder says why")
-            wanted = sorted((kind for kind, _ in said if kind != DONE), key=MEAN.__eq__)
-            turn = self._turn(wanted[0] if wanted else DONE, said)
-            if turn.operation == operation:
+            turn = self._next(operation, parts)
+            is_own = turn.operation == operation and not parts & ~turn.parts
+            if turn.operation != DONE:
+                self._done.append((turn.operation, turn.parts))
+                self._own.append(parts if is_own else 0)
+            if is_own:
                 return turn
             self._is_serving = self.has_served = True
             try:
                 self.serve(turn)
             finally:
                 self._is_serving = False
-        return Turn(operation, self._ranks.rank, list(parts))
+        return Turn(operation, parts, self._ranks.rank)
 
     def take_mean(self) -> int:
         return self.take(MEAN).caller
 
-    def _exchange(self, operation: int, parts: Sequence[bool]) -> list[tuple[int, list[int]]]:
-        """What each rank wants, and which parts it has, in words of `_BITS`."""
-        rank, words = self._ranks.rank, [operation] + [0] * (self._num_words - 1)
-        for index, has in enumerate(parts):
-            words[1 + index // _BITS] |= has << index % _BITS
-        said = torch.zeros(self._ranks.size, self._num_words, dtype=torch.int64)
-        said[rank] = torch.tensor(words)
-        self._add_up(said)
-        return [(kind, of_rank) for kind, *of_rank in said.tolist()]
+    def _next(self, operation: int, parts: int) -> Turn:
+        # User code may have caught the first of these errors.
+        if not self._has_failed:
+            scripted = self._script.popleft() if self._script else None
+            if scripted is not None and scripted[0] != MEAN:
+                return Turn(*scripted, self._ranks.rank)
+            kinds, had = self._exchange(operation, parts)
+            self._has_failed = FAILED in kinds
+        if self._has_failed:
+            raise PeerFailed("another rank failed; exit.json in the output folder says why")
+        agreed = min((kind for kind in kinds if kind != DONE), key=MEAN.__eq__, default=DONE)
+        if agreed != MEAN:
+            self._script.clear()
+        callers = [rank for rank, kind in enumerate(kinds) if kind == agreed]
+        return Turn(agreed, reduce(or_, (had[rank] for rank in callers)), callers[0])
 
-    def _turn(self, operation: int, said: Sequence[tuple[int, list[int]]]) -> Turn:
-        callers = [rank for rank, (kind, _) in enumerate(said) if kind == operation]
-        words = [0] * (self._num_words - 1)
-        for caller in callers:
-            words = [word | other for word, other in zip(words, said[caller][1], strict=True)]
-        parts = [bool(word >> bit & 1) for word in words for bit in range(_BITS)]
-        return Turn(operation, callers[0], parts)
+    def _exchange(self, operation: int, parts: int) -> tuple[Sequence[int], Sequence[int]]:
+        """What each rank wants, and which parts it has; notes which parts any had in the operations since the last."""
+        own = (operation, parts, *self._own)
+        said = torch.zeros(self._ranks.size, len(own), len(self._shifts), dtype=torch.int64)
+        said[self._ranks.rank] = torch.tensor([*map(self._words, own)])
+        self._add_up(said)
+        kinds, had, *of_done = zip(*map(self._numbers, said.tolist()), strict=True)
+        done = self._done[len(self._wanted) :]
+        self._wanted += [(kind, reduce(or_, of_all)) for (kind, _), of_all in zip(done, of_done, strict=True)]
+        self._own = []
+        return kinds, had
+
+    def _words(self, number: int) -> list[int]:
+        return [number >> shift & (1 << _BITS) - 1 for shift in self._shifts]
+
+    def _numbers(self, said: Iterable[Sequence[int]]) -> list[int]:
+        return [sum(word << shift for word, shift in zip(words, self._shifts, strict=True)) for words in said]
