@@ -29,6 +29,7 @@ from benchmarks import (
     prefetch,
     restart,
     round,
+    sharding,
     steering,
     step,
     validation,
@@ -55,6 +56,7 @@ BENCHMARKS: dict[str, Callable[[], Iterable[Result]]] = {
     "validation": validation.results,
     "steering": steering.results,
     "ddp": ddp.results,
+    "sharding": sharding.speeds,
     "accumulate": accumulate.results,
     "client": client.results,
     "follow": follow.results,
@@ -74,6 +76,7 @@ AT_LEAST = {
     "ack.cost": 0.9,
     "validation.overhead": 0.9,
     "ddp.overhead": 0.95,
+    "sharding.step": 0.95,
     "launch.rate": 3.0,
     "client.c.": 0.8,
 }

@@ -1,10 +1,10 @@
 """The memory and the speed of a model that the ranks share out, against FSDP2 of torch in a bare loop.
 
-Both train a perceptron with 400 MB of weights (24 blocks, each a unit) by a fused Adam, with the same batches from
-memory, on 1, 2 and 4 ranks of one thread. Memory is what a process of its own needs at most, beyond what it had with
+Both train a perceptron of 24 blocks, each a unit, by a fused Adam, with the same batches from memory, on 1, 2 and 4
+ranks of one thread. Memory is what a process of its own needs at most with 400 MB of weights, beyond what it had with
 all modules imported: in all, with the model that was whole at first, and in the steps alone. Speed is steps per second
-of wall time, of the slowest rank, in turn in the same processes; the same with 2 MB of weights (`small`) shows what a
-step costs beside its work.
+of wall time with 100 MB of weights, of the slowest rank, in turn in the same processes, once the ranks know what a step
+does; the same with 2 MB of weights (`small`) shows what a step costs beside its work.
 
     python -m benchmarks.sharding [NUMBER OF RANKS …]
 """
@@ -33,12 +33,13 @@ from stream_server.server.progress.progress import Progress
 from stream_server.server.ranks.communicator import Ranks, ranks_from_environment
 from stream_server.server.training.torch.devices import TorchGroup
 from stream_server.server.training.torch.step import TorchStep
+from stream_server.server.training.torch.turns import EQUAL_PASSES
 from tests.support.settings import settings
 
 RANKS = (1, 2, 4)
 NUM_BLOCKS = 24
-WIDTHS = {"large": 2048, "small": 144}
-STEPS_PER_ROUND = {"large": 1, "small": 3}
+WIDTHS = {"memory": 2048, "step": 1024, "small": 144}
+STEPS_PER_ROUND = {"step": 1, "small": 3}
 BATCH_SIZE = 16
 NUM_PAIRS = 9
 NUM_RUNS = 3
@@ -53,8 +54,12 @@ def results(all_ranks: Sequence[int] = RANKS) -> Iterator[Result]:
         pairs = [[_on_ranks(num, "memory", which) for which in ("ours", "bare")] for _ in range(NUM_RUNS)]
         for index, name in enumerate((f"sharding.memory.{num}", f"sharding.memory.{num}.steps")):
             yield result(name, "MB", [(ours[index], bare[index]) for ours, bare in pairs])
-        yield result(f"sharding.step.{num}", "steps/s", _on_ranks(num, "speed", "large"))
-        yield result(f"sharding.small.{num}", "steps/s", _on_ranks(num, "speed", "small"))
+        yield from speeds(num)
+
+
+def speeds(num_ranks: int = 2) -> Iterator[Result]:
+    for size in STEPS_PER_ROUND:
+        yield result(f"sharding.{size}.{num_ranks}", "steps/s", _on_ranks(num_ranks, "speed", size))
 
 
 def _on_ranks(num_ranks: int, *words: str) -> Any:
@@ -166,7 +171,7 @@ def memory(which: str) -> None:
     ranks = ranks_from_environment()
     before = _memory_kb("VmRSS")
     with ExitStack() as stack:
-        trained = (Ours if which == "ours" else Bare)(stack, ranks, WIDTHS["large"])
+        trained = (Ours if which == "ours" else Bare)(stack, ranks, WIDTHS["memory"])
         trained.train(1)
         whole = _memory_kb("VmHWM") - before
         # From here on the peak is that of the steps.
@@ -188,13 +193,15 @@ def speed(size: str) -> None:
     with ExitStack() as stack:
         # First ours, which opens the process group.
         both = [kind(stack, ranks, WIDTHS[size]) for kind in (Ours, Bare)]
+        for each in both:
+            each.train(EQUAL_PASSES)
         pairs = []
-        for number in range(-1, NUM_PAIRS):
+        for number in range(NUM_PAIRS):
             order = (0, 1) if number % 2 else (1, 0)
             rates = {which: _rate(ranks, both[which], STEPS_PER_ROUND[size]) for which in order}
             pairs.append((rates[0], rates[1]))
     if ranks.rank == 0:
-        print(json.dumps(pairs[1:]))
+        print(json.dumps(pairs))
 
 
 def _rate(ranks: Ranks, trained: Ours | Bare, num_steps: int) -> float:

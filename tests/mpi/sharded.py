@@ -1,7 +1,7 @@
 """Run under MPI: trains sharded models that are called in unusual ways, then lets rank 1 fail.
 
-The argument is the JSON file to write: by case what rank 0 has at the end, and under "penalised" and "failing" what
-each rank raised.
+The argument is the JSON file to write: by case what rank 0 has at the end, and under "penalised", "failing" and
+"failing later" what each rank raised.
 """
 
 import json
@@ -73,6 +73,17 @@ def failing(model: Any, rows: Tensor) -> Tensor:
     return functional.mse_loss(model(rows[:, :8]), rows[:, 8:16])
 
 
+def failing_later(model: Any, rows: Tensor) -> Tensor:
+    """When the ranks know what a step does, and between two units."""
+    first, *others = model
+    code = first(rows[:, :8])
+    if RANKS.rank == 1 and len(rows) == 1:
+        raise ValueError("this rank alone")
+    for each in others:
+        code = each(code)
+    return functional.mse_loss(code, rows[:, 8:16])
+
+
 def job(name: str) -> Job:
     return {"case": name, "steps": STEPS, "training": TRAINING}
 
@@ -88,8 +99,9 @@ def failure(name: str) -> str:
 
 if __name__ == "__main__":
     turns.EQUAL_PASSES = 1
-    CASES.update(CALLED, failing=Case(make=mlp, loss=failing), penalised=Case(make=mlp, loss=penalised))
+    losses = {"penalised": penalised, "failing": failing, "failing later": failing_later}
+    CASES.update(CALLED, **{name: Case(make=mlp, loss=loss) for name, loss in losses.items()})
     found: dict[str, Any] = {name: RANKS.gather(train(job(name))) for name in CALLED}
-    found |= {name: RANKS.gather(failure(name)) for name in ("penalised", "failing")}
+    found |= {name: RANKS.gather(failure(name)) for name in losses}
     if RANKS.rank == 0:
         Path(sys.argv[1]).write_text(json.dumps(found))

@@ -28,8 +28,9 @@ def test_a_sharded_model_may_be_called_in_any_way(found: Any, name: str) -> None
         np.testing.assert_allclose(first[part], numbers, rtol=1e-10, atol=1e-12, err_msg=part)
 
 
-def test_ranks_that_wait_for_one_that_raises_an_error_leave_at_once(found: Any) -> None:
-    assert [told.partition(":")[0] for told in found["failing"]] == ["PeerFailed", "UserCodeError"]
+@pytest.mark.parametrize("name", ["failing", "failing later"])
+def test_ranks_that_wait_for_one_that_raises_an_error_leave_at_once(found: Any, name: str) -> None:
+    assert [told.partition(":")[0] for told in found[name]] == ["PeerFailed", "UserCodeError"]
 
 
 def test_a_penalty_on_the_weights_of_which_a_rank_would_have_its_own_part_is_refused(found: Any) -> None:
