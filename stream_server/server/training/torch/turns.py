@@ -6,6 +6,7 @@ Why: docs/decisions/0101-sharded-training.md
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from functools import reduce
 from operator import or_
 from typing import Any, NamedTuple
@@ -28,6 +29,23 @@ class Turn(NamedTuple):
     operation: int
     parts: int
     caller: int
+
+
+@dataclass(slots=True)
+class _Pass:
+    """What all ranks do between the opening of the turns and the end.
+
+    Attributes:
+        script: the rest of what they do without asking.
+        done: all that they did so far, with the parts that were there for it.
+        own: the parts that this rank had for what was done since the last exchange.
+        wanted: what was done before that, with the parts that any rank had for it.
+    """
+
+    script: deque[tuple[int, int]] = field(default_factory=deque)
+    done: list[tuple[int, int]] = field(default_factory=list)
+    own: list[int] = field(default_factory=list)
+    wanted: list[tuple[int, int]] = field(default_factory=list)
 
 
 class Turns:
@@ -62,10 +80,7 @@ class Turns:
         self._is_serving = self._has_failed = False
         self.has_served = False
         self._last: dict[bool, tuple[Script, int]] = {}
-        self._script: deque[tuple[int, int]] = deque()
-        self._done: list[tuple[int, int]] = []
-        self._own: list[int] = []
-        self._wanted: list[tuple[int, int]] = []
+        self._pass = _Pass()
 
     @contextmanager
     def open(self, at_end: Callable[[], None] = lambda: None) -> Iterator[None]:
@@ -82,17 +97,12 @@ class Turns:
             return
         has_gradients = torch.is_grad_enabled()
         last, num_equal = self._last.pop(has_gradients, ((), 0))
-        self._script = deque(last if num_equal >= EQUAL_PASSES else ())
-        self._done, self._own, self._wanted = [], [], []
+        self._pass = _Pass(script=deque(last if num_equal >= EQUAL_PASSES else ()))
         self.is_open, self.has_served, self._has_failed = True, False, False
         try:
             yield
             at_end()
             self.take(DONE)
-            wanted = tuple((operation, parts) for operation, parts in self._wanted if parts)
-            self._last[has_gradients] = wanted, num_equal + 1 if wanted == last else 1
-            if self._wanted != self._done:
-                self.settle(wanted)
         except PeerFailed:
             raise
         except Exception:
@@ -100,6 +110,11 @@ class Turns:
             with suppress(RuntimeError, PeerFailed):
                 self.take(FAILED)
             raise
+        else:
+            wanted = tuple((operation, parts) for operation, parts in self._pass.wanted if parts)
+            self._last[has_gradients] = wanted, num_equal + 1 if wanted == last else 1
+            if self._pass.wanted != self._pass.done:
+                self.settle(wanted)
         finally:
             self.is_open = False
 
@@ -113,8 +128,8 @@ class Turns:
             turn = self._next(operation, parts)
             is_own = turn.operation == operation and not parts & ~turn.parts
             if turn.operation != DONE:
-                self._done.append((turn.operation, turn.parts))
-                self._own.append(parts if is_own else 0)
+                self._pass.done.append((turn.operation, turn.parts))
+                self._pass.own.append(parts if is_own else 0)
             if is_own:
                 return turn
             self._is_serving = self.has_served = True
@@ -130,7 +145,7 @@ class Turns:
     def _next(self, operation: int, parts: int) -> Turn:
         # User code may have caught the first of these errors.
         if not self._has_failed:
-            scripted = self._script.popleft() if self._script else None
+            scripted = self._pass.script.popleft() if self._pass.script else None
             if scripted is not None and scripted[0] != MEAN:
                 return Turn(*scripted, self._ranks.rank)
             kinds, had = self._exchange(operation, parts)
@@ -139,20 +154,21 @@ class Turns:
             raise PeerFailed("another rank failed; exit.json in the output folder says why")
         agreed = min((kind for kind in kinds if kind != DONE), key=MEAN.__eq__, default=DONE)
         if agreed != MEAN:
-            self._script.clear()
+            self._pass.script.clear()
         callers = [rank for rank, kind in enumerate(kinds) if kind == agreed]
         return Turn(agreed, reduce(or_, (had[rank] for rank in callers)), callers[0])
 
     def _exchange(self, operation: int, parts: int) -> tuple[Sequence[int], Sequence[int]]:
         """What each rank wants, and which parts it has; notes which parts any had in the operations since the last."""
-        own = (operation, parts, *self._own)
+        done, wanted = self._pass.done, self._pass.wanted
+        own = (operation, parts, *self._pass.own)
         said = torch.zeros(self._ranks.size, len(own), len(self._shifts), dtype=torch.int64)
         said[self._ranks.rank] = torch.tensor([*map(self._words, own)])
         self._add_up(said)
         kinds, had, *of_done = zip(*map(self._numbers, said.tolist()), strict=True)
-        done = self._done[len(self._wanted) :]
-        self._wanted += [(kind, reduce(or_, of_all)) for (kind, _), of_all in zip(done, of_done, strict=True)]
-        self._own = []
+        for (kind, _), of_all in zip(done[len(wanted) :], of_done, strict=True):
+            wanted.append((kind, reduce(or_, of_all)))
+        self._pass.own = []
         return kinds, had
 
     def _words(self, number: int) -> list[int]:
