@@ -5,8 +5,10 @@ from collections import deque
 from collections.abc import Sequence
 
 import numpy as np
+from msgspec.structs import replace
 
 from stream_server.client_api.retention import Bits, Retention, Steps
+from stream_server.client_api.segment import Segment
 from stream_server.client_api.transport import Dealer
 from stream_server.errors import Refused
 from stream_server.failpoints import failpoint
@@ -31,6 +33,8 @@ from stream_server.messages.tcp import unreached_advice
 MESSAGE_BYTES = 512 * 1024
 PENDING_BYTES = 16 * 1024 * 1024
 PENDING_S = 0.005
+# Less is sent as fast through the socket.
+SEGMENT_FROM_BYTES = 64 * 1024
 
 
 class FlowControl:
@@ -101,7 +105,8 @@ class DataConnection:
     knows steps of the simulation, for it to compare them with those that its samples have.
 
     Nothing here waits: a caller that wants to send checks whether there is `room`, and reads the answers if not. What
-    was sent is in the `retention`. With `one_by_one` no two steps share a message.
+    was sent is in the `retention`. With `one_by_one` no two steps share a message. Large ones go through the `segment`,
+    as long as that has room.
 
     Attributes:
         credit: how many steps may be on their way.
@@ -123,6 +128,7 @@ class DataConnection:
         stride: int,
         num_server_ranks: int,
         one_by_one: bool = False,
+        segment: Segment | None = None,
     ) -> None:
         self.dealer = dealer
         self.is_open = False
@@ -136,7 +142,8 @@ class DataConnection:
         self.silent_s = 0.0
         self.stale = ""
         self._is_unknown = False
-        self._opening = opening
+        self._opening = opening if segment is None else replace(opening, segment=segment.offer)
+        self._segment = segment
         self._unsent_statics = statics
         self._server_rank = server_rank
         self._stride = stride
@@ -273,6 +280,8 @@ class DataConnection:
         self.credit = opened.credit
         self._flow = FlowControl(opened.credit)
         self.known = Bits(bytes.fromhex(opened.known))
+        if not opened.segment:
+            self._segment = None
         blocks = self._opening.blocks
         steps_per_message = min(self._message_bytes // max(1, sum(map(wire.block_bytes, blocks))), opened.credit // 2)
         if steps_per_message > 1 and not self._one_by_one:
@@ -289,8 +298,17 @@ class DataConnection:
     def _send(self, indices: range, present: int, payload: Sequence[np.ndarray]) -> None:
         """Send steps in one message, or one of more than MAX_PART_BYTES in parts."""
         self._send_statics()
-        if len(indices) > 1 or sum(array.nbytes for array in payload) <= MAX_PART_BYTES:
-            copies = self._send_data(indices.start, present, payload, num_steps=len(indices))
+        num_bytes = sum(array.nbytes for array in payload)
+        if len(indices) > 1 or num_bytes <= MAX_PART_BYTES:
+            stored = None
+            if self._segment is not None and num_bytes >= SEGMENT_FROM_BYTES:
+                stored = self._segment.store(payload)
+            if stored is None:
+                copies = self._send_data(indices.start, present, payload, num_steps=len(indices))
+            else:
+                start, copies = stored
+                place = [np.frombuffer(wire.OFFSET.pack(start), np.uint8)]
+                self._send_data(indices.start, present, place, num_steps=len(indices), in_segment=True)
             pieces, num_messages = [[copy] for copy in copies], 1
         else:
             pieces = self._send_parts(indices.start, present, payload)
@@ -325,6 +343,7 @@ class DataConnection:
         offset: int = 0,
         last: bool = True,
         static: bool = False,
+        in_segment: bool = False,
         sequence: int = 0,
     ) -> list[memoryview]:
         data = Data(
@@ -339,6 +358,7 @@ class DataConnection:
             offset=offset,
             last=last,
             static=static,
+            in_segment=in_segment,
             checksum=wire.checksum(payload) if self.dealer.needs_checksum else None,
         )
         return self.dealer.send(data, payload)

@@ -17,6 +17,7 @@ import numpy as np
 from stream_server.client_api.data_connection import DataConnection
 from stream_server.client_api.hello import SilenceTimer, ask
 from stream_server.client_api.retention import OrderedSteps, Retention, Steps
+from stream_server.client_api.segment import Segment
 from stream_server.client_api.transport import Transport
 from stream_server.client_api.watch import ConnectionWatch
 from stream_server.errors import Refused, SimulationError, StepsLost, Unreachable
@@ -29,6 +30,8 @@ from stream_server.wording import counted
 PING_S = 0.5
 REOPEN_S = 1.0
 RELEASE_S = 1.0
+# Steps on their way, beside those that are retained.
+UNDER_WAY_BYTES = 64 * 1024 * 1024
 
 
 class _ConnectionLost(Exception):
@@ -72,6 +75,7 @@ class Session:
         self._silence_s = silence_s
         self._entered = OrderedSteps()
         self._retention = Retention(max_bytes=welcome.window_bytes)
+        self._segment: Segment | None = None
         self._transport: Transport | None = None
         self._connections: list[DataConnection] = []
         self._dealing = Dealing(welcome.routing, len(welcome.endpoints))
@@ -107,7 +111,7 @@ class Session:
                     self._stop(connection.stop_reason)
                 return
             except _ConnectionLost:
-                self.close()
+                self._disconnect()
             except _StudyEnded as ended:
                 self._stop(str(ended))
 
@@ -121,7 +125,7 @@ class Session:
                 self._end()
                 return
             except _ConnectionLost:
-                self.close()
+                self._disconnect()
             except _StudyEnded as ended:
                 self._stop(str(ended))
 
@@ -144,6 +148,8 @@ class Session:
         """Go on without the server: `keep` what would be sent, until `may_resume` and then `send` or `finish`."""
         self._set_aside()
         self._retention.unsent_may_go = True
+        # A server that only slept still reads there what it was sent.
+        self._leave_segment()
 
     def keep(self, index: int, present: int, arrays: Sequence[np.ndarray]) -> None:
         """Keep a step while interrupted; the oldest ones go when there is no room."""
@@ -164,6 +170,16 @@ class Session:
 
     def close(self, *, linger: bool = False) -> None:
         """Leave without a word; with `linger` what was sent may still go out for a moment. May be called again."""
+        self._disconnect(linger=linger)
+        self._leave_segment()
+
+    def abandon(self) -> None:
+        """Leave, but let what was sent go out for a moment."""
+        with contextlib.suppress(SimulationError):
+            self._flush()
+        self.close(linger=True)
+
+    def _disconnect(self, *, linger: bool = False) -> None:
         if self._transport is None:
             return
         for connection in self._connections:
@@ -172,11 +188,10 @@ class Session:
         self._transport = None
         self._connections = []
 
-    def abandon(self) -> None:
-        """Leave, but let what was sent go out for a moment."""
-        with contextlib.suppress(SimulationError):
-            self._flush()
-        self.close(linger=True)
+    def _leave_segment(self) -> None:
+        if self._segment is not None:
+            self._segment.close()
+            self._segment = None
 
     def _retain(self, index: int, present: int, arrays: Sequence[np.ndarray]) -> None:
         payload = [[memoryview(array.tobytes())] for array in arrays]
@@ -208,7 +223,7 @@ class Session:
 
     def _set_aside(self) -> None:
         """Leave the server, if there is one, with all that it may not have."""
-        self.close()
+        self._disconnect()
         self._retention.unsent_may_go = False
         self._retention.set_aside(self._entered)
 
@@ -241,19 +256,24 @@ class Session:
         num_ranks = len(welcome.endpoints)
         self._dealing = Dealing(welcome.routing, num_ranks)
         self._transport = Transport(host=file.host, security=file.security, num_connections=num_ranks)
+        # The size of a message gives the length of its step.
+        is_ragged = any(field.ragged and not field.is_static for field in welcome.fields)
+        dealers = [self._transport.connect(addresses) for addresses in welcome.endpoints]
+        if self._segment is None and not is_ragged and not all(dealer.is_tcp for dealer in dealers):
+            self._segment = Segment.make(welcome.window_bytes + UNDER_WAY_BYTES)
         self._connections = [
             DataConnection(
-                self._transport.connect(addresses),
+                dealer,
                 opening,
                 self.statics,
                 self._retention,
                 server_rank=rank,
                 stride=self._dealing.stride,
                 num_server_ranks=num_ranks,
-                # The size of a message gives the length of its step.
-                one_by_one=any(field.ragged and not field.is_static for field in welcome.fields),
+                one_by_one=is_ragged,
+                segment=None if dealer.is_tcp else self._segment,
             )
-            for rank, addresses in enumerate(welcome.endpoints)
+            for rank, dealer in enumerate(dealers)
         ]
         for connection in self._connections:
             connection.ask_to_open()

@@ -9,7 +9,8 @@ from collections.abc import Iterable
 from enum import StrEnum, auto
 from typing import Annotated, Any, Literal
 
-from msgspec import Meta, Struct
+from msgspec import UNSET, Meta, Struct, UnsetType
+from msgspec.structs import replace
 
 from stream_server.messages.codec import JsonMessage, JsonObject
 
@@ -39,6 +40,7 @@ NotNegative = Annotated[float, Meta(ge=0)]
 # A text of C ends at a zero character.
 Text = Annotated[str, Meta(max_length=2**16 - 1, pattern=r"\A[^\0]*\Z")]
 Name = Annotated[str, Meta(min_length=1, max_length=2**16 - 1, pattern=r"\A[^\0]*\Z")]
+Token = Annotated[str, Meta(pattern=r"\A[0-9a-f]{32}\Z")]
 Digits = Annotated[str, Meta(pattern=r"\A(?:[0-9a-f]{2})*\Z")]
 Parameters = Annotated[dict[Text, float], Meta(max_length=2**16 - 1)]
 Addresses = Annotated[tuple[Text, ...], Meta(min_length=1, max_length=16)]
@@ -200,11 +202,24 @@ class Welcome(ControlMessage, frozen=True, kw_only=True):
         _check_names(field.name for field in self.fields)
 
 
+class SegmentOffer(JsonObject, frozen=True, kw_only=True):
+    """Memory that a client shares with a server on its node: a memfd, which is open in the client as `descriptor`.
+
+    It has `bytes` bytes and begins with those of `token`: another process may have the same number elsewhere.
+    """
+
+    pid: Count
+    descriptor: Count
+    bytes: Count
+    token: Token
+
+
 class Open(ControlMessage, frozen=True, kw_only=True):
     """First message on a data connection: the blocks that this client rank will send, in this order.
 
     `static_blocks` are those of the fields that are sent once per simulation; of a ragged one a block is the rows of
     this client rank, as many as it has, and begins at 0: the server puts those of all ranks one after the other.
+    In the `segment` the server may read the steps that `Data` says are there.
     """
 
     study: Text
@@ -215,22 +230,29 @@ class Open(ControlMessage, frozen=True, kw_only=True):
     num_ranks: NumRanks
     blocks: Annotated[tuple[Block, ...], Meta(max_length=MAX_FIELDS)]
     static_blocks: Annotated[tuple[Block, ...], Meta(max_length=MAX_FIELDS)] = ()
+    segment: SegmentOffer | UnsetType = UNSET
 
     def __post_init__(self) -> None:
         _check_rank(self.rank, self.num_ranks)
         _check_names(block.field for block in (*self.blocks, *self.static_blocks))
+
+    @property
+    def without_segment(self) -> "Open":
+        """What a client rank says on each of its connections, whether it shares memory there or not."""
+        return replace(self, segment=UNSET)
 
 
 class Opened(ControlMessage, frozen=True, kw_only=True):
     """Answer to `Open`: how many steps may be unacknowledged, and which indices need not be sent again.
 
     `known` is the server rank's ledger of the simulation: bit i (little-endian bit order) of
-    these bytes, each two hexadecimal digits, is index i.
+    these bytes, each two hexadecimal digits, is index i. `segment`: the server reads from the one that was offered.
     """
 
     incarnation: U32
     credit: Credit
     known: Digits
+    segment: bool | UnsetType = UNSET
 
 
 class Data(Struct, frozen=True, kw_only=True):
@@ -244,7 +266,8 @@ class Data(Struct, frozen=True, kw_only=True):
     order, or None where the transport already guards the bytes.
     `sequence` counts the Data messages of one connection from 0; `last` is False for all parts of a step
     but the last. `static`: a part of a block in `static_blocks` of `Open`, all of which come, in parts and with the
-    index 0, before the first step of the connection.
+    index 0, before the first step of the connection. `in_segment`: whole steps, whose payload frames lie one behind the
+    other in the segment of the client; the only frame that comes is their offset there.
     """
 
     simulation: int
@@ -258,6 +281,7 @@ class Data(Struct, frozen=True, kw_only=True):
     offset: int = 0
     last: bool = True
     static: bool = False
+    in_segment: bool = False
     checksum: int | None = None
 
 

@@ -42,7 +42,8 @@ PREFIX = struct.Struct("<4sHH")
 DATA = struct.Struct("<4sHHQIIQQQQIHBBI")
 ACK = struct.Struct("<4sHHQQB")
 DATA_KIND, ACK_KIND = 1, 2
-LAST, CHECKED, STATIC = 1, 2, 4
+LAST, CHECKED, STATIC, IN_SEGMENT = 1, 2, 4, 8
+OFFSET = struct.Struct("<Q")
 ENDED, STOP = 1, 2
 MAX_CONTROL_BYTES = 4 * 1024 * 1024
 MAX_PROSE_BYTES = 4096
@@ -156,7 +157,9 @@ def _frame(payload: Frame | np.ndarray) -> Frame:
 def _encode_data(data: Data) -> bytes:
     if problem := _data_problem(data):
         raise ValueError(problem)
-    flags = LAST * data.last | CHECKED * (data.checksum is not None) | STATIC * data.static
+    flags = (
+        LAST * data.last | CHECKED * (data.checksum is not None) | STATIC * data.static | IN_SEGMENT * data.in_segment
+    )
     try:
         return DATA.pack(
             MAGIC,
@@ -199,7 +202,7 @@ def _decode_data(header: bytes | memoryview) -> Data:
         unused,
         crc,
     ) = DATA.unpack(header)
-    if flags & ~(LAST | CHECKED | STATIC) or unused or (crc and not flags & CHECKED):
+    if flags & ~(LAST | CHECKED | STATIC | IN_SEGMENT) or unused or (crc and not flags & CHECKED):
         raise MalformedMessage(f"flags {flags}, unused byte {unused} and checksum {crc} do not go together")
     data = Data(
         simulation=simulation,
@@ -213,6 +216,7 @@ def _decode_data(header: bytes | memoryview) -> Data:
         offset=offset,
         last=bool(flags & LAST),
         static=bool(flags & STATIC),
+        in_segment=bool(flags & IN_SEGMENT),
         checksum=crc if flags & CHECKED else None,
     )
     if problem := _data_problem(data):
@@ -227,6 +231,8 @@ def _data_problem(data: Data) -> str | None:
         return "a number is above 2^63 - 1"
     if data.static and (data.field == ALL_FIELDS or data.index):
         return "a field that is sent once per simulation comes block by block, with the index 0"
+    if data.in_segment and (data.field != ALL_FIELDS or data.checksum is not None):
+        return "in a segment are whole steps, without a checksum"
     if data.field == ALL_FIELDS:
         return None if data.last and data.offset == 0 else "a whole step has offset 0 and is the last of itself"
     if data.field >= MAX_FIELDS or not data.present >> data.field & 1:

@@ -12,6 +12,7 @@ from types import TracebackType
 
 import numpy as np
 import zmq
+from msgspec import UNSET
 
 from stream_server.messages import wire
 from stream_server.messages.client import (
@@ -77,6 +78,7 @@ class FakeServer:
         self.withholds_acks = False
         self.drops_acks = False
         self.makes_durable = False
+        self.reads_segments = True
         self.answers_to_hello: list[Message | None] = []
         self.answers_to_open: list[Message | None] = []
         self.answers_to_invalidate: list[Message] = []
@@ -91,8 +93,7 @@ class FakeServer:
         self.failure: BaseException | None = None
         self._transport = transport
         self.statics: dict[tuple[int, int], dict[str, np.ndarray]] = defaultdict(dict)
-        self._blocks: dict[tuple[int, bytes], tuple[Block, ...]] = {}
-        self._static_blocks: dict[tuple[int, bytes], tuple[Block, ...]] = {}
+        self._openings: dict[tuple[int, bytes], Open] = {}
         self._received: dict[tuple[int, bytes], int] = defaultdict(int)
         self._durable: dict[tuple[int, bytes], int] = defaultdict(int)
         self._ended: set[tuple[int, bytes]] = set()
@@ -195,12 +196,12 @@ class FakeServer:
     def acknowledge_all(self) -> None:
         """Send the acknowledgements that were withheld (for `do`)."""
         self.withholds_acks = False
-        for rank, peer in self._blocks:
+        for rank, peer in self._openings:
             self._acknowledge(rank, peer)
 
     def stop_study(self, reason: str = "training converged") -> None:
         """Tell everybody that the study has ended, and why (for `do`)."""
-        for rank, peer in self._blocks:
+        for rank, peer in self._openings:
             self._reply(self._data[rank], peer, Stop(text=reason))
             self._reply(self._data[rank], peer, Ack(received=self._received[rank, peer], durable=0, stop=True))
 
@@ -222,7 +223,7 @@ class FakeServer:
     def _forget_clients(self) -> None:
         self.messages = defaultdict(list)
         self.num_sent = Counter()
-        self._blocks.clear()
+        self._openings.clear()
         self._received.clear()
         self._durable.clear()
         self._ended.clear()
@@ -319,22 +320,26 @@ class FakeServer:
         match message:
             case Open() if message.incarnation != self.incarnation:
                 self._reply(self._data[rank], peer, Refusal(reason=Reason.STALE_INCARNATION, text="say Hello again"))
-            case Data() | End() | Ping() if key not in self._blocks:
+            case Data() | End() | Ping() if key not in self._openings:
                 self._reply(self._data[rank], peer, Refusal(reason=Reason.NOT_OPEN, text="nothing was opened"))
             case Open():
                 answer = self.answers_to_open.pop(0) if self.answers_to_open else None
                 if answer is None:
-                    self._blocks[key] = message.blocks
-                    self._static_blocks[key] = message.static_blocks
+                    self._openings[key] = message
                     answer = Opened(
-                        incarnation=self.incarnation, credit=self.credit, known=self.known.get(rank, b"").hex()
+                        incarnation=self.incarnation,
+                        credit=self.credit,
+                        known=self.known.get(rank, b"").hex(),
+                        segment=True if message.segment and self.reads_segments else UNSET,
                     )
                 self._reply(self._data[rank], peer, answer)
             case Data():
                 assert message.sequence == self._received[key]
                 self._received[key] += 1
-                blocks = self._static_blocks if message.static else self._blocks
-                self._keep(rank, message, blocks[key], payload)
+                opening = self._openings[key]
+                if message.in_segment:
+                    payload = _in_segment(message, opening, *payload)
+                self._keep(rank, message, opening.static_blocks if message.static else opening.blocks, payload)
                 answer = self.answers_to_data.pop(0) if self.answers_to_data else None
                 if answer is not None:
                     self._reply(self._data[rank], peer, answer)
@@ -395,3 +400,13 @@ class FakeServer:
 
 def _whole(fields: dict[str, np.ndarray], block: Block) -> np.ndarray:
     return fields.setdefault(block.field, np.zeros(block.shape, block.dtype))
+
+
+def _in_segment(data: Data, opening: Open, place: bytes) -> tuple[bytes, ...]:
+    """The payload that a message would have had, from the memory of the client."""
+    assert opening.segment
+    present = [block for i, block in enumerate(opening.blocks) if data.present >> i & 1]
+    with open(f"/proc/{opening.segment.pid}/fd/{opening.segment.descriptor}", "rb") as segment:
+        assert segment.read(16).hex() == opening.segment.token
+        segment.seek(int.from_bytes(place, "little"))
+        return tuple(segment.read(data.num_steps * wire.block_bytes(block)) for block in present)

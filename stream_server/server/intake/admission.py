@@ -52,7 +52,7 @@ class Admission:
 
     def forget(self, message: Open) -> None:
         """Drop an `Open` that waits, since the same client rank has said it again over another connection."""
-        for peer in [peer for peer, other in self.waiting.items() if other == message]:
+        for peer in [peer for peer, other in self.waiting.items() if other.without_segment == message.without_segment]:
             del self.waiting[peer]
 
     def _out_of_date(self, message: Open, attempt: AttemptState | None) -> Refusal | None:

@@ -65,7 +65,8 @@ class Assembly:
         """Receive the payload of the next message of a series; its steps are settled together with those of others."""
         slots = self.settlement.claim(series.num_steps)
         try:
-            finite = fill_steps(self.settlement.buffer.slots, series.places, slots, payload, series.checksum)
+            blocks = connection.payload(series, series.places, payload)
+            finite = fill_steps(self.settlement.buffer.slots, series.places, slots, blocks, series.checksum)
         except Unfit as problem:
             self.settle_series(connection.attempt)
             self.settlement.touched[connection.peer] = connection
@@ -133,9 +134,9 @@ class Assembly:
                 slots = [step.slot for step in placed if step is not None]
                 kept = None if len(slots) == len(placed) else [step is not None for step in placed]
                 keep = partial(_keep_rows, placed[0], connection.rank)
-                fill_steps(
-                    self.settlement.buffer.slots, connection.present(data), slots, payload, data.checksum, kept, keep
-                )
+                places = connection.present(data)
+                blocks = connection.payload(data, places, payload)
+                fill_steps(self.settlement.buffer.slots, places, slots, blocks, data.checksum, kept, keep)
             else:
                 assert placed[0] is not None
                 num_bytes = self._take_part(connection, placed[0], data, payload)
@@ -201,6 +202,7 @@ class Assembly:
             header=header[:BEFORE] + header[BEHIND:],
             places=connection.present(data),
             absent=self._absent(connection, data),
+            in_segment=data.in_segment,
             checksum=data.checksum,
             stride=stride,
             num_steps=num,

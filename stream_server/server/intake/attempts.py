@@ -5,12 +5,14 @@ Plain state; `Admission`, `Assembly` and `Settlement` act on it. Receiver thread
 
 import struct
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
-from stream_server.messages.client import Ack, Data, End, Open
+from stream_server.messages.client import Ack, Data, End, Open, Reason
 from stream_server.messages.simulation_phase import SimulationPhase
-from stream_server.server.intake.filling import Array, SharedRows
+from stream_server.server.intake.client_segment import ClientSegment
+from stream_server.server.intake.filling import Array, Payload, SharedRows, Unfit
 from stream_server.server.intake.layout import BlockLayout, Place
 from stream_server.server.intake.ledger import LedgerEntry
 
@@ -66,12 +68,13 @@ class MessageSeries:
     followed by its like is a series of length one. `sequence` and `index` are what the next message must have, and
     `credit` is for how many more steps the simulation has credit. The steps from `first` on are in `slots` and not
     settled yet; `finite`: all their values are known to be finite. A message brings a payload for each of `places`,
-    with a `checksum` or None, and nothing of the `absent` fields.
+    with a `checksum` or None or `in_segment`, and nothing of the `absent` fields.
     """
 
     header: bytes
     places: tuple[Place, ...]
     absent: tuple[str, ...]
+    in_segment: bool
     checksum: int | None
     stride: int
     num_steps: int
@@ -275,7 +278,8 @@ class Connection:
     was told that they are received, `acknowledged`; `num_owed` steps, or more, lie between that and `received`.
     `required` has a bit for each block that no step may lack, `everything` one for each block. `alone`: the simulation
     has no other client rank. `ended`: this one has said that it has sent all. `static_bytes` have come for each of
-    `static_places`, the blocks that are sent once. `series` tells which message is likely to come next.
+    `static_places`, the blocks that are sent once. `series` tells which message is likely to come next. `segment` is
+    memory that the client shares with this server rank, or None.
     """
 
     peer: bytes
@@ -296,6 +300,25 @@ class Connection:
     num_owed: int = 0
     pending: deque[PendingMessages] = field(default_factory=deque)
     series: MessageSeries | None = None
+    segment: ClientSegment | None = None
+
+    def close(self) -> None:
+        """Read no more from the client's memory."""
+        if self.segment is not None:
+            self.segment.close()
+            self.segment = None
+
+    def payload(self, message: Data | MessageSeries, places: Sequence[Place], payload: Payload) -> Payload:
+        """The blocks of whole steps: the rest of their message, or what that says is in the segment.
+
+        Raises:
+            Unfit: there is no segment, or no such place in it.
+        """
+        if not message.in_segment:
+            return payload
+        if self.segment is None or any(place.row_bytes for place in places):
+            raise Unfit(Reason.MALFORMED, "the steps of this connection do not lie in a segment")
+        return self.segment.payload(payload, [message.num_steps * place.num_bytes for place in places])
 
     @property
     def has_statics(self) -> bool:

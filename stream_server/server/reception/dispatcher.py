@@ -7,6 +7,8 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from enum import Enum
 
+from msgspec import UNSET
+
 from stream_server.errors import MalformedMessage, WrongProtocol
 from stream_server.failpoints import failpoint
 from stream_server.messages import notices, wire
@@ -28,6 +30,7 @@ from stream_server.server.intake import mailbox
 from stream_server.server.intake.admission import Admission
 from stream_server.server.intake.assembly import Assembly
 from stream_server.server.intake.attempts import AttemptState, Connection
+from stream_server.server.intake.client_segment import ClientSegment
 from stream_server.server.intake.filling import Payload
 from stream_server.server.intake.intake import Intake
 from stream_server.server.intake.parameters import SimulationParameters
@@ -160,8 +163,11 @@ class Dispatcher:
         self.stopped: Stop | None = None
         self._left: deque[bytes] = deque()
 
-    def hear(self, peer: bytes, header: bytes, payload: Payload, user: str | None) -> None:
-        """Deal with one message; `user` is the key of a newcomer over TCP, None where that is of no concern."""
+    def hear(self, peer: bytes, header: bytes, payload: Payload, user: str | None, process: int | None = None) -> None:
+        """Deal with one message.
+
+        `user` is the key of a newcomer over TCP, `process` that of one on this node; None where that is of no concern.
+        """
         connection = self.connections.get(peer)
         if connection is not None and self.is_receiving and not self.stopped:
             series = self.assembly.expected(connection, header)
@@ -184,7 +190,8 @@ class Dispatcher:
             case Response.HEARD, Data() as data if connection is not None:
                 self._answer(peer, self.assembly.take(connection, data, header, payload))
             case Response.HEARD, Open() as opening:
-                self._open(peer, opening, user)
+                is_its_own = opening.segment and opening.segment.pid == process
+                self._open(peer, opening if is_its_own else opening.without_segment, user)
             case Response.HEARD, End() as end if connection is not None:
                 refusal = self.assembly.finish(connection, end)
                 failpoint("receiver.end_noted")
@@ -243,10 +250,15 @@ class Dispatcher:
             touched |= self.intake.flush()
         self.acknowledgements.acknowledge_received(touched.values())
 
+    def close(self) -> None:
+        """Let go of the memory of all clients."""
+        for connection in self.connections.values():
+            connection.close()
+
     def _open(self, peer: bytes, message: Open, user: str | None) -> None:
         connection = self.connections.get(peer)
         if connection is not None:
-            if connection.opening == message:
+            if connection.opening.without_segment == message.without_segment:
                 self._say_opened(connection)
             else:
                 self._refuse(peer, Reason.WRONG_BLOCKS, "the connection was opened before")
@@ -271,7 +283,9 @@ class Dispatcher:
         self.admission.forget(message)
         attempt = self.intake.attempt(message.simulation)
         lost = None if attempt is None else attempt.connections.get(message.rank)
-        if lost is not None and lost.opening == message and self.connections.pop(lost.peer, None) is not None:
+        is_same = lost is not None and lost.opening.without_segment == message.without_segment
+        if lost is not None and is_same and self.connections.pop(lost.peer, None) is not None:
+            lost.close()
             self.assembly.lose(lost)
 
     def _has_finished(self, attempt: AttemptState, message: Open) -> bool:
@@ -294,6 +308,8 @@ class Dispatcher:
         if answer is None:
             return
         self.intake.allocate()
+        if message.segment:
+            answer.segment = ClientSegment.open(message.segment)
         failpoint("receiver.before_open")
         self.connections[peer] = answer
         self._say_opened(answer)
@@ -301,14 +317,24 @@ class Dispatcher:
 
     def _say_opened(self, connection: Connection) -> None:
         state, known = self.intake.state, connection.attempt.packed_known()
-        self.reply(connection.peer, Opened(incarnation=state.incarnation, credit=state.credit, known=known.hex()))
+        self.reply(
+            connection.peer,
+            Opened(
+                incarnation=state.incarnation,
+                credit=state.credit,
+                known=known.hex(),
+                segment=UNSET if connection.segment is None else True,
+            ),
+        )
 
     def _leave(self, simulation: int) -> None:
         """Let go of the connections of an attempt that is over: they may still ask how it went, but not for ever."""
         attempt = self.intake.attempt(simulation)
         if attempt is None:
             return
-        self._left += [connection.peer for connection in attempt.connections.values()]
+        for connection in attempt.connections.values():
+            connection.close()
+            self._left.append(connection.peer)
         attempt.connections.clear()
         while len(self._left) > MAX_LEFT:
             self.connections.pop(self._left.popleft(), None)

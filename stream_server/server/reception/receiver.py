@@ -126,6 +126,7 @@ class Receiver:
         self.sockets.wake()
         self._thread.join()
         self.buffer.on_room = None
+        self.dispatcher.close()
         self.sockets.close()
 
     def close(self) -> None:
@@ -217,8 +218,8 @@ class Receiver:
     def _take_turn(self) -> None:
         sockets, dispatcher = self.sockets, self.dispatcher
         num_heard = 0
-        for peer, header, user in sockets.data(dispatcher.connections, MESSAGES_PER_TURN):
-            dispatcher.hear(peer, header, sockets.payload, user)
+        for peer, header, user, process in sockets.data(dispatcher.connections, MESSAGES_PER_TURN):
+            dispatcher.hear(peer, header, sockets.payload, user, process)
             num_heard += 1
         self._is_behind = num_heard == MESSAGES_PER_TURN
         dispatcher.end_turn()

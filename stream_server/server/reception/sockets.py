@@ -210,8 +210,11 @@ class Sockets:
         for request in self._messages(self._zap, copy=True):
             self._zap.send_multipart(self.access.answer(request, self.guard.is_penalized))
 
-    def data(self, known: Container[bytes], limit: int) -> Iterator[tuple[bytes, bytes, str | None]]:
-        """At most `limit` messages of clients: peer, header, and of peers that are not `known` the key, if any."""
+    def data(self, known: Container[bytes], limit: int) -> Iterator[tuple[bytes, bytes, str | None, int | None]]:
+        """At most `limit` messages of clients: peer, header, and of peers that are not `known` key and process, if any.
+
+        The process is one on this node, which has come through our folder.
+        """
         if self._data not in self._ready:
             return
         receive, payload, routed = self._data.recv, self.payload, self.guard.routed[DATA]
@@ -224,9 +227,9 @@ class Sockets:
             if peer in known:
                 if (connection := routed.get(peer)) is not None:
                     connection.was_heard = True
-                yield peer, header.bytes, None
+                yield peer, header.bytes, None, None
             elif self.guard.heard(DATA, peer, header, is_question=True):
-                yield peer, header.bytes, user_of(header)
+                yield peer, header.bytes, user_of(header), _process_of(header)
             payload.drain()
 
     def control(self) -> Iterator[tuple[bytes, bytes, str | None]]:
@@ -350,3 +353,10 @@ class Sockets:
 
     def _is_ours(self, frame: zmq.Frame) -> bool:
         return user_of(frame) in (None, self.access.server.public)
+
+
+def _process_of(frame: zmq.Frame) -> int | None:
+    """The process at the other end of a connection on this node, as the kernel knows it; None over TCP."""
+    *_, user, group, process = f":::{frame.get('Peer-Address')}".split(":")
+    is_local = user.isdecimal() and group.isdecimal() and process.isdecimal()
+    return int(process) if is_local else None

@@ -35,13 +35,15 @@ class Recorded:
 class RecordingServer(FakeServer):
     """Study "heat", simulation 17, attempt 1, incarnation 3: the examples of the protocol page.
 
-    Anybody may attach unless it is `launched`. Pings and repetitions are not in `recorded`: they depend on time.
+    Anybody may attach unless it is `launched`. It reads from no segment. Pings and repetitions are not in `recorded`:
+    they depend on time.
     """
 
     launched = True
 
     def __init__(self, *arguments: Any, **keywords: Any) -> None:
         super().__init__(*arguments, **keywords)
+        self.reads_segments = False
         self.recorded: list[Recorded] = []
         self.num_pings = 0
         self._peer = b""
@@ -72,8 +74,11 @@ class RecordingServer(FakeServer):
         super()._take(rank, peer, header, *payload)
 
     def _record(self, place: str, *frames: bytes) -> None:
-        recorded = Recorded(self.incarnation, place, frames)
         message = wire.decode(frames[0])
+        if isinstance(message, Open):
+            # Each process has another one.
+            frames = (bytes(*wire.encode(message.without_segment)),)
+        recorded = Recorded(self.incarnation, place, frames)
         if isinstance(message, Ping):
             self.num_pings += 1
         elif not (recorded in self.recorded[-1:] or (isinstance(message, Open) and recorded in self._last_at(place))):

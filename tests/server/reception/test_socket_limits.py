@@ -46,7 +46,7 @@ def test_no_more_than_so_many_answers_are_kept_for_a_client_that_does_not_read(t
     with connected(tmp_path) as (sockets, client):
         client.send(b"here")
         assert sockets.wait(DEADLINE_S)
-        [(peer, _, _)] = sockets.data((), 1)
+        [(peer, *_)] = sockets.data((), 1)
         for _ in range(MANY):
             sockets.send_data(peer, [MIB])
         num_heard = 0

@@ -1,0 +1,88 @@
+"""The memory of a client on this node, in which whole steps lie that its messages only point to.
+
+Receiver thread.
+
+Why: docs/decisions/0103-steps-in-shared-memory.md
+"""
+
+import os
+import stat
+from collections.abc import Sequence
+from contextlib import suppress
+
+import numpy as np
+import numpy.typing as npt
+
+from stream_server.messages.client import Reason, SegmentOffer
+from stream_server.messages.wire import OFFSET
+from stream_server.server.intake.filling import Payload, Unfit
+
+LINK = "/memfd:stream-server (deleted)"
+
+
+class ClientSegment:
+    """A memfd of a client, open for reading. It is not mapped: one that the client cuts off could end this process."""
+
+    def __init__(self, descriptor: int, num_bytes: int) -> None:
+        self._descriptor = descriptor
+        self._num_bytes = num_bytes
+
+    @classmethod
+    def open(cls, offer: SegmentOffer) -> "ClientSegment | None":
+        """The segment that a client offers; None if it is not to be had here, or is not what the client says."""
+        path = f"/proc/{offer.pid}/fd/{offer.descriptor}"
+        with suppress(OSError):
+            if os.readlink(path) == LINK:
+                # It may be a pipe by now.
+                descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+                if _is_as_offered(descriptor, offer):
+                    return cls(descriptor, offer.bytes)
+                os.close(descriptor)
+        return None
+
+    def close(self) -> None:
+        os.close(self._descriptor)
+
+    def payload(self, message: Payload, sizes: Sequence[int]) -> Payload:
+        """The blocks of these sizes that lie where a message says.
+
+        Raises:
+            Unfit: it says it in another way, or they would reach out of the segment.
+        """
+        offset = bytes(message.frame()) if message.more() else b""
+        if len(offset) != OFFSET.size or message.more():
+            raise Unfit(Reason.MALFORMED, f"steps in a segment come with one frame: their offset, {OFFSET.size} bytes")
+        [start] = OFFSET.unpack(offset)
+        if start + sum(sizes) > self._num_bytes:
+            text = f"{sum(sizes)} bytes from {start} on are not within the {self._num_bytes} of the segment"
+            raise Unfit(Reason.MALFORMED, text)
+        return SegmentPayload(self._descriptor, start, sizes)
+
+
+class SegmentPayload:
+    """Blocks that lie one behind the other in a segment; see `filling.Payload`."""
+
+    def __init__(self, descriptor: int, start: int, sizes: Sequence[int]) -> None:
+        self._descriptor = descriptor
+        self._start = start
+        self._sizes = sizes
+        self._num_read = 0
+
+    def more(self) -> bool:
+        return self._num_read < len(self._sizes)
+
+    def into(self, buffer: npt.NDArray[np.generic], /) -> int:
+        num = os.preadv(self._descriptor, [buffer.data], self._start)
+        self._start += self._sizes[self._num_read]
+        self._num_read += 1
+        return num
+
+    def frame(self) -> memoryview:
+        block = np.empty(self._sizes[self._num_read], np.uint8)
+        return block[: self.into(block)].data
+
+
+def _is_as_offered(descriptor: int, offer: SegmentOffer) -> bool:
+    status, token = os.fstat(descriptor), bytes.fromhex(offer.token)
+    is_ours = stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid()
+    return is_ours and status.st_size >= offer.bytes and os.pread(descriptor, len(token), 0) == token
