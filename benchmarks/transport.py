@@ -4,12 +4,13 @@ Each client sends steps of one float32 field as fast as it may while the main th
 each is the step that it should be, and lets it go. Each line is a round; in the first ones clients fill their windows
 with memory that the system has just handed out. `faults` are pages for each MB.
 
-    python -m benchmarks.transport [--clients 16] [--bytes 400000] [--steps 90] [--tcp] [--plain] [--io-threads 1]
+    python -m benchmarks.transport [--clients 16] [--bytes 400000] [--steps 90] [--tcp] [--plain] [--sockets] [--io-threads 1]
 """
 
 import argparse
 import json
 import os
+import resource
 import subprocess
 import sys
 import time
@@ -49,6 +50,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--tcp", action="store_true", help="as from other nodes, with keys")
     parser.add_argument("--plain", action="store_true", help="without keys")
+    parser.add_argument("--sockets", action="store_true", help="clients may make no memory that the rank reads")
     parser.add_argument("--io-threads", type=int, default=1, help="of ZeroMQ, in each process")
     options = parser.parse_args()
     with_io_threads(options.io_threads)
@@ -66,7 +68,7 @@ def main() -> None:
     ) as study:
         files = [study.write_connection(number, over_tcp=options.tcp) for number in range(options.clients)]
         argv = [sys.executable, "-m", "benchmarks.transport", "client"]
-        words = [str(options.bytes), str(options.io_threads)]
+        words = [str(options.bytes), str(options.io_threads), *(["sockets"] if options.sockets else [])]
         clients = [subprocess.Popen([*argv, str(file), *words], stdin=subprocess.PIPE, text=True) for file in files]
         try:
             one_round(study, clients, DRAW, options.bytes)
@@ -166,6 +168,8 @@ def send(connection_file: str, step_bytes: int) -> None:
 if __name__ == "__main__":
     if sys.argv[1:2] == ["client"]:
         with_io_threads(int(sys.argv[4]))
+        if sys.argv[5:] == ["sockets"]:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
         send(sys.argv[2], int(sys.argv[3]))
     else:
         main()

@@ -307,8 +307,8 @@ class DataConnection:
                 copies = self._send_data(indices.start, present, payload, num_steps=len(indices))
             else:
                 start, copies = stored
-                place = [np.frombuffer(wire.OFFSET.pack(start), np.uint8)]
-                self._send_data(indices.start, present, place, num_steps=len(indices), in_segment=True)
+                place = wire.OFFSET.pack(start)
+                self._send_data(indices.start, present, [place], num_steps=len(indices), in_segment=True)
             pieces, num_messages = [[copy] for copy in copies], 1
         else:
             pieces = self._send_parts(indices.start, present, payload)
@@ -336,7 +336,7 @@ class DataConnection:
         self,
         index: int,
         present: int,
-        payload: Sequence[np.ndarray],
+        payload: Sequence[wire.Frame | np.ndarray],
         *,
         num_steps: int = 1,
         field: int = ALL_FIELDS,

@@ -18,8 +18,6 @@ from stream_server.messages.client import SegmentOffer
 
 NAME = "stream-server"
 HEAD_BYTES = mmap.PAGESIZE
-# The kernel maps so much at once where it is read first, and page by page where it is written first.
-MAPPED_AT_ONCE_BYTES = 64 * 1024
 
 
 class Segment:
@@ -32,10 +30,10 @@ class Segment:
     def __init__(self, descriptor: int, num_bytes: int) -> None:
         self._memory = mmap.mmap(descriptor, num_bytes)
         self._descriptor = descriptor
-        # The first and last byte of each free part, in their order. Others may be released while it is changed.
+        # Where each free part begins and ends, in their order.
         self._free = [(HEAD_BYTES, num_bytes)]
+        # A block may be released while the list of free ones is changed.
         self._released: deque[tuple[int, int]] = deque()
-        self._first_unused = HEAD_BYTES
         token = secrets.token_bytes(16)
         os.pwrite(descriptor, token, 0)
         self.offer = SegmentOffer(pid=os.getpid(), descriptor=descriptor, bytes=num_bytes, token=token.hex())
@@ -44,7 +42,7 @@ class Segment:
     @classmethod
     def make(cls, num_bytes: int) -> "Segment | None":
         """A segment with room for so many bytes; None where the system, or a limit of this process, refuses it."""
-        num_bytes = HEAD_BYTES + _whole_pages(num_bytes)
+        num_bytes += HEAD_BYTES
         most = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
         # Beyond it the kernel would send a signal that may end this process.
         if most != resource.RLIM_INFINITY and most < num_bytes:
@@ -69,31 +67,25 @@ class Segment:
 
         None: there is no room, in the segment or in the machine.
         """
-        ends = np.cumsum([array.nbytes for array in arrays])
-        num_bytes = int(ends[-1])
-        start = self._allocate(_whole_pages(num_bytes))
+        num_bytes = sum(array.nbytes for array in arrays)
+        size = -(-num_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
+        start = self._allocate(size)
         if start is None:
             return None
         block = np.frombuffer(self._memory, np.uint8, num_bytes, start)
-        end = start + _whole_pages(num_bytes)
-        weakref.finalize(block, self._released.append, (start, end)).atexit = False
-        pieces = np.split(block, ends[:-1])
-        if end <= self._first_unused:
-            for piece, array in zip(pieces, arrays, strict=True):
-                piece[:] = array.reshape(-1).view(np.uint8)
-        elif self._write_first(start, arrays) == num_bytes:
-            self._first_unused = end
-            block[::MAPPED_AT_ONCE_BYTES].max()
-        else:
-            return None
-        return start, [piece.data for piece in pieces]
-
-    def _write_first(self, start: int, arrays: Sequence[np.ndarray]) -> int:
-        """Write to memory that the machine has yet to give: where it has none, by the mapping it would be a signal."""
+        weakref.finalize(block, self._released.append, (start, start + size)).atexit = False
         try:
-            return os.pwritev(self._descriptor, [array.data for array in arrays], start)
+            # Where the machine is short of memory this fails, and a write to the mapping would be a signal. It also
+            # saves a fault for each page.
+            if os.pwritev(self._descriptor, [array.data for array in arrays], start) < num_bytes:
+                return None
         except OSError:
-            return 0
+            return None
+        pieces, at = [], 0
+        for array in arrays:
+            pieces.append(block[at : at + array.nbytes].data)
+            at += array.nbytes
+        return start, pieces
 
     def _allocate(self, num_bytes: int) -> int | None:
         while self._released:
@@ -112,7 +104,3 @@ class Segment:
             i -= 1
             start = self._free.pop(i)[0]
         self._free.insert(i, (start, end))
-
-
-def _whole_pages(num_bytes: int) -> int:
-    return -(-num_bytes // mmap.PAGESIZE) * mmap.PAGESIZE

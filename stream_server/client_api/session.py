@@ -148,8 +148,6 @@ class Session:
         """Go on without the server: `keep` what would be sent, until `may_resume` and then `send` or `finish`."""
         self._set_aside()
         self._retention.unsent_may_go = True
-        # A server that only slept still reads there what it was sent.
-        self._leave_segment()
 
     def keep(self, index: int, present: int, arrays: Sequence[np.ndarray]) -> None:
         """Keep a step while interrupted; the oldest ones go when there is no room."""
@@ -171,7 +169,9 @@ class Session:
     def close(self, *, linger: bool = False) -> None:
         """Leave without a word; with `linger` what was sent may still go out for a moment. May be called again."""
         self._disconnect(linger=linger)
-        self._leave_segment()
+        if self._segment is not None:
+            self._segment.close()
+            self._segment = None
 
     def abandon(self) -> None:
         """Leave, but let what was sent go out for a moment."""
@@ -187,11 +187,6 @@ class Session:
         self._transport.close(linger=linger)
         self._transport = None
         self._connections = []
-
-    def _leave_segment(self) -> None:
-        if self._segment is not None:
-            self._segment.close()
-            self._segment = None
 
     def _retain(self, index: int, present: int, arrays: Sequence[np.ndarray]) -> None:
         payload = [[memoryview(array.tobytes())] for array in arrays]

@@ -66,7 +66,7 @@ class Dealer:
             self._refusals.close(linger=0)
         self._socket.close(linger=linger_ms)
 
-    def send(self, message: Message, payload: Sequence[np.ndarray] = ()) -> list[memoryview]:
+    def send(self, message: Message, payload: Sequence[wire.Frame | np.ndarray] = ()) -> list[memoryview]:
         """Give a message to ZeroMQ, which copies it at once; never blocks. Returns its copies of the payload.
 
         Credit bounds what can pile up here, not a high-water mark: it counts steps, a mark would count parts.

@@ -1,9 +1,10 @@
 """A server for one client rank in its simplest form: what it knows, and messages under way. No sockets, no clock.
 
 It is strict with the client: sequences, credit, payloads and the End must be right. It may lose connections, be started
-again with whatever it knows then, and be slow; `random` decides.
+again with whatever it knows then, be slow, and read from the client's segment or not; `random` decides.
 """
 
+import os
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -14,6 +15,7 @@ from types import SimpleNamespace
 from unittest import mock
 
 import numpy as np
+from msgspec import UNSET
 
 from stream_server.client_api import data_connection, hello, session
 from stream_server.client_api.retention import ENTRY_BYTES
@@ -53,16 +55,19 @@ def values_of(index: int) -> np.ndarray:
 class Peer:
     """Both ends of one connection; it is the client's `Dealer`, too.
 
-    `sent` has, for each message, its steps; those from `told` on are under way as far as the client knows.
+    `sent` has, for each message, its steps; those from `told` on are under way as far as the client knows. `segment` is
+    the server's descriptor of the client's memory.
     """
 
     study: "Study"
     rank: int
     num_ranks: int
     address: str = "ipc://model"
+    is_tcp: bool = False
     needs_checksum: bool = False
     is_lost: bool = False
     is_open: bool = False
+    segment: int | None = None
     known: set[int] = field(default_factory=set)
     under_way: deque[tuple[Message, list[bytes]]] = field(default_factory=deque)
     answers: deque[Message] = field(default_factory=deque)
@@ -73,8 +78,8 @@ class Peer:
     durable: int = 0
     has_ended: bool = False
 
-    def send(self, message: Message, payload: Sequence[np.ndarray] = ()) -> list[memoryview]:
-        content = [array.tobytes() for array in payload]
+    def send(self, message: Message, payload: Sequence[bytes | np.ndarray] = ()) -> list[memoryview]:
+        content = [memoryview(frame).tobytes() for frame in payload]
         if isinstance(message, Data):
             self._note(message)
         if not self.is_lost:
@@ -144,6 +149,7 @@ class Study:
         self.was_sent: set[int] = set()
         self.was_known: set[int] = set()
         self.peers: list[Peer] = []
+        self.segments: list[int] = []
         self.start(known, random.randint(1, MAX_RANKS))
 
     def start(self, known: set[int], num_ranks: int) -> None:
@@ -202,13 +208,25 @@ class Study:
                 Refusal(reason=Reason.STALE_INCARNATION, text=f"the server is in incarnation {self.incarnation}")
             )
         elif isinstance(message, Open):
+            for other in self.peers:
+                other.is_open = other.is_open and other.rank != peer.rank
             peer.is_open = True
+            if message.segment and self.random.random() < 0.7:
+                peer.segment = os.dup(message.segment.descriptor)
+                self.segments.append(peer.segment)
             mine = [index for index in self.known if self.belongs(index, peer.rank)]
             known = np.zeros(max(mine, default=-1) + 1, bool)
             known[mine] = True
             peer.known = set(mine)
             packed = np.packbits(known, bitorder="little").tobytes()
-            peer.answers.append(Opened(incarnation=self.incarnation, credit=self.credit, known=packed.hex()))
+            peer.answers.append(
+                Opened(
+                    incarnation=self.incarnation,
+                    credit=self.credit,
+                    known=packed.hex(),
+                    segment=UNSET if peer.segment is None else True,
+                )
+            )
         elif not peer.is_open:
             peer.answers.append(Refusal(reason=Reason.NOT_OPEN, text="nothing was opened on this connection"))
         elif isinstance(message, Data):
@@ -223,6 +241,9 @@ class Study:
     def _take(self, peer: Peer, data: Data, content: list[bytes]) -> None:
         assert (data.sequence, data.incarnation) == (peer.next_sequence, self.incarnation)
         steps = peer.sent[data.sequence]
+        if data.in_segment:
+            assert peer.segment is not None
+            content = [os.pread(peer.segment, len(steps) * 32, int.from_bytes(content[0], "little"))]
         assert b"".join(content) == b"".join(values_of(index).tobytes() for index in steps)
         assert all(self.belongs(index, peer.rank) for index in steps)
         peer.next_sequence += 1
@@ -265,10 +286,15 @@ class Study:
             mock.patch.object(session, "Transport", partial(_Transport, self)),
             mock.patch.object(session, "ask", self._ask),
             mock.patch.object(session, "RELEASE_S", TURN_S),
+            # The segment may be full, and steps that travel alone may be too small for it.
+            mock.patch.object(session, "UNDER_WAY_BYTES", 0),
+            mock.patch.object(data_connection, "SEGMENT_FROM_BYTES", self.random.choice([1, 33])),
             mock.patch.object(data_connection, "time", clock),
             mock.patch.object(hello, "time", clock),
         ):
             yield
+        for segment in self.segments:
+            os.close(segment)
 
     def _ask(self, question: Hello, watch: "Watch", *, who: str, timeout_s: float) -> Welcome:
         assert self.is_there
