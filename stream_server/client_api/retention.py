@@ -183,6 +183,11 @@ class Retention:
         for index in list(self.unsent):
             self.forget(index)
 
+    def close(self) -> None:
+        """Nothing will be sent again: give back the memory."""
+        self._of_connections.clear()
+        self.unsent.clear()
+
     def make_room(self) -> None:
         """Let the oldest ones go until all fits, or none may go."""
         while self.num_bytes > self._max_bytes:

@@ -59,8 +59,9 @@ class Segment:
             return None
 
     def close(self) -> None:
-        """Let no further server open it. What lies in it stays as long as anything refers to it."""
+        """Store nothing more, and let no further server open it. What is stored stays as long as it is referred to."""
         self._close()
+        del self._memory
 
     def store(self, arrays: Sequence[np.ndarray]) -> tuple[int, list[memoryview]] | None:
         """Copy contiguous arrays one behind the other; gives where the first begins, and the bytes of each.

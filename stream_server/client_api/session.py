@@ -169,6 +169,7 @@ class Session:
     def close(self, *, linger: bool = False) -> None:
         """Leave without a word; with `linger` what was sent may still go out for a moment. May be called again."""
         self._disconnect(linger=linger)
+        self._retention.close()
         if self._segment is not None:
             self._segment.close()
             self._segment = None
