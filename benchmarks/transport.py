@@ -4,7 +4,8 @@ Each client sends steps of one float32 field as fast as it may while the main th
 each is the step that it should be, and lets it go. Each line is a round; in the first ones clients fill their windows
 with memory that the system has just handed out. `faults` are pages for each MB.
 
-    python -m benchmarks.transport [--clients 16] [--bytes 400000] [--steps 90] [--tcp] [--plain] [--sockets] [--io-threads 1]
+    python -m benchmarks.transport [--clients 16] [--bytes 400000] [--steps 90] [--tcp] [--plain] [--sockets]
+        [--io-threads 1]
 """
 
 import argparse
