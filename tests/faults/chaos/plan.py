@@ -21,6 +21,7 @@ STEPS_S = (0.02, 0.12)
 EVERY_BATCHES = (3, 5, 10)
 SHARE_STEERED = 0.5
 SHARE_MIXED = 0.5
+SHARE_LARGE = 0.5
 SHARE_WITH_WINDOWS = 0.3
 PREFETCH = (0, 0, 2)
 MIXED = {
@@ -29,12 +30,17 @@ MIXED = {
     "edges": {"shape": [{"max": 6}], "per": "simulation"},
     "particles": [{"max": 4}],
 }
+# So that a step goes through the memory of its client, which a ragged field would keep it from.
+LARGE = {"wave": [256], "volume": {"shape": [64, 256], "dtype": "float32"}}
 WINDOWS = (WindowShape(length=2), WindowShape(length=3, spacing=2, stride=2), WindowShape(length=5, stride=3))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Plan:
-    """One study. `seed` is all that its kills are drawn from; `mixed` has fields of each kind besides the wave."""
+    """One study. `seed` is all that its kills are drawn from.
+
+    Besides the wave `mixed` has fields of each kind, and `large` one that is large.
+    """
 
     seed: str
     policy: str = "fifo"
@@ -51,6 +57,7 @@ class Plan:
     prefetch: int = 0
     is_steered: bool = False
     mixed: bool = False
+    large: bool = False
 
     @classmethod
     def drawn(cls, campaign_seed: int, number: int, *, num_ranks: int, learner: str = "number") -> "Plan":
@@ -74,7 +81,7 @@ class Plan:
         )
         if learner == "number" and draw.random() < SHARE_WITH_WINDOWS:
             plan = replace(plan, window=draw.choice(WINDOWS))
-        return plan
+        return replace(plan, large=not plan.mixed and draw.random() < SHARE_LARGE)
 
     @property
     def keys(self) -> frozenset[tuple[int, int]]:
@@ -98,18 +105,19 @@ class Plan:
             windows = {"samples": {"window": window}}
         sampler = {"class": "steering.py:Wandering", "lookahead": 2, "timeout_s": 20}
         steering = {"parameters.sampler": sampler} if self.is_steered else {}
-        mixed = {"study.fields": MIXED} if self.mixed else {}
+        fields = {"study.fields": MIXED if self.mixed else LARGE} if self.mixed or self.large else {}
+        words = [word for word, is_given in (("mixed", self.mixed), ("large", self.large)) if is_given]
         sharded = SHARDED if self.learner == "shards" else {}
         return (
             firo
             | windows
             | steering
-            | mixed
+            | fields
             | sharded
             | {
                 "study.simulations": self.num_simulations,
                 "study.time_steps": self.num_steps,
-                "simulation.command": ["python", "wave.py", str(self.simulation_step_s), *(["mixed"] if mixed else [])],
+                "simulation.command": ["python", "wave.py", str(self.simulation_step_s), *words],
                 "server.class": LEARNERS[self.learner],
                 "server.ranks": self.num_ranks,
                 "launcher.restarts": 1000,

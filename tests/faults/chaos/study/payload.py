@@ -11,6 +11,11 @@ def wave(simulation_id, time_step):
     return (simulation_id * STEPS + time_step) * 256.0 + PLACES
 
 
+def volume(simulation_id, time_step):
+    """A field of 64 kB: the wave in each of 64 rows."""
+    return np.tile(wave(simulation_id, time_step).astype(np.float32), (64, 1))
+
+
 def mesh(simulation_id):
     """A field that a simulation sends once."""
     return simulation_id + PLACES[:8] / 8

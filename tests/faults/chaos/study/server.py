@@ -5,7 +5,7 @@ import os
 import time
 
 import numpy as np
-from payload import edges, mesh, particles, wave
+from payload import edges, mesh, particles, volume, wave
 
 from stream_server import StreamServer
 
@@ -32,6 +32,8 @@ class Audited:
         if "mesh" in batch.fields:
             for sample in batch.samples():
                 check_mixed(sample)
+        if "volume" in batch.fields:
+            check_volumes(batch)
         return batch.simulation_ids, batch.time_steps, batch.fields["wave"]
 
     def checked(self, batch):
@@ -77,6 +79,20 @@ def check_mixed(sample):
     for time_step, rows in zip(steps, found, strict=True):
         if not np.array_equal(rows, particles(simulation_id, time_step)):
             raise ArithmeticError(f"time step {time_step} of simulation {simulation_id} has the particles {rows}")
+
+
+def check_volumes(batch):
+    """Check every value of the large field."""
+    num = len(batch.simulation_ids)
+    for simulation_id, steps, rows in zip(
+        batch.simulation_ids.tolist(),
+        batch.time_steps.reshape(num, -1).tolist(),
+        batch.fields["volume"].reshape(num, -1, 64, 256),
+        strict=True,
+    ):
+        for time_step, found in zip(steps, rows, strict=True):
+            if not np.array_equal(found, volume(simulation_id, time_step)):
+                raise ArithmeticError(f"time step {time_step} of simulation {simulation_id} has another volume")
 
 
 class AuditServer(Audited, StreamServer):
