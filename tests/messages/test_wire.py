@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import UNSET
 from msgspec.structs import replace
 
 from stream_server.errors import MalformedMessage, WrongProtocol
@@ -22,6 +23,8 @@ from stream_server.messages.client import (
     Hello,
     Message,
     Open,
+    Opened,
+    SegmentOffer,
     Stop,
 )
 from tests.faults.fuzz.mutation import mutated_json
@@ -180,6 +183,8 @@ def test_decoding_takes_time_in_proportion_to_the_bytes() -> None:
         {"sequence": -1},
         {"static": True, "num_steps": 1, "index": 0},
         {"static": True, "num_steps": 1, "field": 0},
+        {"in_segment": True, "checksum": 0},
+        {"in_segment": True, "num_steps": 1, "field": 0},
     ],
 )
 def test_data_out_of_bounds_is_not_encoded(changes: dict[str, int]) -> None:
@@ -191,6 +196,17 @@ def test_data_out_of_bounds_is_not_encoded(changes: dict[str, int]) -> None:
 def test_data_of_the_first_field_alone_comes_back_as_it_was() -> None:
     first = replace(DATA, present=0b1)
     assert wire.decode(header(first)) == first
+
+
+def test_what_is_said_of_a_segment_comes_back_as_it_was_and_is_left_out_where_there_is_none() -> None:
+    offer = SegmentOffer(pid=4711, descriptor=9, bytes=2**40, token="0123456789abcdef" * 2)
+    opening = Open(study="s", simulation=1, attempt=0, incarnation=0, rank=0, num_ranks=1, blocks=BLOCKS, segment=offer)
+    opened = Opened(incarnation=0, credit=1, known="", segment=True)
+    for message in (opening, opened, replace(DATA, in_segment=True)):
+        assert wire.decode(header(message)) == message
+    for message in (opening.without_segment, replace(opened, segment=UNSET)):
+        assert b"segment" not in header(message)
+        assert wire.decode(header(message)) == message
 
 
 def test_unknown_flags_of_data_are_malformed() -> None:

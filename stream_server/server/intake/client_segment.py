@@ -6,6 +6,7 @@ Why: docs/decisions/0103-steps-in-shared-memory.md
 """
 
 import os
+import resource
 import stat
 from collections.abc import Sequence
 from contextlib import suppress
@@ -35,7 +36,7 @@ class ClientSegment:
             if os.readlink(path) == LINK:
                 # It may be a pipe by now.
                 descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
-                if _is_as_offered(descriptor, offer):
+                if _may_be_read(descriptor, offer):
                     return cls(descriptor, offer.bytes)
                 os.close(descriptor)
         return None
@@ -82,7 +83,11 @@ class SegmentPayload:
         return block[: self.into(block)].data
 
 
-def _is_as_offered(descriptor: int, offer: SegmentOffer) -> bool:
+def _may_be_read(descriptor: int, offer: SegmentOffer) -> bool:
+    # The rest is for connections, without which ZeroMQ would end the process.
+    most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if most != resource.RLIM_INFINITY and descriptor >= most // 4:
+        return False
     status, token = os.fstat(descriptor), bytes.fromhex(offer.token)
     is_ours = stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid()
     return is_ours and status.st_size >= offer.bytes and os.pread(descriptor, len(token), 0) == token

@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -92,6 +93,16 @@ def test_only_a_memfd_of_this_name_is_opened(segment: Segment, tmp_path: Path) -
     finally:
         for descriptor in (reader, writer, file, other):
             os.close(descriptor)
+
+
+def test_three_quarters_of_the_open_files_are_left_to_connections(segment: Segment) -> None:
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    num_open = len(os.listdir("/proc/self/fd"))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (2 * num_open, before[1]))
+    try:
+        assert ClientSegment.open(segment.offer) is None
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
 @pytest.mark.parametrize(
