@@ -3,6 +3,7 @@
 
 #include <pthread.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -13,6 +14,8 @@
 #define LINE_BYTES 64
 /* Less than that is mostly memory that was used before. */
 #define POPULATED_BYTES ((size_t)128 * 1024)
+/* Less than that goes through a socket as quickly. */
+#define SHARED_BYTES ((size_t)64 * 1024)
 
 /* The size of a core's own cache, about. */
 #define COLD_BYTES ((uint64_t)4 * 1024 * 1024)
@@ -24,6 +27,8 @@ struct sc_pool {
     size_t num_free_bytes;
     uint64_t num_bytes_given;
     sc_buffer *free[NUM_CLASSES];
+    sc_segment *segment;
+    sc_buffer *empty[NUM_CLASSES]; /* those of the segment whose pages were given back */
 };
 
 static size_t class_bytes(int size_class) {
@@ -61,16 +66,52 @@ static sc_buffer *taken(sc_pool *pool, int size_class) {
     return buffer;
 }
 
+/* Give the memory of a buffer back to the system, unless it lies in a segment that the pool has left. With the mutex. */
+static void discard(sc_pool *pool, sc_buffer *buffer) {
+    if (buffer->segment == NULL) {
+        free(buffer);
+    } else if (buffer->segment == pool->segment) {
+        sc_segment_clear(buffer->bytes, class_bytes(buffer->size_class));
+        buffer->given_at = 0;
+        buffer->next = pool->empty[buffer->size_class];
+        pool->empty[buffer->size_class] = buffer;
+    }
+}
+
 /* Give so many free bytes back to the system, as far as there are some. With the mutex. */
 static void trim(sc_pool *pool, size_t num_bytes) {
     size_t num_left = pool->num_free_bytes > num_bytes ? pool->num_free_bytes - num_bytes : 0;
     for (int size_class = NUM_CLASSES - 1; size_class >= 0 && pool->num_free_bytes > num_left; --size_class)
         while (pool->num_free_bytes > num_left && pool->free[size_class] != NULL)
-            free(taken(pool, size_class));
+            discard(pool, taken(pool, size_class));
+}
+
+const sc_segment *sc_pool_share(sc_pool *pool, size_t num_bytes) {
+    pthread_mutex_lock(&pool->mutex);
+    if (pool->segment == NULL)
+        pool->segment = sc_segment_new(num_bytes);
+    pthread_mutex_unlock(&pool->mutex);
+    return pool->segment;
+}
+
+/* With the mutex. */
+static void let_go_of_all(sc_pool *pool) {
+    sc_segment *segment = pool->segment;
+    pool->segment = NULL;
+    trim(pool, pool->num_free_bytes);
+    memset(pool->empty, 0, sizeof pool->empty);
+    if (segment != NULL)
+        sc_segment_release(segment);
+}
+
+void sc_pool_unshare(sc_pool *pool) {
+    pthread_mutex_lock(&pool->mutex);
+    let_go_of_all(pool);
+    pthread_mutex_unlock(&pool->mutex);
 }
 
 static void end(sc_pool *pool) {
-    trim(pool, pool->num_free_bytes);
+    let_go_of_all(pool);
     pthread_mutex_destroy(&pool->mutex);
     free(pool);
 }
@@ -99,18 +140,34 @@ static void populate(void *memory, size_t num_bytes) {
 #endif
 }
 
-static sc_buffer *allocated(sc_pool *pool, int size_class, size_t num_bytes) {
-    void *memory;
-    if (posix_memalign(&memory, LINE_BYTES, LINE_BYTES + class_bytes(size_class)) != 0)
-        return NULL;
-    if (num_bytes >= POPULATED_BYTES)
-        populate(memory, LINE_BYTES + num_bytes);
+static sc_buffer *placed(sc_pool *pool, sc_segment *segment, int size_class, void *memory) {
     sc_buffer *buffer = memory;
     buffer->pool = pool;
+    buffer->segment = segment;
     buffer->size_class = size_class;
     buffer->given_at = 0;
     buffer->bytes = (uint8_t *)memory + LINE_BYTES;
     return buffer;
+}
+
+/* A buffer of the segment that was never used, or as if it were so; NULL: there is none. With the mutex. */
+static sc_buffer *carved(sc_pool *pool, int size_class) {
+    if (pool->segment == NULL || class_bytes(size_class) < SHARED_BYTES)
+        return NULL;
+    sc_buffer *buffer = pool->empty[size_class];
+    if (buffer != NULL) {
+        pool->empty[size_class] = buffer->next;
+        return buffer;
+    }
+    void *memory = sc_segment_carve(pool->segment, LINE_BYTES + class_bytes(size_class));
+    return memory == NULL ? NULL : placed(pool, pool->segment, size_class, memory);
+}
+
+static sc_buffer *allocated(sc_pool *pool, int size_class) {
+    void *memory;
+    if (posix_memalign(&memory, LINE_BYTES, LINE_BYTES + class_bytes(size_class)) != 0)
+        return NULL;
+    return placed(pool, NULL, size_class, memory);
 }
 
 sc_buffer *sc_buffer_new(sc_pool *pool, size_t num_bytes) {
@@ -121,19 +178,26 @@ sc_buffer *sc_buffer_new(sc_pool *pool, size_t num_bytes) {
     pthread_mutex_lock(&pool->mutex);
     sc_buffer *buffer = taken(pool, size_class);
     uint64_t num_bytes_given = pool->num_bytes_given += num_bytes;
-    if (buffer == NULL)
+    if (buffer == NULL) {
         trim(pool, class_bytes(size_class));
+        buffer = carved(pool, size_class);
+    }
+    if (buffer != NULL && buffer->segment != NULL)
+        ++buffer->segment->num_owners;
     ++pool->num_in_use;
     pthread_mutex_unlock(&pool->mutex);
-    if (buffer == NULL && (buffer = allocated(pool, size_class, num_bytes)) == NULL) {
+    if (buffer == NULL && (buffer = allocated(pool, size_class)) == NULL) {
         pthread_mutex_lock(&pool->mutex);
         --pool->num_in_use;
         pthread_mutex_unlock(&pool->mutex);
         return NULL;
     }
+    bool is_new = buffer->given_at == 0;
+    if (is_new && num_bytes >= POPULATED_BYTES)
+        populate(buffer, LINE_BYTES + num_bytes);
     atomic_init(&buffer->num_owners, 1);
     /* The system has just written zeros to a new one. */
-    buffer->is_cold = buffer->given_at != 0 && num_bytes_given - buffer->given_at > COLD_BYTES;
+    buffer->is_cold = !is_new && num_bytes_given - buffer->given_at > COLD_BYTES;
     buffer->given_at = num_bytes_given;
     return buffer;
 }
@@ -148,9 +212,14 @@ void sc_buffer_release(sc_buffer *buffer) {
         return;
     sc_pool *pool = buffer->pool;
     pthread_mutex_lock(&pool->mutex);
-    buffer->next = pool->free[buffer->size_class];
-    pool->free[buffer->size_class] = buffer;
-    pool->num_free_bytes += class_bytes(buffer->size_class);
+    sc_segment *segment = buffer->segment;
+    if (segment == NULL || segment == pool->segment) {
+        buffer->next = pool->free[buffer->size_class];
+        pool->free[buffer->size_class] = buffer;
+        pool->num_free_bytes += class_bytes(buffer->size_class);
+    }
+    if (segment != NULL)
+        sc_segment_release(segment);
     bool is_last = --pool->num_in_use == 0 && pool->is_closed;
     pthread_mutex_unlock(&pool->mutex);
     if (is_last)

@@ -2,6 +2,7 @@
 
 #include "address.h"
 #include "silence_timer.h"
+#include "text.h"
 #include "transport.h"
 
 #ifndef SC_REPEAT_S

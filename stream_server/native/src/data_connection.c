@@ -45,7 +45,9 @@ int sc_data_connection_keep(sc_data_connection *connection, const sc_unsent *uns
 }
 
 int sc_data_connection_ask_to_open(sc_data_connection *connection, sc_error *error) {
-    return sc_dealer_send(connection->dealer, &connection->opening->open, error);
+    const sc_opening *opening = connection->opening;
+    bool is_local = sc_dealer_is_local(connection->dealer);
+    return sc_dealer_send(connection->dealer, is_local ? &opening->offer : &opening->open, error);
 }
 
 int sc_data_connection_ping(sc_data_connection *connection, sc_error *error) {
@@ -114,6 +116,7 @@ static int take_opened(sc_data_connection *connection, const sc_opened *opened, 
     connection->is_open = true;
     connection->incarnation = opened->incarnation;
     connection->credit = opened->credit;
+    connection->dealer->has_segment = opened->has_segment;
     connection->flow = sc_flow_control_begin(opened->credit);
     if (!sc_bits_load(&connection->known, opened->known, opened->num_known_bytes))
         return sc_no_memory(error);

@@ -13,7 +13,8 @@ typedef struct {
     const sc_layout *layout;
     sc_pool *pool;
     const sc_statics *statics;
-    sc_message open; /* announces the blocks */
+    sc_message open;  /* announces the blocks */
+    sc_message offer; /* the same to a server rank of this node, which may read the segment */
     uint32_t num_server_ranks;
     int64_t stride;
 } sc_opening;

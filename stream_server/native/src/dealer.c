@@ -55,6 +55,14 @@ int sc_dealer_send(sc_dealer *dealer, const sc_message *message, sc_error *error
     return send_copy(dealer, message->bytes, message->num_bytes, 0, error);
 }
 
+int sc_dealer_send_place(sc_dealer *dealer, const sc_data *data, uint64_t offset, sc_error *error) {
+    uint8_t header[SC_DATA_BYTES], payload[SC_PLACE_BYTES];
+    sc_encode_data(data, header);
+    sc_encode_place(offset, payload);
+    int code = send_copy(dealer, header, sizeof header, ZMQ_SNDMORE, error);
+    return code != STREAM_OK || dealer->is_lost ? code : send_copy(dealer, payload, sizeof payload, 0, error);
+}
+
 int sc_dealer_send_data(sc_dealer *dealer, const sc_data *data, const sc_frame *frames, int num_frames,
                         sc_buffer *buffer, sc_error *error) {
     uint8_t header[SC_DATA_BYTES];
@@ -126,6 +134,10 @@ void sc_dealer_close(sc_dealer *dealer, int linger_ms) {
     if (dealer->folder >= 0)
         close(dealer->folder);
     free(dealer->address);
+}
+
+bool sc_dealer_is_local(const sc_dealer *dealer) {
+    return dealer->folder >= 0;
 }
 
 bool sc_dealer_is_refused(const sc_dealer *dealer) {

@@ -7,6 +7,8 @@
 #include "address.h"
 #include "silence_timer.h"
 
+#define SPARE_BYTES ((size_t)64 * 1024 * 1024)
+#define LARGEST_WINDOW_BYTES ((int64_t)1 << 40)
 #ifndef SC_PING_S
 #define SC_PING_S 0.5
 #endif
@@ -97,14 +99,36 @@ uint32_t sc_incarnation_of(const sc_connection_file *file, const sc_welcome *wel
     return file->incarnation > welcome->incarnation ? file->incarnation : welcome->incarnation;
 }
 
-static sc_opening opening_of(const sc_client *client, const sc_welcome *welcome) {
+static sc_message open_of(const sc_client *client, const sc_welcome *welcome, const sc_segment *segment) {
+    return sc_encode_open(welcome, client->rank, client->num_ranks, client->blocks, client->num_blocks,
+                          client->statics.blocks, client->statics.num, segment);
+}
+
+/* What the server ranks of this node may read, if there are some, and if messages are of whole steps. Twice the window,
+ * since a buffer of one size is not used for another. */
+static const sc_segment *segment_of(const sc_session *session) {
+    const sc_client *client = session->client;
+    int64_t window_bytes = session->welcome->window_bytes;
+    size_t step_bytes = sc_layout_bytes(&client->layout, UINT64_MAX);
+    bool may_share = !client->layout.has_ragged && step_bytes > 0 && step_bytes <= SC_MAX_PART_BYTES;
+    bool is_local = false;
+    for (int i = 0; i < session->num; ++i)
+        is_local |= sc_dealer_is_local(&session->transport.dealers[i]);
+    if (window_bytes > LARGEST_WINDOW_BYTES)
+        window_bytes = LARGEST_WINDOW_BYTES;
+    return may_share && is_local ? sc_pool_share(client->pool, SPARE_BYTES + 2 * (size_t)window_bytes) : NULL;
+}
+
+static sc_opening opening_of(const sc_session *session) {
+    const sc_client *client = session->client;
+    const sc_welcome *welcome = session->welcome;
     return (sc_opening){
         .welcome = welcome,
         .layout = &client->layout,
         .statics = &client->statics,
         .pool = client->pool,
-        .open = sc_encode_open(welcome, client->rank, client->num_ranks, client->blocks, client->num_blocks,
-                               client->statics.blocks, client->statics.num),
+        .open = open_of(client, welcome, NULL),
+        .offer = open_of(client, welcome, segment_of(session)),
         .num_server_ranks = (uint32_t)welcome->num_server_ranks,
         .stride = welcome->routing == SC_BY_STEPS ? welcome->num_server_ranks : 1,
     };
@@ -137,9 +161,10 @@ int sc_session_open(sc_session *session, sc_client *client, const sc_welcome *we
         .client = client,
         .welcome = welcome,
         .incarnation = sc_incarnation_of(&client->watch->file, welcome),
-        .opening = opening_of(client, welcome),
     };
     int code = connect_to_all(session, error);
+    if (code == STREAM_OK)
+        session->opening = opening_of(session);
     for (int i = 0; i < session->num && code == STREAM_OK; ++i)
         code = sc_data_connection_ask_to_open(&session->connections[i], error);
     for (int i = 0; i < session->num && code == STREAM_OK; ++i)
@@ -149,11 +174,18 @@ int sc_session_open(sc_session *session, sc_client *client, const sc_welcome *we
 }
 
 void sc_session_close(sc_session *session, bool linger) {
-    for (int i = 0; i < session->num; ++i)
+    bool is_settled = true;
+    for (int i = 0; i < session->num; ++i) {
+        is_settled &= session->connections[i].has_ended;
         sc_data_connection_leave(&session->connections[i]);
+    }
+    /* A server rank may still read what was sent, however late. */
+    if (!is_settled)
+        sc_pool_unshare(session->client->pool);
     session->num = 0;
     sc_transport_close(&session->transport, linger);
     sc_message_free(&session->opening.open);
+    sc_message_free(&session->opening.offer);
     free(session->connections);
     session->connections = NULL;
 }

@@ -59,7 +59,16 @@ static int send_message(sc_dealer *dealer, sc_data *data, const sc_frame *frames
     return sc_dealer_send_data(dealer, data, frames, num_frames, buffer, error);
 }
 
-/* One frame for each present block: its rows of all steps. */
+/* Whether each of these lies where the one before it ends. */
+static bool are_one_piece(const sc_frame *frames, int num_frames) {
+    for (int i = 1; i < num_frames; ++i)
+        if (frames[i].bytes != frames[i - 1].bytes + frames[i - 1].num_bytes)
+            return false;
+    return true;
+}
+
+/* One frame for each present block: its rows of all steps. Where the server reads the segment, one that tells where
+ * they are. */
 static int send_whole(sc_dealer *dealer, const sc_layout *layout, const sc_steps *steps, sc_data *data,
                       sc_error *error) {
     sc_frame frames[SC_MAX_FIELDS];
@@ -74,6 +83,10 @@ static int send_whole(sc_dealer *dealer, const sc_layout *layout, const sc_steps
     }
     data->field = SC_ALL_FIELDS;
     data->last = true;
+    const sc_segment *segment = steps->buffer->segment;
+    data->in_segment = segment != NULL && dealer->has_segment && are_one_piece(frames, num_frames);
+    if (data->in_segment)
+        return sc_dealer_send_place(dealer, data, (uint64_t)(frames[0].bytes - segment->bytes), error);
     return send_message(dealer, data, frames, num_frames, steps->buffer, error);
 }
 

@@ -1,7 +1,11 @@
+#define _POSIX_C_SOURCE 200809L
 #include "text.h"
 
+#include <fcntl.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 /* The range of the second byte excludes what has a shorter form, the surrogates and what is above U+10FFFF. */
 static size_t lead(uint8_t first, uint8_t *low, uint8_t *high) {
@@ -83,4 +87,15 @@ bool sc_any_twice(sc_slice *slices, size_t num) {
         if (compare(&slices[i - 1], &slices[i]) == 0)
             return true;
     return false;
+}
+
+void sc_new_name(char name[SC_NAME_BYTES]) {
+    uint8_t bytes[(SC_NAME_BYTES - 1) / 2];
+    int source = open("/dev/urandom", O_RDONLY | O_CLOEXEC);
+    ssize_t num_read = source < 0 ? -1 : read(source, bytes, sizeof bytes);
+    if (source >= 0)
+        close(source);
+    name[0] = '\0';
+    for (size_t i = 0; num_read == (ssize_t)sizeof bytes && i < sizeof bytes; ++i)
+        snprintf(name + 2 * i, 3, "%02x", (unsigned)bytes[i]);
 }

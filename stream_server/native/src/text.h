@@ -19,6 +19,10 @@ bool sc_is_utf8(const uint8_t *bytes, size_t num_bytes);
 char *sc_copy_slice(sc_slice slice);
 char *sc_copy_text(const char *text);
 
+/* 32 random digits, 0 to 9 and a to f; "" if there is no source of random bytes. */
+#define SC_NAME_BYTES 33
+void sc_new_name(char name[SC_NAME_BYTES]);
+
 /* Whether two of them are equal. Sorts them. */
 bool sc_any_twice(sc_slice *slices, size_t num);
 

@@ -120,17 +120,6 @@ static int no_usable_address(const sc_addresses *addresses, sc_error *error) {
                    all);
 }
 
-void sc_new_name(char name[SC_NAME_BYTES]) {
-    uint8_t bytes[(SC_NAME_BYTES - 1) / 2];
-    int source = open("/dev/urandom", O_RDONLY | O_CLOEXEC);
-    ssize_t num_read = source < 0 ? -1 : read(source, bytes, sizeof bytes);
-    if (source >= 0)
-        close(source);
-    name[0] = '\0';
-    for (size_t i = 0; num_read == (ssize_t)sizeof bytes && i < sizeof bytes; ++i)
-        snprintf(name + 2 * i, 3, "%02x", (unsigned)bytes[i]);
-}
-
 int sc_transport_connect(sc_transport *transport, const sc_addresses *addresses, const char *name, bool heeds_refusals,
                          sc_error *error) {
     const sc_connection_file *file = transport->file;

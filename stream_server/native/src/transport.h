@@ -21,6 +21,7 @@ typedef struct {
     int folder;
     bool is_lost;
     bool needs_checksum;
+    bool has_segment; /* who is at the other end reads what lies there */
     void *refusals; /* where ZeroMQ tells of them, or NULL */
 } sc_dealer;
 
@@ -41,15 +42,14 @@ int sc_transport_open(sc_transport *transport, void *context, const sc_connectio
 /* Close all connections; what ZeroMQ still holds is sent on for two seconds at most, or dropped. */
 void sc_transport_close(sc_transport *transport, bool linger);
 
-/* A name by which the server knows a client again that connects anew; "" if there is no source of random bytes. */
-#define SC_NAME_BYTES 33
-void sc_new_name(char name[SC_NAME_BYTES]);
-
 /* A connection to the first of these addresses that can be used from this node; the next one in `dealers`. `name` may
  * be NULL or "". One that heeds_refusals tells of them over TCP, where there are the means.
  * STREAM_ERROR_UNREACHABLE: none can. */
 int sc_transport_connect(sc_transport *transport, const sc_addresses *addresses, const char *name, bool heeds_refusals,
                          sc_error *error);
+
+/* Whether the server is on this node. */
+bool sc_dealer_is_local(const sc_dealer *dealer);
 
 /* For sc_transport_connect, before there is a connection: it may be refused before this thread goes on. */
 void sc_dealer_heed_refusals(sc_dealer *dealer, void *context);
@@ -76,6 +76,8 @@ int sc_dealer_send(sc_dealer *dealer, const sc_message *message, sc_error *error
 /* The same with a payload, which is not copied: ZeroMQ becomes an owner of the buffer. */
 int sc_dealer_send_data(sc_dealer *dealer, const sc_data *data, const sc_frame *frames, int num_frames,
                         sc_buffer *buffer, sc_error *error);
+/* The same with a payload that lies in the segment from byte `offset` on: it stays there until the server has it. */
+int sc_dealer_send_place(sc_dealer *dealer, const sc_data *data, uint64_t offset, sc_error *error);
 
 /* The next message. *is_there false: none waits. STREAM_ERROR_REFUSED: it is none of this protocol. */
 int sc_dealer_receive(sc_dealer *dealer, bool *is_there, sc_reply *reply, sc_error *error);

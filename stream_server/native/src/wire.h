@@ -7,6 +7,7 @@
 #include <stdint.h>
 
 #include "error.h"
+#include "segment.h"
 
 #define SC_PROTOCOL_VERSION 4
 #define SC_MAX_TEXT_BYTES 65535
@@ -16,6 +17,7 @@
 #define SC_ATTACHING UINT32_MAX
 #define SC_ALL_FIELDS 0xffff
 #define SC_DATA_BYTES 68
+#define SC_PLACE_BYTES 8
 
 /* Of the packed messages; all others are JSON. */
 enum { SC_DATA_KIND = 1, SC_ACK_KIND = 2 };
@@ -83,6 +85,7 @@ typedef struct {
     uint32_t credit;
     uint8_t *known;
     size_t num_known_bytes;
+    bool has_segment; /* it reads from the segment that it was offered */
 } sc_opened;
 
 typedef struct {
@@ -138,9 +141,10 @@ typedef struct {
 int sc_check_parameters(const sc_parameters *parameters, sc_error *error);
 
 sc_message sc_encode_hello(const sc_hello *hello);
-/* The blocks of each step, and those that are sent once. */
+/* The blocks of each step, those that are sent once, and the segment that is offered, or NULL. */
 sc_message sc_encode_open(const sc_welcome *welcome, uint32_t rank, uint32_t num_ranks, const sc_block *blocks,
-                          int num_blocks, const sc_block *static_blocks, int num_static_blocks);
+                          int num_blocks, const sc_block *static_blocks, int num_static_blocks,
+                          const sc_segment *segment);
 sc_message sc_encode_end(const sc_welcome *welcome, uint32_t incarnation, int64_t share, int64_t total);
 sc_message sc_encode_ping(void);
 sc_message sc_encode_invalidate(const sc_welcome *welcome, const char *reason);
@@ -158,11 +162,14 @@ typedef struct {
     int field; /* SC_ALL_FIELDS, or the block that this is a part of */
     bool last;
     bool is_static; /* `field` is one of the static blocks */
+    bool in_segment; /* the payload is where in the segment it lies */
     bool has_checksum;
     uint32_t checksum;
 } sc_data;
 
 void sc_encode_data(const sc_data *data, uint8_t header[SC_DATA_BYTES]);
+/* The payload of what lies in the segment, from byte `offset` on. */
+void sc_encode_place(uint64_t offset, uint8_t payload[SC_PLACE_BYTES]);
 
 /* CRC-32 as in zlib: of "123456789" it is cbf43926. Begin with 0, and pass the last result on for more bytes. */
 uint32_t sc_crc32(uint32_t crc, const void *bytes, size_t num_bytes);

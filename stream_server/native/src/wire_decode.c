@@ -72,11 +72,12 @@ static void read_known(sc_reader *reader, const sc_json_value *value, sc_opened 
 }
 
 static void read_opened(sc_reader *reader, const sc_json_value *top, sc_opened *opened) {
-    static const char *const keys[] = {"message", "protocol", "incarnation", "credit", "known", NULL};
+    static const char *const keys[] = {"message", "protocol", "incarnation", "credit", "known", "segment", NULL};
     sc_read_keys(reader, top, keys);
     opened->incarnation = (uint32_t)sc_read_whole(reader, sc_read_member(reader, top, "incarnation"), 0, UINT32_MAX);
     opened->credit = (uint32_t)sc_read_whole(reader, sc_read_member(reader, top, "credit"), 1, UINT32_MAX);
     read_known(reader, sc_read_member(reader, top, "known"), opened);
+    opened->has_segment = sc_read_flag(reader, sc_read_default(reader, top, "segment"));
 }
 
 static void read_invalidated(sc_reader *reader, const sc_json_value *top, int64_t *simulation) {

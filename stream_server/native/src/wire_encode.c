@@ -6,7 +6,7 @@
 #include "text.h"
 #include "writer.h"
 
-enum { LAST = 1, CHECKED = 2, STATIC = 4, DATA_UNUSED = 0, MAX_NAMES = 65535 };
+enum { LAST = 1, CHECKED = 2, STATIC = 4, IN_SEGMENT = 8, DATA_UNUSED = 0, MAX_NAMES = 65535 };
 
 sc_message sc_encode_hello(const sc_hello *hello) {
     sc_writer writer = sc_begin_message("Hello");
@@ -46,8 +46,18 @@ static void write_blocks(sc_writer *writer, const char *name, const sc_block *bl
     sc_write_end(writer, ']');
 }
 
+static void write_segment(sc_writer *writer, const sc_segment *segment) {
+    sc_write_begin(writer, "segment", '{');
+    sc_write_whole(writer, "pid", segment->process);
+    sc_write_whole(writer, "descriptor", segment->descriptor);
+    sc_write_whole(writer, "bytes", (int64_t)segment->num_bytes);
+    sc_write_text(writer, "token", segment->token);
+    sc_write_end(writer, '}');
+}
+
 sc_message sc_encode_open(const sc_welcome *welcome, uint32_t rank, uint32_t num_ranks, const sc_block *blocks,
-                          int num_blocks, const sc_block *static_blocks, int num_static_blocks) {
+                          int num_blocks, const sc_block *static_blocks, int num_static_blocks,
+                          const sc_segment *segment) {
     sc_writer writer = sc_begin_message("Open");
     sc_write_text(&writer, "study", welcome->study);
     sc_write_whole(&writer, "simulation", welcome->simulation);
@@ -57,6 +67,8 @@ sc_message sc_encode_open(const sc_welcome *welcome, uint32_t rank, uint32_t num
     sc_write_whole(&writer, "num_ranks", num_ranks);
     write_blocks(&writer, "blocks", blocks, num_blocks);
     write_blocks(&writer, "static_blocks", static_blocks, num_static_blocks);
+    if (segment != NULL)
+        write_segment(&writer, segment);
     return sc_end_message(&writer);
 }
 
@@ -103,9 +115,15 @@ void sc_encode_data(const sc_data *data, uint8_t header[SC_DATA_BYTES]) {
     at = put(at, (uint64_t)data->offset, 8);
     at = put(at, data->num_steps, 4);
     at = put(at, (uint64_t)data->field, 2);
-    at = put(at, (data->last ? LAST : 0) | (data->has_checksum ? CHECKED : 0) | (data->is_static ? STATIC : 0), 1);
+    unsigned flags = (data->last ? LAST : 0) | (data->has_checksum ? CHECKED : 0) | (data->is_static ? STATIC : 0) |
+                     (data->in_segment ? IN_SEGMENT : 0);
+    at = put(at, flags, 1);
     at = put(at, DATA_UNUSED, 1);
     put(at, data->has_checksum ? data->checksum : 0, 4);
+}
+
+void sc_encode_place(uint64_t offset, uint8_t payload[SC_PLACE_BYTES]) {
+    put(payload, offset, SC_PLACE_BYTES);
 }
 
 size_t sc_block_bytes(const sc_block *block) {

@@ -12,8 +12,8 @@ HERE = Path(__file__).parent
 NATIVE = HERE.parents[2] / "stream_server" / "native"
 # All that needs neither a socket nor a clock.
 SOURCES = """
-    address bits connection_file convert copy_block crc32 declaration dtype error fields flow_control
-    json own_field placement reader text wire_decode wire_encode writer
+    address bits buffer connection_file convert copy_block crc32 declaration dtype error fields flow_control
+    json own_field placement reader segment text wire_decode wire_encode writer
 """.split()  # noqa: SIM905
 FLAGS = [
     *("-std=c11", "-g", "-O1", "-Wall", "-Wextra", "-Werror"),

@@ -1,6 +1,7 @@
 /* Every allocation fails once, and then all from it on: the library tells, and leaves nothing behind. Linked with
  * --wrap for malloc, calloc and realloc. */
 #include "bits.h"
+#include "buffer.h"
 #include "check.h"
 #include "connection_file.h"
 #include "fields.h"
@@ -127,6 +128,13 @@ static int fill_bits(void) {
     return has_memory ? STREAM_OK : sc_no_memory(&error);
 }
 
+static int share_memory(void) {
+    sc_pool *pool = sc_pool_new();
+    bool is_shared = pool != NULL && sc_pool_share(pool, 4096) != NULL;
+    sc_pool_close(pool);
+    return is_shared ? STREAM_OK : sc_no_memory(&error);
+}
+
 static void fail_at_each_allocation(int (*what)(void)) {
     CHECK(what() == STREAM_OK);
     int num = 0;
@@ -154,6 +162,7 @@ int main(int argc, char *argv[]) {
         fail_at_each_allocation(encode_a_hello);
         fail_at_each_allocation(put_a_field);
         fail_at_each_allocation(fill_bits);
+        fail_at_each_allocation(share_memory);
     }
     return 0;
 }

@@ -44,6 +44,7 @@ static void say_reply(const sc_reply *reply) {
         say_number(reply->opened.incarnation);
         say_number(reply->opened.credit);
         say_bytes(reply->opened.known, reply->opened.num_known_bytes);
+        say_number(reply->opened.has_segment);
         break;
     case SC_ACK:
         say_word("ack");
@@ -135,6 +136,18 @@ static sc_welcome next_welcome(void) {
     return welcome;
 }
 
+static bool next_segment(sc_segment *segment) {
+    if (!next_number())
+        return false;
+    segment->process = next_number();
+    segment->descriptor = (int)next_number();
+    segment->num_bytes = next_natural();
+    char *token = next_bytes(NULL);
+    snprintf(segment->token, sizeof segment->token, "%s", token);
+    free(token);
+    return true;
+}
+
 static void open_blocks(void) {
     sc_welcome welcome = next_welcome();
     uint32_t rank = (uint32_t)next_number(), num_ranks = (uint32_t)next_number();
@@ -148,8 +161,10 @@ static void open_blocks(void) {
         next_extents(blocks[i].offset);
         next_extents(blocks[i].count);
     }
-    say_message(sc_encode_open(&welcome, rank, num_ranks, blocks, num_steps, blocks + num_steps,
-                               num - num_steps));
+    sc_segment segment;
+    bool has_segment = next_segment(&segment);
+    say_message(sc_encode_open(&welcome, rank, num_ranks, blocks, num_steps, blocks + num_steps, num - num_steps,
+                               has_segment ? &segment : NULL));
     for (int i = 0; i < num; ++i) {
         say_natural(sc_block_bytes(&blocks[i]));
         free(names[i]);
@@ -184,11 +199,18 @@ static void data(void) {
     it.field = (int)next_number();
     it.last = next_number();
     it.is_static = next_number();
+    it.in_segment = next_number();
     it.has_checksum = next_number();
     it.checksum = (uint32_t)next_number();
     uint8_t header[SC_DATA_BYTES];
     sc_encode_data(&it, header);
     say_bytes(header, sizeof header);
+}
+
+static void place(void) {
+    uint8_t payload[SC_PLACE_BYTES];
+    sc_encode_place(next_natural(), payload);
+    say_bytes(payload, sizeof payload);
 }
 
 static void check_parameters(void) {
@@ -213,6 +235,8 @@ int main(void) {
             invalidate();
         else if (next_word_is("data"))
             data();
+        else if (next_word_is("place"))
+            place();
         else if (next_word_is("check_parameters"))
             check_parameters();
         else if (next_word_is("ping"))

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import UnsetType
 from msgspec.structs import replace
 
 from stream_server.errors import MalformedMessage
@@ -28,6 +29,7 @@ from stream_server.messages.client import (
     Ping,
     Reason,
     Refusal,
+    SegmentOffer,
     Stop,
     TimeSteps,
     Welcome,
@@ -82,8 +84,8 @@ def said(message: Message) -> list[str] | None:
     match message:
         case Welcome():
             return said_welcome(message)
-        case Opened(incarnation=incarnation, credit=credit, known=known):
-            return ["opened", *words(incarnation, credit, bytes.fromhex(known))]
+        case Opened(incarnation=incarnation, credit=credit, known=known, segment=segment):
+            return ["opened", *words(incarnation, credit, bytes.fromhex(known), segment is True)]
         case Ack(received=received, durable=durable, ended=ended, stop=stop):
             return ["ack", *words(received, durable, ended, stop)]
         case Invalidated(simulation=simulation):
@@ -93,6 +95,13 @@ def said(message: Message) -> list[str] | None:
         case Refusal(reason=reason, text=why, sequence=sequence):
             return ["refusal", word(1 + place(reason)), word(why), word(optional(sequence))]
     return None
+
+
+def offered(segment: SegmentOffer | UnsetType) -> list[Any]:
+    """The words for the segment of an Open."""
+    if isinstance(segment, UnsetType):
+        return [False]
+    return [True, segment.pid, segment.descriptor, segment.bytes, segment.token]
 
 
 def asked(message: Message) -> list[Any]:
@@ -112,15 +121,16 @@ def asked(message: Message) -> list[Any]:
                 blocks += [*extents(block.shape), *extents(block.offset), *extents(block.count)]
             ids = [message.study, message.simulation, message.attempt, message.incarnation]
             nums = [len(message.blocks), len(message.static_blocks)]
-            return ["open", *ids, message.rank, message.num_ranks, *nums, *blocks]
+            return ["open", *ids, message.rank, message.num_ranks, *nums, *blocks, *offered(message.segment)]
         case End():
             return ["end", "", message.simulation, message.attempt, message.incarnation, message.share, message.total]
         case Invalidate():
             return ["invalidate", message.study, message.simulation, message.attempt, 0, message.reason]
         case Data():
             which = [message.simulation, message.attempt, message.incarnation, message.sequence, message.index]
-            what = [message.present, message.offset, message.num_steps, message.field, message.last, message.static]
-            return ["data", *which, *what, message.checksum is not None, message.checksum or 0]
+            what = [message.present, message.offset, message.num_steps, message.field]
+            flags = [message.last, message.static, message.in_segment, message.checksum is not None]
+            return ["data", *which, *what, *flags, message.checksum or 0]
         case Ping():
             return ["ping"]
     raise AssertionError(message)
@@ -154,6 +164,11 @@ def test_python_understands_a_request(probe: Probe, message: Message) -> None:
         assert answer[0] == word(header(message))
     if isinstance(message, Open):
         assert answer[1:] == [str(wire.block_bytes(block)) for block in (*message.blocks, *message.static_blocks)]
+
+
+@given(st.integers(0, 2**63 - 1))
+def test_python_understands_a_place_in_the_segment(probe: Probe, offset: int) -> None:
+    assert wire.OFFSET.unpack(content(probe.ask("place", offset)[0])) == (offset,)
 
 
 @given(st.floats(allow_nan=False, allow_infinity=False))
@@ -321,6 +336,12 @@ def test_a_refusal_at_the_bounds_gets_the_verdict_of_python(
 @pytest.mark.parametrize("known", ["", "00ff", "0", "FF", "0 ", "\u00e9", 5])
 def test_known_steps_in_another_form_get_the_verdict_of_python(probe: Probe, known: str | int) -> None:
     values = {"message": "Opened", "protocol": 4, "incarnation": 0, "credit": 1, "known": known}
+    assert_same_verdict(probe, json.dumps(values).encode())
+
+
+@pytest.mark.parametrize("segment", [True, False, None, 1, "true", {}])
+def test_a_segment_that_is_read_or_not_gets_the_verdict_of_python(probe: Probe, segment: object) -> None:
+    values = {"message": "Opened", "protocol": 4, "incarnation": 0, "credit": 1, "known": "", "segment": segment}
     assert_same_verdict(probe, json.dumps(values).encode())
 
 

@@ -12,6 +12,10 @@ def test_fields_are_declared_and_put_by_the_rules(build: Callable[..., Path]) ->
     subprocess.run([build("fields_test")], check=True)
 
 
+def test_what_a_server_may_read_is_not_written_over(build: Callable[..., Path]) -> None:
+    subprocess.run([build("pool_test")], check=True)
+
+
 def test_a_lack_of_memory_is_told_and_leaves_nothing_behind(build: Callable[..., Path]) -> None:
     program = build("memory_test", "-Wl,--wrap=malloc,--wrap=calloc,--wrap=realloc")
     subprocess.run([program, MESSAGES], check=True)

@@ -1,0 +1,83 @@
+#define _GNU_SOURCE
+#include "segment.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#define LINE_BYTES 64
+
+/* Whether it may be so large: a file beyond its limit ends the process, and addresses that are limited are left to
+ * those who need them. */
+static bool is_allowed(size_t num_bytes) {
+    struct rlimit file, addresses;
+    return getrlimit(RLIMIT_FSIZE, &file) == 0 && getrlimit(RLIMIT_AS, &addresses) == 0 &&
+           (file.rlim_cur == RLIM_INFINITY || file.rlim_cur >= num_bytes) && addresses.rlim_cur == RLIM_INFINITY;
+}
+
+/* A file without a name, or -1. */
+static int make_file(size_t num_bytes) {
+#ifdef MFD_CLOEXEC
+    int descriptor = memfd_create("stream-server", MFD_CLOEXEC);
+    if (descriptor >= 0 && ftruncate(descriptor, (off_t)num_bytes) == 0)
+        return descriptor;
+    if (descriptor >= 0)
+        close(descriptor);
+#else
+    (void)num_bytes;
+#endif
+    return -1;
+}
+
+static bool map(sc_segment *segment) {
+    void *bytes = MAP_FAILED;
+    if (segment->token[0] != '\0' && is_allowed(segment->num_bytes))
+        segment->descriptor = make_file(segment->num_bytes);
+    if (segment->descriptor >= 0)
+        bytes = mmap(NULL, segment->num_bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, segment->descriptor,
+                     0);
+    segment->bytes = bytes == MAP_FAILED ? NULL : bytes;
+    return segment->bytes != NULL;
+}
+
+sc_segment *sc_segment_new(size_t num_bytes) {
+    sc_segment *segment = calloc(1, sizeof *segment);
+    if (segment == NULL)
+        return NULL;
+    *segment = (sc_segment){.process = getpid(), .descriptor = -1, .num_bytes = num_bytes, .num_owners = 1};
+    sc_new_name(segment->token);
+    if (!map(segment)) {
+        sc_segment_release(segment);
+        return NULL;
+    }
+    for (const char *digits = segment->token; *digits != '\0'; digits += 2)
+        sscanf(digits, "%2hhx", &segment->bytes[segment->num_carved++]);
+    return segment;
+}
+
+void sc_segment_release(sc_segment *segment) {
+    if (--segment->num_owners > 0)
+        return;
+    if (segment->bytes != NULL)
+        munmap(segment->bytes, segment->num_bytes);
+    if (segment->descriptor >= 0)
+        close(segment->descriptor);
+    free(segment);
+}
+
+uint8_t *sc_segment_carve(sc_segment *segment, size_t num_bytes) {
+    size_t first = (segment->num_carved + LINE_BYTES - 1) / LINE_BYTES * LINE_BYTES;
+    if (first > segment->num_bytes || num_bytes > segment->num_bytes - first)
+        return NULL;
+    segment->num_carved = first + num_bytes;
+    return segment->bytes + first;
+}
+
+void sc_segment_clear(uint8_t *bytes, size_t num_bytes) {
+    size_t page_bytes = (size_t)sysconf(_SC_PAGESIZE);
+    size_t before = -(uintptr_t)bytes % page_bytes;
+    if (num_bytes > before)
+        (void)madvise(bytes + before, (num_bytes - before) / page_bytes * page_bytes, MADV_REMOVE);
+}

@@ -1,0 +1,35 @@
+/* Memory that the server ranks of this node read, too: what lies in it is sent by telling where.
+ *
+ * Why: docs/decisions/0103-steps-in-shared-memory.md */
+#ifndef SC_SEGMENT_H
+#define SC_SEGMENT_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "text.h"
+
+/* Others find it as `descriptor` of `process`, and know it by its first 16 bytes, the `token`. */
+typedef struct {
+    int64_t process;
+    int descriptor;
+    size_t num_bytes;
+    char token[SC_NAME_BYTES];
+    uint8_t *bytes;
+    size_t num_carved;
+    size_t num_owners;
+} sc_segment;
+
+/* With one owner. It takes no memory until it is written to. NULL: it cannot be had, or the process has a limit that it
+ * could exceed. */
+sc_segment *sc_segment_new(size_t num_bytes);
+/* One owner less. What was written stays for those who have opened it. */
+void sc_segment_release(sc_segment *segment);
+
+/* Memory that was not given out yet, at the beginning of a cache line; NULL: there is not so much. */
+uint8_t *sc_segment_carve(sc_segment *segment, size_t num_bytes);
+
+/* Give the pages that lie in these bytes back to the system. */
+void sc_segment_clear(uint8_t *bytes, size_t num_bytes);
+
+#endif
