@@ -119,16 +119,12 @@ static const sc_segment *segment_of(const sc_session *session) {
     return may_share && is_local ? sc_pool_share(client->pool, SPARE_BYTES + 2 * (size_t)window_bytes) : NULL;
 }
 
-static sc_opening opening_of(const sc_session *session) {
-    const sc_client *client = session->client;
-    const sc_welcome *welcome = session->welcome;
+static sc_opening opening_of(const sc_client *client, const sc_welcome *welcome) {
     return (sc_opening){
         .welcome = welcome,
         .layout = &client->layout,
         .statics = &client->statics,
         .pool = client->pool,
-        .open = open_of(client, welcome, NULL),
-        .offer = open_of(client, welcome, segment_of(session)),
         .num_server_ranks = (uint32_t)welcome->num_server_ranks,
         .stride = welcome->routing == SC_BY_STEPS ? welcome->num_server_ranks : 1,
     };
@@ -161,10 +157,11 @@ int sc_session_open(sc_session *session, sc_client *client, const sc_welcome *we
         .client = client,
         .welcome = welcome,
         .incarnation = sc_incarnation_of(&client->watch->file, welcome),
+        .opening = opening_of(client, welcome),
     };
     int code = connect_to_all(session, error);
-    if (code == STREAM_OK)
-        session->opening = opening_of(session);
+    session->opening.open = open_of(client, welcome, NULL);
+    session->opening.offer = open_of(client, welcome, segment_of(session));
     for (int i = 0; i < session->num && code == STREAM_OK; ++i)
         code = sc_data_connection_ask_to_open(&session->connections[i], error);
     for (int i = 0; i < session->num && code == STREAM_OK; ++i)
