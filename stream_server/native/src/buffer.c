@@ -71,7 +71,7 @@ static void discard(sc_pool *pool, sc_buffer *buffer) {
     if (buffer->segment == NULL) {
         free(buffer);
     } else if (buffer->segment == pool->segment) {
-        sc_segment_clear(buffer->bytes, class_bytes(buffer->size_class));
+        sc_segment_give_back(buffer->bytes, class_bytes(buffer->size_class));
         buffer->given_at = 0;
         buffer->next = pool->empty[buffer->size_class];
         pool->empty[buffer->size_class] = buffer;
@@ -156,6 +156,8 @@ static sc_buffer *carved(sc_pool *pool, int size_class) {
         return NULL;
     sc_buffer *buffer = pool->empty[size_class];
     if (buffer != NULL) {
+        if (!sc_segment_allocate(pool->segment, buffer->bytes, class_bytes(size_class)))
+            return NULL;
         pool->empty[size_class] = buffer->next;
         return buffer;
     }

@@ -1,6 +1,7 @@
 #define _GNU_SOURCE
 #include "segment.h"
 
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/mman.h>
@@ -8,6 +9,7 @@
 #include <unistd.h>
 
 #define LINE_BYTES 64
+#define TOKEN_BYTES ((SC_NAME_BYTES - 1) / 2)
 
 /* Whether it may be so large: a file beyond its limit ends the process, and addresses that are limited are left to
  * those who need them. */
@@ -48,12 +50,13 @@ sc_segment *sc_segment_new(size_t num_bytes) {
         return NULL;
     *segment = (sc_segment){.process = getpid(), .descriptor = -1, .num_bytes = num_bytes, .num_owners = 1};
     sc_new_name(segment->token);
-    if (!map(segment)) {
+    uint8_t *token = map(segment) ? sc_segment_carve(segment, TOKEN_BYTES) : NULL;
+    if (token == NULL) {
         sc_segment_release(segment);
         return NULL;
     }
-    for (const char *digits = segment->token; *digits != '\0'; digits += 2)
-        sscanf(digits, "%2hhx", &segment->bytes[segment->num_carved++]);
+    for (int i = 0; i < TOKEN_BYTES; ++i)
+        sscanf(segment->token + 2 * i, "%2hhx", &token[i]);
     return segment;
 }
 
@@ -69,13 +72,19 @@ void sc_segment_release(sc_segment *segment) {
 
 uint8_t *sc_segment_carve(sc_segment *segment, size_t num_bytes) {
     size_t first = (segment->num_carved + LINE_BYTES - 1) / LINE_BYTES * LINE_BYTES;
-    if (first > segment->num_bytes || num_bytes > segment->num_bytes - first)
+    uint8_t *bytes = segment->bytes + first;
+    if (first > segment->num_bytes || num_bytes > segment->num_bytes - first ||
+        !sc_segment_allocate(segment, bytes, num_bytes))
         return NULL;
     segment->num_carved = first + num_bytes;
-    return segment->bytes + first;
+    return bytes;
 }
 
-void sc_segment_clear(uint8_t *bytes, size_t num_bytes) {
+bool sc_segment_allocate(const sc_segment *segment, const uint8_t *bytes, size_t num_bytes) {
+    return fallocate(segment->descriptor, 0, bytes - segment->bytes, (off_t)num_bytes) == 0;
+}
+
+void sc_segment_give_back(uint8_t *bytes, size_t num_bytes) {
     size_t page_bytes = (size_t)sysconf(_SC_PAGESIZE);
     size_t before = -(uintptr_t)bytes % page_bytes;
     if (num_bytes > before)

@@ -4,6 +4,7 @@
 #ifndef SC_SEGMENT_H
 #define SC_SEGMENT_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -26,10 +27,13 @@ sc_segment *sc_segment_new(size_t num_bytes);
 /* One owner less. What was written stays for those who have opened it. */
 void sc_segment_release(sc_segment *segment);
 
-/* Memory that was not given out yet, at the beginning of a cache line; NULL: there is not so much. */
+/* Memory that was not given out yet, at the beginning of a cache line; NULL: neither here nor in the system is so much. */
 uint8_t *sc_segment_carve(sc_segment *segment, size_t num_bytes);
 
 /* Give the pages that lie in these bytes back to the system. */
-void sc_segment_clear(uint8_t *bytes, size_t num_bytes);
+void sc_segment_give_back(uint8_t *bytes, size_t num_bytes);
+/* Have the system give pages for these bytes, before they are written to; false: it has none left, and a write would
+ * end the process. */
+bool sc_segment_allocate(const sc_segment *segment, const uint8_t *bytes, size_t num_bytes);
 
 #endif
