@@ -130,16 +130,17 @@ def test_a_new_server_gets_the_steps_again_that_it_lacks(client: Client, server:
 def test_many_steps_of_two_fields_arrive_however_many_travel_together(client: Client) -> None:
     fields = tuple(FieldSpec(name=name, shape=(1000,)) for name in "uv")
     with FakeServer(fields, num_ranks=1) as server:
+        server.credit = 16
         client.connect(server)
-        # Of the 32 that may, 30 travel together.
-        for step in range(31):
+        # Of the eight that may, seven travel together.
+        for step in range(8):
             client.say(f"put u float64 1000 {step}", f"put v float64 1000 {step + 1}", f"send {step}")
-        assert [client.hear() for _ in range(3 * 31)] == ["staged", "staged", "ok"] * 31
+        assert [client.hear() for _ in range(3 * 8)] == ["staged", "staged", "ok"] * 8
         assert client.ask("finish") == "ok"
         for (_, index), step in server.steps.items():
             assert np.array_equal(step["u"], values("float64", (1000,), index))
             assert np.array_equal(step["v"], values("float64", (1000,), index + 1))
-        assert len(server.steps) == 31
+        assert len(server.steps) == 8
 
 
 def test_the_next_simulation_of_a_worker_goes_through_a_segment_too(client: Client, server: FakeServer) -> None:
