@@ -118,7 +118,7 @@ static void what_a_segment_holds_stays_when_the_pool_leaves_it(void) {
     used = filled(pool, MIB, 3);
     free_one = filled(pool, MIB, 4);
     CHECK(used->segment == next && free_one->segment == next);
-    CHECK(byte_at(reader, offset) == 1 && byte_at(reader, offset_of_free) == 2);
+    CHECK(byte_at(reader, offset + MIB / 2) == 1 && byte_at(reader, offset_of_free + MIB / 2) == 2);
     close(reader);
     sc_buffer_release(used);
     sc_buffer_release(free_one);
