@@ -137,9 +137,9 @@ def test_many_steps_of_two_fields_arrive_however_many_travel_together(client: Cl
             client.say(f"put u float64 1000 {step}", f"put v float64 1000 {step + 1}", f"send {step}")
         assert [client.hear() for _ in range(3 * 8)] == ["staged", "staged", "ok"] * 8
         assert client.ask("finish") == "ok"
-        for (_, index), step in server.steps.items():
-            assert np.array_equal(step["u"], values("float64", (1000,), index))
-            assert np.array_equal(step["v"], values("float64", (1000,), index + 1))
+        for (_, index), fields_of_step in server.steps.items():
+            assert np.array_equal(fields_of_step["u"], values("float64", (1000,), index))
+            assert np.array_equal(fields_of_step["v"], values("float64", (1000,), index + 1))
         assert len(server.steps) == 8
 
 

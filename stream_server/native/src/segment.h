@@ -1,6 +1,6 @@
 /* Memory that the server ranks of this node read, too: what lies in it is sent by telling where.
  *
- * Why: docs/decisions/0103-steps-in-shared-memory.md */
+ * Why: docs/decisions/0022-native-client.md */
 #ifndef SC_SEGMENT_H
 #define SC_SEGMENT_H
 
