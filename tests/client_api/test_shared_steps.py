@@ -8,11 +8,14 @@ import numpy as np
 import pytest
 
 from stream_server.messages import wire
-from stream_server.messages.client import Away, Data, End, FieldSpec, Open, Reason, Refusal
+from stream_server.messages.client import Away, Data, End, FieldSpec, Open, Reason, Refusal, TimeSteps
+from stream_server.server.intake import client_segment, mailbox
+from stream_server.server.intake.client_segment import SegmentPayload
 from tests.client_api.clients import SMALL, Client, messages, received
 from tests.fakes.server import FakeServer
 from tests.native.conformance.values import values
 from tests.native.native_client import NativeClient
+from tests.support.reception import Crew, StudyShape, reception
 
 NUM = 20_000
 LARGE = (FieldSpec(name="u", shape=(NUM,)),)
@@ -75,6 +78,35 @@ def test_large_steps_are_read_where_the_client_keeps_them(client: Client, server
     assert client.ask("finish") == "ok"
     assert ways(server) == {True}
     assert_arrived(server, 9)
+
+
+def test_the_ranks_of_a_server_read_what_was_sent(
+    client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[int] = []
+
+    class Watched(SegmentPayload):
+        def into(self, buffer: np.ndarray, /) -> int:
+            read.append(super().into(buffer))
+            return read[-1]
+
+    monkeypatch.setattr(client_segment, "SegmentPayload", Watched)
+    fields = (FieldSpec(name="u", shape=(NUM,), dtype="<f8"),)
+    with reception(StudyShape(fields=fields, time_steps=TimeSteps(num=20), num_ranks=2)) as study:
+        crew = Crew()
+        for rank in study.ranks:
+            crew.start(rank.drain)
+        study.launch(0).write(tmp_path / "connection.json")
+        assert client.ask(f"connect 0 1 connection={tmp_path / 'connection.json'}") == "ok"
+        assert set(send(client, *range(20))) == {"ok"}
+        assert client.ask("finish") == "ok"
+        for rank in study.ranks:
+            rank.wait_for(mailbox.ReceptionEnded)
+        crew.join()
+    rows = {step: row["u"] for rank in study.ranks for (_, step), row in rank.rows.items()}
+    assert sorted(rows) == list(range(20))
+    assert all(np.array_equal(row, large(step)) for step, row in rows.items())
+    assert sum(read) == 20 * BYTES
 
 
 def test_small_steps_go_through_the_socket(client: Client) -> None:

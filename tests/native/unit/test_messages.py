@@ -166,6 +166,15 @@ def test_python_understands_a_request(probe: Probe, message: Message) -> None:
         assert answer[1:] == [str(wire.block_bytes(block)) for block in (*message.blocks, *message.static_blocks)]
 
 
+def test_python_understands_what_is_said_of_a_segment(probe: Probe) -> None:
+    opening, data = EXAMPLES["Open"], EXAMPLES["Data"]
+    assert isinstance(opening, Open)
+    assert isinstance(data, Data)
+    offer = SegmentOffer(pid=2**22, descriptor=2**31 - 1, bytes=2**41, token="0f" * 16)
+    for message in (replace(opening, segment=offer), replace(data, in_segment=True, checksum=None)):
+        assert wire.decode(content(probe.ask(*asked(message))[0])) == message
+
+
 @given(st.integers(0, 2**63 - 1))
 def test_python_understands_a_place_in_the_segment(probe: Probe, offset: int) -> None:
     assert wire.OFFSET.unpack(content(probe.ask("place", offset)[0])) == (offset,)
