@@ -206,7 +206,8 @@ class Bare:
         self._model, self._optimizer = self.make_model()
         slots = filled_buffer(self.num_nodes).slots
         inputs = np.column_stack([slots.simulation_ids] * NUM_PARAMETERS + [slots.time_steps])
-        self._inputs, self._fields = torch.from_numpy(inputs.astype(np.float32)), torch.from_numpy(slots.arrays["field"])
+        self._inputs = torch.from_numpy(inputs.astype(np.float32))
+        self._fields = torch.from_numpy(slots.arrays["field"])
 
     def one_round(self) -> float:
         return _rate(self._train, num_batches=self.num_batches)

@@ -1,6 +1,6 @@
 """Fingerprints of torch modules, taken where their tensors are."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from types import MappingProxyType
 
@@ -9,8 +9,10 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from stream_server.server.ranks.communicator import Ranks
-from stream_server.server.training.fingerprint import CHUNK, FACTOR, Fingerprints, multipliers
+from stream_server.server.training.fingerprint import CHUNK, FACTOR, Fingerprints, differing, multipliers, of_arrays
 from stream_server.server.training.torch.shards import is_sharded, local, rows
+from stream_server.server.training.torch.weights import ServerModules
+from stream_server.wording import listed
 
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32}
 
@@ -94,3 +96,62 @@ def fingerprint(tensor: Tensor, *, start: int = 0, size: int | None = None) -> T
 @cache
 def _multipliers(device: torch.device) -> Tensor:
     return torch.from_numpy(multipliers()).to(device)
+
+
+class Constants:
+    """The arrays that modules have beside their state, which are to be the same wherever they are made.
+
+    `warn` is told of those that are not. Main thread.
+
+    Attributes:
+        made: the fingerprints of those that are made with the modules.
+    """
+
+    _HINT = (
+        "make them in prepare_training_attributes, by register_buffer, so that they are saved with the weights, or "
+        "drawn there by torch, np.random or random, which the study seeds, and by no generator without a seed"
+    )
+
+    def __init__(self, ranks: Ranks, weights: ServerModules, warn: Callable[[str], None]) -> None:
+        self.made: Fingerprints = {}
+        self._ranks = ranks
+        self._weights = weights
+        self._warn = warn
+        self._made_late: Fingerprints = {}
+
+    def note_made(self) -> None:
+        """Note those that there are once the modules are made. Collective."""
+        trained = {*of_tensors(self._weights.trainable()).values()}
+        self.made = {name: value for name, value in self._now().items() if value not in trained}
+        self._tell(differing(self._ranks, lambda: self.made))
+
+    def note_made_late(self) -> None:
+        """Note those that the first batch of this rank has made."""
+        self._made_late = {name: value for name, value in self._now().items() if name not in self.made}
+
+    def compare_ranks(self, *, has_trained: bool) -> None:
+        """Compare those that the first batch has made, but for what later ones have changed. Collective."""
+        # What has not changed since the first batch is no result of one.
+        now = self._now() if self._made_late else {}
+        same = {name: mark for name, mark in self._made_late.items() if has_trained and now.get(name) == mark}
+        self._tell(differing(self._ranks, lambda: same, missing=None))
+
+    def compare(self, before: Mapping[str, int | None]) -> None:
+        """Compare those of now with those of a training before this one."""
+        if names := [name for name, value in self.made.items() if before.get(name, value) != value]:
+            self._warn(
+                f"the model was trained with other values of {listed(names)}, so that its weights stand for another "
+                f"network: {self._HINT}"
+            )
+
+    def _now(self) -> Fingerprints:
+        attributes = of_arrays(self._weights.attributes(), kinds="fciub")
+        return {**attributes, **of_tensors(self._weights.unsaved())}
+
+    def _tell(self, names: Sequence[str]) -> None:
+        if names:
+            self._warn(
+                f"{listed(names)} of the model {'are' if len(names) > 1 else 'is'} not the same on all "
+                f"{self._ranks.size} ranks: they train different networks with the same weights. "
+                f"{self._HINT[0].upper()}{self._HINT[1:]}"
+            )

@@ -5,12 +5,13 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from stream_server.server.training.torch.precision import LossScaling, Precision
 from stream_server.server.training.torch.reduction import UnionGradients, clear, gradients_of
 from stream_server.server.user.torch_server import TorchServer
 from stream_server.user_code import call_user
+from stream_server.wording import listed
 
 if TYPE_CHECKING:
     from stream_server.config.training_sections import TrainingSettings
@@ -108,3 +109,17 @@ class Gradients:
 
 def _parameters(optimizer: torch.optim.Optimizer) -> list[Tensor]:
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def warning_of_hooks(model: nn.Module) -> str:
+    """The warning of hooks that are made for the whole gradient, where they are given parts of it; "" without any."""
+    hooked = [name for name, each in model.named_parameters() if each._backward_hooks]
+    if not hooked:
+        return ""
+    return (
+        f"{listed(hooked)} of the model {'have' if len(hooked) > 1 else 'has'} a hook (register_hook): on "
+        "several ranks, and with training.accumulate, it is given the part of the gradient that one batch of "
+        "one rank has in the whole, and the parts are added up. A mask or a factor does not mind; what clips "
+        "or scales by size does something else. Write training.clip_value or clip_norm instead, or do it in "
+        "on_gradients"
+    )

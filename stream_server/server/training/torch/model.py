@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn.modules.lazy import LazyModuleMixin
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from stream_server.errors import UserCodeError
+from stream_server.errors import ConfigError, UserCodeError
 from stream_server.server.training.torch.learning_rates import as_list
 from stream_server.server.training.torch.precision import Precision
 from stream_server.server.training.torch.shards import OfShards, is_sharded
@@ -98,6 +98,24 @@ def shared_out(server: TorchServer) -> list[Any]:
     Their steps wait for all ranks. Their `consolidate_state_dict` is collective, and brings the parts to rank 0.
     """
     return [each for each in as_list(server.optimizer) if hasattr(each, "consolidate_state_dict")]
+
+
+def needs_every_rank(server: TorchServer, *, uneven: str) -> bool:
+    """Whether each step of the server needs a batch on every rank, of several.
+
+    Raises:
+        ConfigError: it does, and `training.uneven` lets ranks go on whose data has ended.
+    """
+    needing = []
+    if any(isinstance(module, nn.SyncBatchNorm) for module in server.model.modules()):
+        needing.append("a model with SyncBatchNorm on several ranks: its forward pass")
+    if not server.automatic_optimization and shared_out(server):
+        needing.append("an optimizer that the ranks share out and training_step steps: its step")
+    if needing and uneven != "stop":
+        raise ConfigError(
+            f"training.uneven must be stop for {needing[0]} waits for all ranks, and one whose data has ended has none"
+        )
+    return bool(needing)
 
 
 def state_of(server: TorchServer, of_shards: OfShards = as_reference) -> dict[str, Any]:

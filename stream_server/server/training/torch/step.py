@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from stream_server.errors import ConfigError, UserCodeError
@@ -34,11 +34,12 @@ from stream_server.server.training.torch.devices import (
     keep_freed_memory,
     limit_threads,
 )
-from stream_server.server.training.torch.fingerprint import of_model, of_tensors, of_whole
+from stream_server.server.training.torch.fingerprint import Constants, of_model, of_tensors, of_whole
+from stream_server.server.training.torch.gradients import warning_of_hooks
 from stream_server.server.training.torch.hyperparameters import Hyperparameters
 from stream_server.server.training.torch.learning_rates import LearningRates, as_list
 from stream_server.server.training.torch.manual import ManualOptimization
-from stream_server.server.training.torch.model import set_up, shared_out, state_of
+from stream_server.server.training.torch.model import needs_every_rank, set_up, shared_out, state_of
 from stream_server.server.training.torch.precision import LossScaling, Precision, StuckWeights, make_precision, numerics
 from stream_server.server.training.torch.reduction import UnionGradients, clear, further_parameters
 from stream_server.server.training.torch.shards import Lender, OfShards, saved_shard, sharded_in
@@ -91,8 +92,7 @@ class TorchStep:
         self._optimization: AutomaticOptimization | ManualOptimization | None = None
         self._stuck = StuckWeights()
         self._hyperparameters = Hyperparameters(server, config)
-        self._constants: Fingerprints = {}
-        self._made_late: Fingerprints = {}
+        self._constants = Constants(ranks, self._weights, self._warn)
         self._num_forward = 0
         self._sample_losses: Tensor | None = None
         self._buffers_from = 0
@@ -138,9 +138,11 @@ class TorchStep:
             self._weights.move(self._precision)
             # The same seed made the same weights on all ranks; noise, such as dropout, differs from here on.
             torch.manual_seed(self._seed + 1 + self._ranks.rank)
-            self._tell_of_hooks()
+            in_parts = self._ranks.size > 1 or self._settings.accumulate > 1
+            if in_parts and (text := warning_of_hooks(self._server.model)):
+                self._warn(text)
             self._join_ranks()
-            self._note_constants()
+            self._constants.note_made()
             self._weights.exclude()
             if self._device.type == "cuda":
                 self._copies = DeviceCopies(CudaDevice(self._device), self._precision.convert)
@@ -168,8 +170,7 @@ class TorchStep:
         assert self._optimization is not None
         outcome = self._optimization.run(union_batch, partial(self._forward, union_batch, data, batch_idx))
         if self._num_forward == 1 and union_batch.own is not None:
-            arrays = self._arrays_beside_state().items()
-            self._made_late = {name: value for name, value in arrays if name not in self._constants}
+            self._constants.note_made_late()
         outcome.sample_losses = self._sample_losses
         return outcome
 
@@ -250,7 +251,7 @@ class TorchStep:
     def synchronize(self) -> None:
         self._weights.load_pending()
         if self._union and self._optimization and self._ranks.size > 1:
-            with self._measure("all_reduce"):
+            with self._server.phases.measure("all_reduce"):
                 self._optimization.catch_up()
                 self._union.broadcast_buffers(self._buffers_from)
                 evaluated = self._weights.returned
@@ -265,12 +266,7 @@ class TorchStep:
         return {**of_model(model, further), **of_replicated_state(self._server)}
 
     def compare_saved(self) -> None:
-        # What has not changed since the first batch is no result of one.
-        now = self._arrays_beside_state() if self._made_late else {}
-        constant = {
-            name: mark for name, mark in self._made_late.items() if self._num_forward > 1 and now.get(name) == mark
-        }
-        self._tell_of_constants(differing(self._ranks, lambda: constant, missing=None))
+        self._constants.compare_ranks(has_trained=self._num_forward > 1)
         names = differing(self._ranks, self._further_fingerprints)
         if names:
             own = type(self._server).__name__
@@ -345,7 +341,7 @@ class TorchStep:
             "scaler": scaler,
             "skipped": self._skipped.state_dict(),
             "made": dict(self._hyperparameters.made),
-            "constants": dict(self._constants),
+            "constants": dict(self._constants.made),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -360,7 +356,7 @@ class TorchStep:
             self._scaling.load_state_dict(state["scaler"])
 
     def model_state(self) -> dict[str, Any]:
-        beside = {"constants": dict(self._constants)} if self._constants else {}
+        beside = {"constants": dict(self._constants.made)} if self._constants.made else {}
         return {**self._weights.whole_state(self._lender.bytes_of), **beside}
 
     def load_model_state(self, state: dict[str, Any]) -> None:
@@ -368,12 +364,7 @@ class TorchStep:
         self.compare_constants(state)
 
     def compare_constants(self, state: Mapping[str, Any]) -> None:
-        before = state.get("constants", {})
-        if names := [name for name, value in self._constants.items() if before.get(name, value) != value]:
-            self._warn(
-                f"the model was trained with other values of {listed(names)}, so that its weights stand for another "
-                f"network: {self._hint_for_constants}"
-            )
+        self._constants.compare(state.get("constants", {}))
 
     def learning_rates(self) -> list[LearningRateCallback]:
         return [LearningRates(self._server)]
@@ -392,14 +383,11 @@ class TorchStep:
     def rounding(self) -> str:
         return self._stuck.warning
 
-    def _measure(self, name: str) -> AbstractContextManager[None]:
-        return self._server.phases.measure(name)
-
     def _join_ranks(self) -> None:
         """Make the model the same on all ranks. Collective."""
         server = self._server
         if self._ranks.size > 1:
-            self._refuse_what_needs_every_rank()
+            self.needs_every_rank = needs_every_rank(server, uneven=self._settings.uneven)
         self._union = UnionGradients(
             self._ranks, server.model, as_list(server.optimizer), lambda: other_modules(server).values()
         )
@@ -412,45 +400,6 @@ class TorchStep:
         )
         for optimizer in as_list(server.optimizer):
             self._stuck.watch(optimizer)
-
-    def _tell_of_hooks(self) -> None:
-        """Warn of hooks that are given a part of the gradient, where they are made for the whole of it."""
-        in_parts = self._ranks.size > 1 or self._settings.accumulate > 1
-        hooked = [name for name, each in self._server.model.named_parameters() if each._backward_hooks]
-        if in_parts and hooked:
-            self._warn(
-                f"{listed(hooked)} of the model {'have' if len(hooked) > 1 else 'has'} a hook (register_hook): on "
-                "several ranks, and with training.accumulate, it is given the part of the gradient that one batch of "
-                "one rank has in the whole, and the parts are added up. A mask or a factor does not mind; what clips "
-                "or scales by size does something else. Write training.clip_value or clip_norm instead, or do it in "
-                "on_gradients"
-            )
-
-    def _note_constants(self) -> None:
-        """Note the arrays that the modules have beside their state, which are to be the same wherever they are made."""
-        arrays = self._arrays_beside_state()
-        trained = {*of_tensors(self._weights.trainable()).values()}
-        self._constants = {name: value for name, value in arrays.items() if value not in trained}
-        self._tell_of_constants(differing(self._ranks, lambda: self._constants))
-
-    def _arrays_beside_state(self) -> Fingerprints:
-        attributes = of_arrays(self._weights.attributes(), kinds="fciub")
-        return {**attributes, **of_tensors(self._weights.unsaved())}
-
-    def _tell_of_constants(self, names: Sequence[str]) -> None:
-        if names:
-            self._warn(
-                f"{listed(names)} of the model {'are' if len(names) > 1 else 'is'} not the same on all "
-                f"{self._ranks.size} ranks: they train different networks with the same weights. "
-                f"{self._hint_for_constants[0].upper()}{self._hint_for_constants[1:]}"
-            )
-
-    @property
-    def _hint_for_constants(self) -> str:
-        return (
-            "make them in prepare_training_attributes, by register_buffer, so that they are saved with the weights, or "
-            "drawn there by torch, np.random or random, which the study seeds, and by no generator without a seed"
-        )
 
     def _forward(self, union_batch: UnionBatch, data: Any, batch_idx: int) -> Tensor | None:
         """The loss that `training_step` returns; a rank without a batch joins the calls of the others."""
@@ -492,19 +441,6 @@ class TorchStep:
                 f'{num} samples, a dict with it as "loss", or self.skip_batch(), not {kind}'
             )
         return returned
-
-    def _refuse_what_needs_every_rank(self) -> None:
-        server, needing = self._server, []
-        if any(isinstance(module, nn.SyncBatchNorm) for module in server.model.modules()):
-            needing.append("a model with SyncBatchNorm on several ranks: its forward pass")
-        if not server.automatic_optimization and shared_out(server):
-            needing.append("an optimizer that the ranks share out and training_step steps: its step")
-        if needing and self._settings.uneven != "stop":
-            raise ConfigError(
-                f"training.uneven must be stop for {needing[0]} waits for all ranks, and one whose data has ended has "
-                "none"
-            )
-        self.needs_every_rank = bool(needing)
 
 
 def _sharding() -> Any:
