@@ -377,7 +377,9 @@ def squared_errors(outputs: Array, targets: Array | None, room: Callable[[int], 
     num, is_complex = len(outputs), np.iscomplexobj(outputs) or np.iscomplexobj(targets)
     flat = room(outputs.size * (1 + is_complex)).reshape(num, -1)
     difference = flat.view(np.complex128) if is_complex else flat
-    np.subtract(outputs.reshape(num, -1), targets.reshape(num, -1), out=difference, dtype=difference.dtype)
+    # To widen both in the subtraction takes twice as long.
+    np.copyto(difference, outputs.reshape(num, -1))
+    np.subtract(difference, targets.reshape(num, -1), out=difference, dtype=difference.dtype)
     return np.asarray(np.einsum("ij,ij->i", flat, flat) / difference.shape[1])
 
 
