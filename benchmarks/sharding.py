@@ -193,8 +193,8 @@ def speed(size: str) -> None:
     with ExitStack() as stack:
         # First ours, which opens the process group.
         both = [kind(stack, ranks, WIDTHS[size]) for kind in (Ours, Bare)]
-        for each in both:
-            each.train(EQUAL_PASSES)
+        for each, num_steps in zip(both, (EQUAL_PASSES, 1), strict=True):
+            each.train(num_steps)
         pairs = []
         for number in range(NUM_PAIRS):
             order = (0, 1) if number % 2 else (1, 0)
