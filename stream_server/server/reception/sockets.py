@@ -356,7 +356,10 @@ class Sockets:
 
 
 def _process_of(frame: zmq.Frame) -> int | None:
-    """The process at the other end of a connection on this node, as the kernel knows it; None over TCP."""
+    """The process at the other end of a connection on this node, as the kernel knows it; None over TCP.
+
+    Some addresses of IPv6 end like the words of the kernel: what depends on it needs a further proof.
+    """
     *_, user, group, process = f":::{frame.get('Peer-Address')}".split(":")
     is_local = user.isdecimal() and group.isdecimal() and process.isdecimal()
     return int(process) if is_local else None
