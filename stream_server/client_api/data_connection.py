@@ -8,7 +8,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from stream_server.client_api.retention import Bits, Retention, Steps
-from stream_server.client_api.segment import Segment
+from stream_server.client_api.segment import RetentionSegment
 from stream_server.client_api.transport import Dealer
 from stream_server.errors import Refused
 from stream_server.failpoints import failpoint
@@ -128,7 +128,7 @@ class DataConnection:
         stride: int,
         num_server_ranks: int,
         one_by_one: bool = False,
-        segment: Segment | None = None,
+        segment: RetentionSegment | None = None,
     ) -> None:
         self.dealer = dealer
         self.is_open = False
@@ -296,20 +296,19 @@ class DataConnection:
             self._flow.sent(num_steps=0, num_messages=sum(map(len, pieces)))
 
     def _send(self, indices: range, present: int, payload: Sequence[np.ndarray]) -> None:
-        """Send steps in one message, or one of more than MAX_PART_BYTES in parts."""
+        """Send steps in one message, or one of more than MAX_PART_BYTES in parts, unless it fits into the segment."""
         self._send_statics()
-        num_bytes = sum(array.nbytes for array in payload)
-        if len(indices) > 1 or num_bytes <= MAX_PART_BYTES:
-            stored = None
-            if self._segment is not None and num_bytes >= SEGMENT_FROM_BYTES:
-                stored = self._segment.store(payload)
-            if stored is None:
-                copies = self._send_data(indices.start, present, payload, num_steps=len(indices))
-            else:
-                start, copies = stored
-                place = wire.OFFSET.pack(start)
-                self._send_data(indices.start, present, [place], num_steps=len(indices), in_segment=True)
-            pieces, num_messages = [[copy] for copy in copies], 1
+        num_bytes, stored = sum(array.nbytes for array in payload), None
+        if self._segment is not None and num_bytes >= SEGMENT_FROM_BYTES:
+            stored = self._segment.store(payload)
+        num_messages = 1
+        if stored is not None:
+            start, copies = stored
+            place = wire.OFFSET.pack(start)
+            self._send_data(indices.start, present, [place], num_steps=len(indices), in_segment=True)
+            pieces = [[copy] for copy in copies]
+        elif len(indices) > 1 or num_bytes <= MAX_PART_BYTES:
+            pieces = [[copy] for copy in self._send_data(indices.start, present, payload, num_steps=len(indices))]
         else:
             pieces = self._send_parts(indices.start, present, payload)
             num_messages = sum(map(len, pieces))

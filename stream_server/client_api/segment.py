@@ -20,7 +20,7 @@ NAME = "stream-server"
 HEAD_BYTES = mmap.PAGESIZE
 
 
-class Segment:
+class RetentionSegment:
     """A memfd of this process, cut into blocks of one message each; `offer` is what a server must know to read it.
 
     A block is free again when nothing refers to its memory any more. The lowest that is large enough is taken, so that
@@ -40,7 +40,7 @@ class Segment:
         self._close = weakref.finalize(self, os.close, descriptor)
 
     @classmethod
-    def make(cls, num_bytes: int) -> "Segment | None":
+    def make(cls, num_bytes: int) -> "RetentionSegment | None":
         """A segment with room for so many bytes; None where the system, or a limit of this process, refuses it."""
         num_bytes += HEAD_BYTES
         most = resource.getrlimit(resource.RLIMIT_FSIZE)[0]

@@ -17,7 +17,7 @@ import numpy as np
 from stream_server.client_api.data_connection import DataConnection
 from stream_server.client_api.hello import SilenceTimer, ask
 from stream_server.client_api.retention import OrderedSteps, Retention, Steps
-from stream_server.client_api.segment import Segment
+from stream_server.client_api.segment import RetentionSegment
 from stream_server.client_api.transport import Transport
 from stream_server.client_api.watch import ConnectionWatch
 from stream_server.errors import Refused, SimulationError, StepsLost, Unreachable
@@ -75,7 +75,7 @@ class Session:
         self._silence_s = silence_s
         self._entered = OrderedSteps()
         self._retention = Retention(max_bytes=welcome.window_bytes)
-        self._segment: Segment | None = None
+        self._segment: RetentionSegment | None = None
         self._transport: Transport | None = None
         self._connections: list[DataConnection] = []
         self._dealing = Dealing(welcome.routing, len(welcome.endpoints))
@@ -256,7 +256,7 @@ class Session:
         is_ragged = any(field.ragged and not field.is_static for field in welcome.fields)
         dealers = [self._transport.connect(addresses) for addresses in welcome.endpoints]
         if self._segment is None and not is_ragged and not all(dealer.is_tcp for dealer in dealers):
-            self._segment = Segment.make(welcome.window_bytes + UNDER_WAY_BYTES)
+            self._segment = RetentionSegment.make(welcome.window_bytes + UNDER_WAY_BYTES)
         self._connections = [
             DataConnection(
                 dealer,

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from stream_server.client_api import connect, data_connection
 from stream_server.client_api.data_connection import SEGMENT_FROM_BYTES
-from stream_server.client_api.segment import HEAD_BYTES, Segment
+from stream_server.client_api.segment import HEAD_BYTES, RetentionSegment
 from stream_server.client_api.simulation import Simulation
 from stream_server.messages.client import Data, FieldSpec, Open
 from tests.client_api.clients import messages
@@ -23,8 +23,8 @@ LARGE = SEGMENT_FROM_BYTES // 8
 U = (FieldSpec(name="u", shape=(LARGE,)),)
 
 
-def made(num_bytes: int) -> Segment:
-    segment = Segment.make(num_bytes)
+def made(num_bytes: int) -> RetentionSegment:
+    segment = RetentionSegment.make(num_bytes)
     assert segment is not None
     return segment
 

@@ -109,6 +109,16 @@ def test_the_ranks_of_a_server_read_what_was_sent(
     assert sum(read) == 20 * BYTES
 
 
+def test_a_step_that_a_socket_takes_in_parts_is_one_message(client: Client) -> None:
+    num = 600_000
+    with FakeServer((FieldSpec(name="u", shape=(num,)),), num_ranks=1) as server:
+        client.connect(server)
+        client.send(*range(3), count=str(num))
+        assert client.ask("finish") == "ok"
+        assert [it.in_segment for it in messages(server, Data)] == [True] * 3
+        assert all(np.array_equal(server.steps[7, step]["u"], values("float64", (num,), step)) for step in range(3))
+
+
 def test_small_steps_go_through_the_socket(client: Client) -> None:
     with FakeServer(SMALL) as server:
         client.connect(server)

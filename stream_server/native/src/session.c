@@ -104,13 +104,13 @@ static sc_message open_of(const sc_client *client, const sc_welcome *welcome, co
                           client->statics.blocks, client->statics.num, segment);
 }
 
-/* What the server ranks of this node may read, if there are some, and if messages are of whole steps. Twice the window,
- * since a buffer of one size is not used for another. */
+/* What the server ranks of this node may read, if there are some. Twice the window, since a buffer of one size is not
+ * used for another. The size of a message gives the length of a ragged step. */
 static const sc_segment *segment_of(const sc_session *session) {
     const sc_client *client = session->client;
     int64_t window_bytes = session->welcome->window_bytes;
     size_t step_bytes = sc_layout_bytes(&client->layout, UINT64_MAX);
-    bool may_share = !client->layout.has_ragged && step_bytes > 0 && step_bytes <= SC_MAX_PART_BYTES;
+    bool may_share = !client->layout.has_ragged && step_bytes > 0;
     bool is_local = false;
     for (int i = 0; i < session->num; ++i)
         is_local |= sc_dealer_is_local(&session->transport.dealers[i]);

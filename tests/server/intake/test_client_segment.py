@@ -17,7 +17,7 @@ from msgspec import UNSET
 from msgspec.structs import replace
 
 from stream_server.client_api import data_connection
-from stream_server.client_api.segment import NAME, Segment
+from stream_server.client_api.segment import NAME, RetentionSegment
 from stream_server.messages import wire
 from stream_server.messages.client import FieldSpec, Opened, Reason, Refusal, SegmentOffer, TimeSteps
 from stream_server.server.intake.client_segment import LINK, ClientSegment
@@ -33,8 +33,8 @@ LARGE = FieldSpec(name="u", shape=(3, 5000))
 
 
 @pytest.fixture
-def segment() -> Iterator[Segment]:
-    made = Segment.make(NUM_BYTES)
+def segment() -> Iterator[RetentionSegment]:
+    made = RetentionSegment.make(NUM_BYTES)
     assert made is not None
     yield made
     made.close()
@@ -53,7 +53,7 @@ def at(offset: int) -> Frames:
     return Frames([wire.OFFSET.pack(offset)])
 
 
-def test_blocks_are_read_one_behind_the_other_into_memory_or_as_frames(segment: Segment) -> None:
+def test_blocks_are_read_one_behind_the_other_into_memory_or_as_frames(segment: RetentionSegment) -> None:
     u, v = np.arange(6.0), np.arange(3, dtype=np.int16)
     stored = segment.store([u, v])
     assert stored is not None
@@ -77,11 +77,11 @@ def test_blocks_are_read_one_behind_the_other_into_memory_or_as_frames(segment: 
         {"pid": 1 << 40},
     ],
 )
-def test_memory_that_is_not_as_it_was_offered_is_not_read(segment: Segment, changes: dict[str, Any]) -> None:
+def test_memory_that_is_not_as_it_was_offered_is_not_read(segment: RetentionSegment, changes: dict[str, Any]) -> None:
     assert ClientSegment.open(replace(segment.offer, **changes)) is None
 
 
-def test_only_a_memfd_of_this_name_is_opened(segment: Segment, tmp_path: Path) -> None:
+def test_only_a_memfd_of_this_name_is_opened(segment: RetentionSegment, tmp_path: Path) -> None:
     reader, writer = os.pipe()
     (tmp_path / "file").write_bytes(bytes.fromhex(OTHER_TOKEN) * 2)
     file, other = os.open(tmp_path / "file", os.O_RDONLY), os.memfd_create(f"{NAME}-2")
@@ -95,7 +95,7 @@ def test_only_a_memfd_of_this_name_is_opened(segment: Segment, tmp_path: Path) -
             os.close(descriptor)
 
 
-def test_three_quarters_of_the_open_files_are_left_to_connections(segment: Segment) -> None:
+def test_three_quarters_of_the_open_files_are_left_to_connections(segment: RetentionSegment) -> None:
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     num_open = len(os.listdir("/proc/self/fd"))
     resource.setrlimit(resource.RLIMIT_NOFILE, (2 * num_open, before[1]))
@@ -115,14 +115,14 @@ def test_three_quarters_of_the_open_files_are_left_to_connections(segment: Segme
         ([wire.OFFSET.pack(2**64 - 1)], "within"),
     ],
 )
-def test_a_place_that_is_none_is_malformed(segment: Segment, frames: list[bytes], complaint: str) -> None:
+def test_a_place_that_is_none_is_malformed(segment: RetentionSegment, frames: list[bytes], complaint: str) -> None:
     with opened(segment.offer) as found, pytest.raises(Unfit, match=complaint) as unfit:
         found.payload(Frames(frames), [8192])
     assert unfit.value.reason is Reason.MALFORMED
 
 
 @contextmanager
-def studied(segment: Segment, **changes: object) -> Iterator[tuple[Reception, RawClient, Opened]]:
+def studied(segment: RetentionSegment, **changes: object) -> Iterator[tuple[Reception, RawClient, Opened]]:
     """A client of one step that has offered its memory, and what it was answered."""
     with reception(StudyShape()) as study:
         welcome(study)
@@ -133,7 +133,7 @@ def studied(segment: Segment, **changes: object) -> Iterator[tuple[Reception, Ra
             study.first.buffer.close()
 
 
-def test_a_step_comes_from_the_segment_or_through_the_socket_message_by_message(segment: Segment) -> None:
+def test_a_step_comes_from_the_segment_or_through_the_socket_message_by_message(segment: RetentionSegment) -> None:
     with studied(segment) as (study, client, answer):
         assert answer.segment is True
         kept = [segment.store([value(0, step)]) for step in range(4)]
@@ -147,7 +147,7 @@ def test_a_step_comes_from_the_segment_or_through_the_socket_message_by_message(
             assert study.first.rows[0, step]["u"].tolist() == value(0, step).tolist()
 
 
-def test_memory_of_another_process_than_the_one_that_connects_is_not_read(segment: Segment) -> None:
+def test_memory_of_another_process_than_the_one_that_connects_is_not_read(segment: RetentionSegment) -> None:
     child = multiprocessing.get_context("fork").Process(target=signal.pause)
     child.start()
     try:
@@ -167,7 +167,7 @@ def test_memory_of_another_process_than_the_one_that_connects_is_not_read(segmen
         child.close()
 
 
-def test_over_tcp_no_memory_is_read(segment: Segment) -> None:
+def test_over_tcp_no_memory_is_read(segment: RetentionSegment) -> None:
     with reception(StudyShape()) as study:
         welcome(study)
         with RawClient(study.endpoints[0].data[1]) as client:
@@ -180,7 +180,7 @@ def test_over_tcp_no_memory_is_read(segment: Segment) -> None:
 @pytest.mark.parametrize("offset", [0, NUM_BYTES - 31, 2**63])
 @pytest.mark.parametrize("sequence", [0, 1])
 def test_a_step_outside_of_the_segment_is_refused_and_the_connection_lives_on(
-    segment: Segment, sequence: int, offset: int
+    segment: RetentionSegment, sequence: int, offset: int
 ) -> None:
     """The first message, and one that goes on with a series."""
     stored = segment.store([value(0, 0)])
@@ -195,7 +195,7 @@ def test_a_step_outside_of_the_segment_is_refused_and_the_connection_lives_on(
         assert study.first.receiver.account().refused == {"malformed": 1}
 
 
-def test_what_a_client_cut_off_after_it_was_offered_is_malformed(segment: Segment) -> None:
+def test_what_a_client_cut_off_after_it_was_offered_is_malformed(segment: RetentionSegment) -> None:
     with studied(segment) as (_, client, _):
         os.truncate(f"/proc/self/fd/{segment.offer.descriptor}", 4096)
         client.say(data(0, 0, in_segment=True), [wire.OFFSET.pack(8192)])
