@@ -152,6 +152,7 @@ class DataConnection:
         self._incarnation = opening.incarnation
         self._flow = FlowControl(0)
         self._retained = retention.of_connection()
+        self._under_way: Sequence[memoryview] = ()
         self._pending: PendingSteps | None = None
         self._pending_since = self._last_send = -PENDING_S
 
@@ -304,6 +305,8 @@ class DataConnection:
         num_messages = 1
         if stored is not None:
             start, copies = stored
+            # If an exception comes before they are retained, they must not be overwritten all the same.
+            self._under_way = copies
             place = wire.OFFSET.pack(start)
             self._send_data(indices.start, present, [place], num_steps=len(indices), in_segment=True)
             pieces = [[copy] for copy in copies]

@@ -185,6 +185,7 @@ class Retention:
 
     def close(self) -> None:
         """Nothing will be sent again: give back the memory."""
+        self.num_bytes = 0
         self._of_connections.clear()
         self.unsent.clear()
 

@@ -38,14 +38,17 @@ class RetentionSegment:
         os.pwrite(descriptor, token, 0)
         self.offer = SegmentOffer(pid=os.getpid(), descriptor=descriptor, bytes=num_bytes, token=token.hex())
         self._close = weakref.finalize(self, os.close, descriptor)
+        self._close.atexit = False
 
     @classmethod
     def make(cls, num_bytes: int) -> "RetentionSegment | None":
         """A segment with room for so many bytes; None where the system, or a limit of this process, refuses it."""
         num_bytes += HEAD_BYTES
         most = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
-        # Beyond it the kernel would send a signal that may end this process.
-        if most != resource.RLIM_INFINITY and most < num_bytes:
+        # Beyond it the kernel would send a signal that may end this process. Addresses that are limited are left to
+        # those who need them.
+        has_addresses = resource.getrlimit(resource.RLIMIT_AS)[0] == resource.RLIM_INFINITY
+        if not has_addresses or (most != resource.RLIM_INFINITY and most < num_bytes):
             return None
         try:
             descriptor = os.memfd_create(NAME)

@@ -172,13 +172,13 @@ int sc_session_open(sc_session *session, sc_client *client, const sc_welcome *we
 
 void sc_session_close(sc_session *session, bool linger) {
     bool is_settled = true;
-    for (int i = 0; i < session->num; ++i) {
+    for (int i = 0; i < session->num; ++i)
         is_settled &= session->connections[i].has_ended;
-        sc_data_connection_leave(&session->connections[i]);
-    }
     /* A server rank may still read what was sent, however late. */
     if (!is_settled)
         sc_pool_unshare(session->client->pool);
+    for (int i = 0; i < session->num; ++i)
+        sc_data_connection_leave(&session->connections[i]);
     session->num = 0;
     sc_transport_close(&session->transport, linger);
     sc_message_free(&session->opening.open);

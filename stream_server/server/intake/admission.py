@@ -9,7 +9,7 @@ from collections.abc import Mapping
 import numpy as np
 from msgspec.structs import replace
 
-from stream_server.messages.client import Block, FieldSpec, Open, Reason, Refusal
+from stream_server.messages.client import Block, FieldSpec, Open, Reason, Refusal, SegmentOffer
 from stream_server.server.intake.attempts import AttemptState, Connection
 from stream_server.server.intake.credit import CreditPool
 from stream_server.server.intake.layout import place_of
@@ -19,14 +19,17 @@ DTYPE_OF_THE_NEVER_SENT = "<f8"
 
 
 class Admission:
-    """Answers the `Open` of client ranks. `waiting` are those that will be looked at again, by peer."""
+    """Answers the `Open` of client ranks. `waiting` are those that will be looked at again, by peer.
+
+    Memory that a client rank shares is apart from its `Open`: over another connection it may be other memory.
+    """
 
     def __init__(self, state: IntakeState, credit: CreditPool) -> None:
         self.state = state
         self.credit = credit
-        self.waiting: dict[bytes, Open] = {}
+        self.waiting: dict[bytes, tuple[Open, SegmentOffer | None]] = {}
 
-    def answer(self, peer: bytes, message: Open) -> Connection | Refusal | None:
+    def answer(self, peer: bytes, message: Open, offer: SegmentOffer | None = None) -> Connection | Refusal | None:
         """Admit a client rank, or refuse it; None: it has to wait."""
         self.waiting.pop(peer, None)
         attempt = self.state.attempts.get(message.simulation)
@@ -46,13 +49,13 @@ class Admission:
         # Its credit begins anew with the connection: what it has sent over a lost one must not take up any of it.
         has_credit = message.rank not in attempt.connections or not attempt.num_waiting
         if not (has_slots and has_credit):
-            self.waiting[peer] = message
+            self.waiting[peer] = message, offer
             return None
         return self._connection(peer, message, attempt)
 
     def forget(self, message: Open) -> None:
         """Drop an `Open` that waits, since the same client rank has said it again over another connection."""
-        for peer in [peer for peer, other in self.waiting.items() if other.without_segment == message.without_segment]:
+        for peer in [peer for peer, (other, _) in self.waiting.items() if other == message]:
             del self.waiting[peer]
 
     def _out_of_date(self, message: Open, attempt: AttemptState | None) -> Refusal | None:

@@ -9,7 +9,7 @@ import os
 import resource
 import stat
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 
 import numpy as np
 import numpy.typing as npt
@@ -32,13 +32,14 @@ class ClientSegment:
     def open(cls, offer: SegmentOffer) -> "ClientSegment | None":
         """The segment that a client offers; None if it is not to be had here, or is not what the client says."""
         path = f"/proc/{offer.pid}/fd/{offer.descriptor}"
-        with suppress(OSError):
+        with suppress(OSError), ExitStack() as stack:
             if os.readlink(path) == LINK:
-                # It may be a pipe by now.
-                descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+                # It may be a pipe or a terminal by now.
+                descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY)
+                stack.callback(os.close, descriptor)
                 if _may_be_read(descriptor, offer):
+                    stack.pop_all()
                     return cls(descriptor, offer.bytes)
-                os.close(descriptor)
         return None
 
     def close(self) -> None:
@@ -73,7 +74,13 @@ class SegmentPayload:
         return self._num_read < len(self._sizes)
 
     def into(self, buffer: npt.NDArray[np.generic], /) -> int:
-        num = os.preadv(self._descriptor, [buffer.data], self._start)
+        memory, num = memoryview(buffer.reshape(-1).view(np.uint8)), 0
+        try:
+            # No call reads more than 2 GiB.
+            while num < len(memory) and (part := os.preadv(self._descriptor, [memory[num:]], self._start + num)):
+                num += part
+        except OSError as error:
+            raise Unfit(Reason.MALFORMED, f"the client's memory cannot be read: {error.strerror}") from error
         self._start += self._sizes[self._num_read]
         self._num_read += 1
         return num

@@ -285,5 +285,7 @@ class Intake:
 
     def _end(self, attempt: AttemptState) -> None:
         attempt.running = False
+        for connection in attempt.connections.values():
+            connection.close()
         attempt.statics.forget()
         self.settlement.release(attempt)

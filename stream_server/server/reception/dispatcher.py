@@ -23,6 +23,7 @@ from stream_server.messages.client import (
     Ping,
     Reason,
     Refusal,
+    SegmentOffer,
     Stop,
 )
 from stream_server.messages.simulation_phase import SimulationPhase
@@ -190,8 +191,9 @@ class Dispatcher:
             case Response.HEARD, Data() as data if connection is not None:
                 self._answer(peer, self.assembly.take(connection, data, header, payload))
             case Response.HEARD, Open() as opening:
-                is_its_own = opening.segment and opening.segment.pid == process
-                self._open(peer, opening if is_its_own else opening.without_segment, user)
+                offer = opening.segment or None
+                is_its_own = offer is not None and offer.pid == process
+                self._open(peer, opening.without_segment, offer if is_its_own else None, user)
             case Response.HEARD, End() as end if connection is not None:
                 refusal = self.assembly.finish(connection, end)
                 failpoint("receiver.end_noted")
@@ -245,8 +247,8 @@ class Dispatcher:
         self.assembly.settle_all()
         touched = self.intake.flush()
         if self.admission.waiting and self.is_receiving and not self.stopped:
-            for peer, message in list(self.admission.waiting.items()):
-                self._admit(peer, message)
+            for peer, (message, offer) in list(self.admission.waiting.items()):
+                self._admit(peer, message, offer)
             touched |= self.intake.flush()
         self.acknowledgements.acknowledge_received(touched.values())
 
@@ -255,10 +257,10 @@ class Dispatcher:
         for connection in self.connections.values():
             connection.close()
 
-    def _open(self, peer: bytes, message: Open, user: str | None) -> None:
+    def _open(self, peer: bytes, message: Open, offer: SegmentOffer | None, user: str | None) -> None:
         connection = self.connections.get(peer)
         if connection is not None:
-            if connection.opening.without_segment == message.without_segment:
+            if connection.opening == message:
                 self._say_opened(connection)
             else:
                 self._refuse(peer, Reason.WRONG_BLOCKS, "the connection was opened before")
@@ -271,7 +273,7 @@ class Dispatcher:
             self.reply(peer, Stop(text=attempt.why_ended))
             return
         self._replace_lost(message)
-        self._admit(peer, message)
+        self._admit(peer, message, offer)
         if peer in self.admission.waiting:
             self._ask_for_patience(peer)
 
@@ -283,8 +285,7 @@ class Dispatcher:
         self.admission.forget(message)
         attempt = self.intake.attempt(message.simulation)
         lost = None if attempt is None else attempt.connections.get(message.rank)
-        is_same = lost is not None and lost.opening.without_segment == message.without_segment
-        if lost is not None and is_same and self.connections.pop(lost.peer, None) is not None:
+        if lost is not None and lost.opening == message and self.connections.pop(lost.peer, None) is not None:
             lost.close()
             self.assembly.lose(lost)
 
@@ -294,13 +295,13 @@ class Dispatcher:
         its = (message.study, message.incarnation, message.attempt)
         return attempt.finished and its == (state.study, state.incarnation, attempt.attempt)
 
-    def _admit(self, peer: bytes, message: Open) -> None:
+    def _admit(self, peer: bytes, message: Open, offer: SegmentOffer | None) -> None:
         """Admit a client rank, refuse it, or let it wait.
 
         Raises:
             ConfigError: the types of all fields are known now, and the system refuses the memory for the slots.
         """
-        answer = self.admission.answer(peer, message)
+        answer = self.admission.answer(peer, message, offer)
         if isinstance(answer, Refusal):
             self.reply(peer, answer)
             return
@@ -308,8 +309,8 @@ class Dispatcher:
         if answer is None:
             return
         self.intake.allocate()
-        if message.segment:
-            answer.segment = ClientSegment.open(message.segment)
+        if offer is not None:
+            answer.segment = ClientSegment.open(offer)
         failpoint("receiver.before_open")
         self.connections[peer] = answer
         self._say_opened(answer)
@@ -361,6 +362,7 @@ class Dispatcher:
         self.stopped = Stop(text=reason)
         for connection in self.connections.values():
             self._tell_to_stop(connection, reason)
+        self.close()
 
     def _tell_to_stop(self, connection: Connection, reason: str) -> None:
         self.reply(connection.peer, Stop(text=reason))

@@ -356,10 +356,9 @@ class Sockets:
 
 
 def _process_of(frame: zmq.Frame) -> int | None:
-    """The process at the other end of a connection on this node, as the kernel knows it; None over TCP.
-
-    Some addresses of IPv6 end like the words of the kernel: what depends on it needs a further proof.
-    """
-    *_, user, group, process = f":::{frame.get('Peer-Address')}".split(":")
-    is_local = user.isdecimal() and group.isdecimal() and process.isdecimal()
-    return int(process) if is_local else None
+    """The process of this user at the other end of a connection on this node, as the kernel knows it; None over TCP."""
+    match str(frame.get("Peer-Address")).split(":"):
+        # An address of IPv6 that has four parts has an empty one.
+        case [_, user, group, process] if user == str(os.geteuid()) and group.isdecimal() and process.isdecimal():
+            return int(process)
+    return None

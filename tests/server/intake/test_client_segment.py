@@ -1,5 +1,6 @@
 """Whole steps that lie in a client's memory: which memory the server reads, and what it refuses there."""
 
+import errno
 import multiprocessing
 import os
 import resource
@@ -18,7 +19,7 @@ from msgspec.structs import replace
 
 from stream_server.client_api import data_connection
 from stream_server.client_api.segment import NAME, RetentionSegment
-from stream_server.messages import wire
+from stream_server.messages import notices, wire
 from stream_server.messages.client import FieldSpec, Opened, Reason, Refusal, SegmentOffer, TimeSteps
 from stream_server.server.intake.client_segment import LINK, ClientSegment
 from stream_server.server.intake.filling import Unfit
@@ -65,6 +66,32 @@ def test_blocks_are_read_one_behind_the_other_into_memory_or_as_frames(segment: 
         assert np.frombuffer(payload.frame(), np.int16).tolist() == v.tolist()
         assert not payload.more()
     assert into.ravel().tolist() == u.tolist()
+
+
+def test_a_block_that_one_call_does_not_read_takes_several(
+    segment: RetentionSegment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The system reads 2 GiB at most."""
+    preadv, sent, into = os.preadv, np.arange(100.0), np.zeros(100)
+    stored = segment.store([sent])
+    assert stored is not None
+    monkeypatch.setattr(os, "preadv", lambda file, buffers, at: preadv(file, [buffers[0][:99]], at))
+    with opened(segment.offer) as found:
+        assert found.payload(at(stored[0]), [sent.nbytes]).into(into) == sent.nbytes
+    assert into.tolist() == sent.tolist()
+
+
+def test_memory_that_the_system_fails_to_read_is_refused(
+    segment: RetentionSegment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*unused: object) -> int:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with opened(segment.offer) as found:
+        monkeypatch.setattr(os, "preadv", fail)
+        with pytest.raises(Unfit, match="cannot be read: Input/output error") as unfit:
+            found.payload(at(4096), [8]).into(np.zeros(1))
+    assert unfit.value.reason is Reason.MALFORMED
 
 
 @pytest.mark.parametrize(
@@ -145,6 +172,23 @@ def test_a_step_comes_from_the_segment_or_through_the_socket_message_by_message(
         study.first.draw(4)
         for step in range(4):
             assert study.first.rows[0, step]["u"].tolist() == value(0, step).tolist()
+
+
+@pytest.mark.parametrize("notice", [notices.AttemptOver(simulation=0, attempt=0), notices.StopNotice(reason="enough")])
+def test_the_memory_of_a_client_whose_attempt_is_over_is_let_go(
+    segment: RetentionSegment, notice: notices.Notice
+) -> None:
+    with studied(segment) as (study, _, _):
+        before = num_open()
+        with study.first.receiver.turn:
+            study.first.receiver.dispatcher.apply(notice)
+        assert num_open() == before - 1
+
+
+def num_open() -> int:
+    """How often this process has open what the segments of this test are."""
+    paths = [f"/proc/self/fd/{descriptor}" for descriptor in os.listdir("/proc/self/fd")]
+    return sum(os.path.lexists(path) and os.readlink(path) == LINK for path in paths)
 
 
 def test_memory_of_another_process_than_the_one_that_connects_is_not_read(segment: RetentionSegment) -> None:

@@ -2,12 +2,13 @@
 
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from stream_server.messages.curve import KeyPair
 from stream_server.server.reception.access import CurveAccess
-from stream_server.server.reception.sockets import ReceiverSettings, Sockets
+from stream_server.server.reception.sockets import ReceiverSettings, Sockets, _process_of
 
 
 def test_a_wake_while_the_receiver_wakes_up_does_not_silence_the_next_one(
@@ -32,3 +33,18 @@ def test_a_wake_while_the_receiver_wakes_up_does_not_silence_the_next_one(
         assert sockets.wait(0.0)
     finally:
         sockets.close()
+
+
+@pytest.mark.parametrize(
+    ("address", "process"),
+    [
+        (f"localhost:{os.geteuid()}:4:4242", 4242),
+        (f"localhost:{os.geteuid() + 1}:4:4242", None),
+        ("127.0.0.1", None),
+        ("2001:db8::1000:1000:4242", None),
+        (f"::{os.geteuid()}:4242", None),
+    ],
+)
+def test_only_a_socket_of_this_node_tells_the_process_of_this_user(address: str, process: int | None) -> None:
+    frame = SimpleNamespace(get=lambda name: address)
+    assert _process_of(frame) == process  # type: ignore[arg-type]

@@ -140,7 +140,7 @@ class AutomaticOptimization:
         self._num_planned += union_batch.num_samples
         self._num_accumulated += 1
         self._sizes = union_batch.sizes
-        with self._union.together(calls=union_batch.own is not None):
+        with self._union.together(learns=True, calls=union_batch.own is not None):
             loss = forward()
             if self._has_gradient != had_gradient and not self._union.has_served:
                 raise self._optimizes_itself("clears the gradients" if had_gradient else "backpropagates")

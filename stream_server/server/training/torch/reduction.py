@@ -71,8 +71,11 @@ class UnionGradients:
         """Leave no gradient behind, also not of parameters that no optimizer has."""
         clear(self.named().values())
 
-    def together(self, *, calls: bool = True) -> AbstractContextManager[None]:
-        """Within, this rank `calls` modules of the server; others may call others or none. Collective."""
+    def together(self, *, learns: bool = False, calls: bool = True) -> AbstractContextManager[None]:
+        """Within, all ranks learn or none does. This one `calls` modules; others may call others or none.
+
+        Collective.
+        """
         return nullcontext()
 
     @property

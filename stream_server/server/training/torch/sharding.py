@@ -126,10 +126,11 @@ class ShardedGradients(UnionGradients):
                     each.requires_grad_(is_trained)
 
     @contextmanager
-    def together(self, *, calls: bool = True) -> Iterator[None]:
-        if not self._turns.is_open:
-            self._without = {each for root in self._roots for each in root.parameters() if each.grad is None}
-        with self._turns.open(self._tidy):
+    def together(self, *, learns: bool = False, calls: bool = True) -> Iterator[None]:
+        if learns:
+            shards = [each.sharded_param for group in self._groups for each in group.fsdp_params]
+            self._without = {each for each in shards if each.grad is None}
+        with self._turns.open(self._tidy, learns=learns):
             self._reshard_after_backward(False)
             self._has_derivative = False
             if calls:

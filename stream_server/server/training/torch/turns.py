@@ -83,10 +83,10 @@ class Turns:
         self._pass = _Pass()
 
     @contextmanager
-    def open(self, at_end: Callable[[], None] = lambda: None) -> Iterator[None]:
+    def open(self, at_end: Callable[[], None] = lambda: None, *, learns: bool = True) -> Iterator[None]:
         """Within, ranks take turns; whoever comes to the end calls `at_end` and serves the others until all are there.
 
-        Passes with gradients and those without, as of a validation, have a script each.
+        Passes in which the ranks learn and those in which they do not, as in a validation, have a script each.
 
         Raises:
             PeerFailed: another rank has raised an error within.
@@ -95,8 +95,7 @@ class Turns:
             yield
             at_end()
             return
-        has_gradients = torch.is_grad_enabled()
-        last, num_equal = self._last.pop(has_gradients, ((), 0))
+        last, num_equal = self._last.pop(learns, ((), 0))
         self._pass = _Pass(script=deque(last if num_equal >= EQUAL_PASSES else ()))
         self.is_open, self.has_served, self._has_failed = True, False, False
         try:
@@ -107,12 +106,12 @@ class Turns:
             raise
         except Exception:
             # Of a peer that has died or failed the error is known already.
-            with suppress(RuntimeError, PeerFailed):
+            with suppress(Exception):
                 self.take(FAILED)
             raise
         else:
             wanted = tuple((operation, parts) for operation, parts in self._pass.wanted if parts)
-            self._last[has_gradients] = wanted, num_equal + 1 if wanted == last else 1
+            self._last[learns] = wanted, num_equal + 1 if wanted == last else 1
             if self._pass.wanted != self._pass.done:
                 self.settle(wanted)
         finally:
@@ -134,7 +133,9 @@ class Turns:
                 return turn
             self._is_serving = self.has_served = True
             try:
-                self.serve(turn)
+                # User code on this rank may have come here within inference mode, and that of others not.
+                with torch.inference_mode(False), torch.no_grad():
+                    self.serve(turn)
             finally:
                 self._is_serving = False
         return Turn(operation, parts, self._ranks.rank)
@@ -165,9 +166,9 @@ class Turns:
         said = torch.zeros(self._ranks.size, len(own), len(self._shifts), dtype=torch.int64)
         said[self._ranks.rank] = torch.tensor([*map(self._words, own)])
         self._add_up(said)
-        kinds, had, *of_done = zip(*map(self._numbers, said.tolist()), strict=True)
-        for (kind, _), of_all in zip(done[len(wanted) :], of_done, strict=True):
-            wanted.append((kind, reduce(or_, of_all)))
+        kinds, had = zip(*map(self._numbers, said[:, :2].tolist()), strict=True)
+        of_all = self._numbers(reduce(torch.bitwise_or, said[:, 2:]).tolist())
+        wanted += [(kind, any_has) for (kind, _), any_has in zip(done[len(wanted) :], of_all, strict=True)]
         self._pass.own = []
         return kinds, had
 

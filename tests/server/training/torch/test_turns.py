@@ -33,10 +33,10 @@ class Told:
         self.done.append(("does", operation))
         return turn
 
-    def go_through(self, operations: Iterable[int]) -> tuple[list[tuple[str, int]], int]:
+    def go_through(self, operations: Iterable[int], *, learns: bool = True) -> tuple[list[tuple[str, int]], int]:
         """What this rank does in a pass of its `operations`, and how often the ranks ask each other in it."""
         self.done, self.num_exchanges = [], 0
-        with self.turns.open():
+        with self.turns.open(learns=learns):
             for operation in operations:
                 self.take(operation)
         return self.done, self.num_exchanges
@@ -268,16 +268,45 @@ def test_before_a_mean_of_the_script_all_are_asked_and_what_else_they_want_ends_
     assert other == (does(GATHER, *last), told[1])
 
 
-def test_passes_without_gradients_have_a_script_of_their_own() -> None:
+def test_passes_of_a_validation_have_a_script_of_their_own_whatever_modes_user_code_has_left() -> None:
     def work(ranks: ThreadRanks) -> list[int]:
         told, counts = Told(ranks), []
-        for _ in range(EQUAL_PASSES + 1):
-            counts = [told.go_through(PASS)[1]]
-            with torch.no_grad():
-                counts.append(told.go_through((GATHER,))[1])
+        with torch.set_grad_enabled(ranks.rank == 0):
+            for _ in range(EQUAL_PASSES + 1):
+                counts = [told.go_through(PASS)[1], told.go_through((GATHER,), learns=False)[1]]
         return counts
 
     assert on_ranks(2, work) == [[1, 1]] * 2
+
+
+def test_what_is_served_while_user_code_is_in_inference_mode_is_not_done_in_it() -> None:
+    def work(ranks: ThreadRanks) -> list[bool]:
+        told, modes = Told(ranks), []
+        told.turns.serve = lambda turn: modes.append(torch.is_inference_mode_enabled() or torch.is_grad_enabled())
+        with told.turns.open(), torch.inference_mode():
+            if ranks.rank:
+                told.take(GATHER)
+        return modes
+
+    assert on_ranks(2, work) == [[False], []]
+
+
+def test_an_error_of_a_rank_that_fails_is_not_replaced_by_one_of_what_it_then_serves() -> None:
+    def work(ranks: ThreadRanks) -> str:
+        told = Told(ranks)
+        told.learn()
+
+        def fail(turn: Turn) -> None:
+            raise AssertionError("of serving")
+
+        try:
+            with told.turns.open():
+                told.turns.serve = fail
+                raise ValueError(f"mine, on rank {ranks.rank}")
+        except ValueError as error:
+            return str(error)
+
+    assert on_ranks(2, work) == ["mine, on rank 0", "mine, on rank 1"]
 
 
 def test_turns_may_be_taken_on_another_thread() -> None:
