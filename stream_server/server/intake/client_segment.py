@@ -74,7 +74,7 @@ class SegmentPayload:
         return self._num_read < len(self._sizes)
 
     def into(self, buffer: npt.NDArray[np.generic], /) -> int:
-        memory, num = memoryview(buffer.reshape(-1).view(np.uint8)), 0
+        memory, num = buffer.reshape(-1).view(np.uint8).data, 0
         try:
             # No call reads more than 2 GiB.
             while num < len(memory) and (part := os.preadv(self._descriptor, [memory[num:]], self._start + num)):
