@@ -519,6 +519,9 @@ def test_a_step_outside_the_window_is_refused_and_the_window_still_works() -> No
                 client.say(data(step, step), [value(0, step).tobytes()])
             while not isinstance(answer := client.ask(Ping()), Ack) or answer.received < 1:
                 pass
+            with study.first.receiver.turn:
+                # What is said now is heard in a later turn, while step 1 waits for room.
+                pass
             for step in (2, 3):
                 client.say(data(step, step), [value(0, step).tobytes()])
             answers = [client.hear()]

@@ -25,6 +25,11 @@ class Suggesting:
         self._finished: SimpleQueue[str] = SimpleQueue()
         suggester.start(self._delivered.put, lambda simulation, _: self._stopped.put(simulation), self._finished.put)
 
+    @property
+    def is_silent(self) -> bool:
+        """Nothing is delivered that was not taken yet."""
+        return self._delivered.empty()
+
     def next_finish(self) -> str:
         """Why the class wants no further simulation."""
         return self._finished.get(timeout=DEADLINE_S)

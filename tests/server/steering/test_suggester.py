@@ -4,7 +4,7 @@ import json
 import os
 import signal
 from collections import UserDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from threading import Event, Thread, current_thread
 from typing import Any
@@ -513,6 +513,20 @@ def test_the_log_has_all_that_was_told(suggesting: Start, folder: StudyFolder) -
     lines = (folder.path / "run" / SUGGESTIONS_FILE).read_text().splitlines()
     rows = [row for line in lines for row in json.loads(line)["suggestions"]]
     assert [dict(zip("xy", row[1], strict=True)) for row in rows] == live.suggester.parameters
+
+
+def test_nobody_is_told_of_a_suggestion_before_it_is_on_disk(
+    suggesting: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    live, append, told_before = suggesting(COUNTING), SuggestionLog.append, list[bool]()
+
+    def append_and_look(self: SuggestionLog, suggested: Sequence[Suggestion]) -> None:
+        told_before.append(not live.is_silent)
+        append(self, suggested)
+
+    monkeypatch.setattr(SuggestionLog, "append", append_and_look)
+    live.next(7)
+    assert told_before == [False]
 
 
 ENOUGH = """
