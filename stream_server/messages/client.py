@@ -238,7 +238,7 @@ class Open(ControlMessage, frozen=True, kw_only=True):
 
     @property
     def without_segment(self) -> "Open":
-        """What a client rank says on each of its connections, whether it shares memory there or not."""
+        """The same message without the offer: equal on all connections of a client rank."""
         return replace(self, segment=UNSET)
 
 

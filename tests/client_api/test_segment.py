@@ -30,7 +30,7 @@ def made(num_bytes: int) -> RetentionSegment:
 
 
 def used_bytes(descriptor: int) -> int:
-    """What the system has given for a memfd."""
+    """The bytes of memory that the system has given for a memfd."""
     return os.fstat(descriptor).st_blocks * 512
 
 

@@ -74,7 +74,7 @@ def failing(model: Any, rows: Tensor) -> Tensor:
 
 
 def failing_later(model: Any, rows: Tensor) -> Tensor:
-    """When the ranks know what a step does, and between two units."""
+    """Raise an error on one rank between two units of a step that follows a script."""
     first, *others = model
     code = first(rows[:, :8])
     if RANKS.rank == 1 and len(rows) == 1:

@@ -179,16 +179,10 @@ def test_the_memory_of_a_client_whose_attempt_is_over_is_let_go(
     segment: RetentionSegment, notice: notices.Notice
 ) -> None:
     with studied(segment) as (study, _, _):
-        before = num_open()
+        before = num_segments()
         with study.first.receiver.turn:
             study.first.receiver.dispatcher.apply(notice)
-        assert num_open() == before - 1
-
-
-def num_open() -> int:
-    """How often this process has open what the segments of this test are."""
-    paths = [f"/proc/self/fd/{descriptor}" for descriptor in os.listdir("/proc/self/fd")]
-    return sum(os.path.lexists(path) and os.readlink(path) == LINK for path in paths)
+        assert num_segments() == before - 1
 
 
 def test_memory_of_another_process_than_the_one_that_connects_is_not_read(segment: RetentionSegment) -> None:
