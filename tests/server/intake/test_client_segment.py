@@ -7,9 +7,10 @@ import resource
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import numpy as np
@@ -22,10 +23,10 @@ from stream_server.client_api.segment import NAME, RetentionSegment
 from stream_server.messages import notices, wire
 from stream_server.messages.client import FieldSpec, Opened, Reason, Refusal, SegmentOffer, TimeSteps
 from stream_server.server.intake.client_segment import LINK, ClientSegment
-from stream_server.server.intake.filling import Unfit
+from stream_server.server.intake.filling import Payload, Unfit
 from tests.server.reception.test_receiver import data, opening, value, welcome
 from tests.support.intake_ranks import Frames
-from tests.support.reception import Crew, RawClient, Reception, StudyShape, reception
+from tests.support.reception import DEADLINE_S, Crew, RawClient, Reception, StudyShape, reception
 from tests.support.timing import until
 
 NUM_BYTES = 1 << 20
@@ -248,25 +249,30 @@ from stream_server.client_api import connect
 simulation = connect(sys.argv[1])
 simulation.send(0, u=numpy.arange(20000.0))
 simulation._session._flush()
-print(flush=True)
 signal.pause()
 """
 
 
-def test_a_client_that_died_left_what_it_had_sent(tmp_path: Path) -> None:
+def test_a_client_that_died_left_what_it_had_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read, is_heard, is_dead = ClientSegment.payload, Event(), Event()
+
+    def read_once_it_is_dead(self: ClientSegment, message: Payload, sizes: Sequence[int]) -> Payload:
+        is_heard.set()
+        assert is_dead.wait(DEADLINE_S)
+        return read(self, message, sizes)
+
+    monkeypatch.setattr(ClientSegment, "payload", read_once_it_is_dead)
     shape = StudyShape(fields=(FieldSpec(name="u", shape=(20_000,)),), time_steps=TimeSteps(num=2))
     with reception(shape) as study:
         study.launch(0).write(tmp_path / "connection.json")
         argv = [sys.executable, "-c", SENDS_AND_WAITS, str(tmp_path / "connection.json")]
-        with subprocess.Popen(argv, stdout=subprocess.PIPE) as client:
-            # The rank takes nothing in before the client is gone.
-            while not study.first.receiver.dispatcher.connections:
-                pass
-            with study.first.receiver.turn:
-                assert client.stdout is not None
-                client.stdout.readline()
+        with subprocess.Popen(argv) as client:
+            try:
+                assert is_heard.wait(DEADLINE_S)
+            finally:
                 client.kill()
                 client.wait()
+                is_dead.set()
         study.first.draw()
         assert study.first.rows[0, 0]["u"].tolist() == list(range(20_000))
 
