@@ -3,6 +3,7 @@
 Why: docs/decisions/0075-floods.md
 """
 
+import ctypes
 import fcntl
 import logging
 import os
@@ -91,7 +92,7 @@ class ConnectionTable:
     Those on the sockets in the private folder are known, so that no descriptor is taken for that of another, and left
     alone. An owner may have at most `max_unfinished` bytes under way of a message. `routed` has the others by the
     routing id under which their messages come, for each socket. `penalties` says until when the connections of which
-    owners are cut: they have flooded us.
+    owners are cut: they have flooded us. `num_left` counts the bytes of the strangers that have gone.
     """
 
     def __init__(
@@ -105,6 +106,7 @@ class ConnectionTable:
         self._others: dict[Key, PeerConnection] = {}
         self._early: dict[Key, tuple[bytes, str]] = {}
         self.penalties: dict[str, float] = {}
+        self.num_left = 0
         self._measured = 0
 
     @property
@@ -212,7 +214,9 @@ class ConnectionTable:
         return num > max(MANY_QUESTIONS, MAX_QUESTIONS_PER_S * elapsed_s)
 
     def _drop(self, key: Key) -> None:
-        self.strangers.pop(key, None)
+        stranger = self.strangers.pop(key, None)
+        if stranger is not None:
+            self.num_left += stranger.num_bytes
         self._others.pop(key, None)
         it = self.clients.pop(key, None)
         if it is not None:
@@ -255,6 +259,7 @@ class ConnectionGuard:
         self._poller = zmq.Poller()
         self._identified: deque[tuple[str, int, bytes, str]] = deque()
         self._tick_at = self._report_at = 0.0
+        self._malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
         self._is_stopping = Event()
         self._thread = Thread(target=self._run, name=f"guard-{name}")
 
@@ -383,6 +388,10 @@ class ConnectionGuard:
 
     def _measure(self, now: float) -> None:
         self._tick_at = now + (STRANGERS_TICK_S if self.table.strangers else CLIENTS_TICK_S)
+        if self.table.num_left > MAX_STRANGERS_BYTES and self._malloc_trim is not None:
+            # The pages that libzmq has freed for each of them would stay the process's, beside those for the next ones.
+            self._malloc_trim(0)
+            self.table.num_left = 0
         for it in self.table.to_measure():
             # Taken first: a message that is read from now on may not be among the bytes.
             was_heard, it.was_heard = it.was_heard, False

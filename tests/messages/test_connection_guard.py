@@ -109,6 +109,8 @@ def test_strangers_together_may_send_no_more_than_a_few_first_messages_take() ->
     assert "bytes before a first message" in table.offence(first, size, was_heard=False, turn=0, now=1.0)
     table.cut(first)
     assert table.offence(others[0], size, was_heard=False, turn=0, now=1.0) == ""
+    table.closed((DATA, others[0].descriptor))
+    assert table.num_left == 2 * size, "what the allocator may keep for the next ones"
 
 
 def test_a_first_message_has_an_end_as_any_other() -> None:
