@@ -116,7 +116,7 @@ static int take_opened(sc_data_connection *connection, const sc_opened *opened, 
     connection->is_open = true;
     connection->incarnation = opened->incarnation;
     connection->credit = opened->credit;
-    connection->dealer->has_segment = opened->has_segment;
+    connection->has_segment = opened->has_segment;
     connection->flow = sc_flow_control_begin(opened->credit);
     if (!sc_bits_load(&connection->known, opened->known, opened->num_known_bytes))
         return sc_no_memory(error);
@@ -204,9 +204,10 @@ static int send_steps(sc_data_connection *connection, sc_steps *steps, sc_error 
     int64_t num_messages;
     uint32_t num_steps = steps->num;
     int code = sc_data_connection_send_statics(connection, error);
+    sc_data data = next_data(connection);
+    data.in_segment = connection->has_segment;
     if (code == STREAM_OK)
-        code = sc_send_steps(connection->dealer, connection->opening->layout, steps, next_data(connection),
-                             &num_messages, error);
+        code = sc_send_steps(connection->dealer, connection->opening->layout, steps, data, &num_messages, error);
     if (code == STREAM_OK)
         code = sc_flow_control_sent(&connection->flow, num_steps, num_messages, error);
     if (code != STREAM_OK) {

@@ -31,6 +31,7 @@ typedef struct {
     const sc_opening *opening;
     int server_rank;
     bool is_open;
+    bool has_segment; /* the server reads what lies there */
     bool has_stopped;
     char *stop_reason; /* NULL: nobody told */
     bool has_ended;

@@ -59,10 +59,6 @@ static int send_message(sc_dealer *dealer, sc_data *data, const sc_frame *frames
     return sc_dealer_send_data(dealer, data, frames, num_frames, buffer, error);
 }
 
-static bool is_in_segment(const sc_dealer *dealer, const sc_steps *steps) {
-    return dealer->has_segment && steps->buffer->segment != NULL;
-}
-
 /* Whether each of these lies where the one before it ends. */
 static bool are_one_piece(const sc_frame *frames, int num_frames) {
     for (int i = 1; i < num_frames; ++i)
@@ -87,7 +83,7 @@ static int send_whole(sc_dealer *dealer, const sc_layout *layout, const sc_steps
     }
     data->field = SC_ALL_FIELDS;
     data->last = true;
-    data->in_segment = is_in_segment(dealer, steps) && are_one_piece(frames, num_frames);
+    data->in_segment &= are_one_piece(frames, num_frames);
     if (data->in_segment)
         return sc_dealer_send_place(dealer, data, (uint64_t)(frames[0].bytes - steps->buffer->segment->bytes), error);
     return send_message(dealer, data, frames, num_frames, steps->buffer, error);
@@ -118,8 +114,9 @@ int sc_send_steps(sc_dealer *dealer, const sc_layout *layout, const sc_steps *st
     data.index = steps->index;
     data.present = steps->present;
     data.num_steps = steps->num;
+    data.in_segment &= steps->buffer->segment != NULL;
     *num_messages = 1;
-    if (steps->num > 1 || sc_steps_step_bytes(steps, layout) <= SC_MAX_PART_BYTES || is_in_segment(dealer, steps))
+    if (steps->num > 1 || sc_steps_step_bytes(steps, layout) <= SC_MAX_PART_BYTES || data.in_segment)
         return send_whole(dealer, layout, steps, &data, error);
     int64_t first = data.sequence;
     int code = sc_send_parts(dealer, layout, steps, &data, error);

@@ -24,8 +24,9 @@ int sc_pending_add(sc_pending *pending, int64_t index, uint64_t present, const s
 int sc_pending_take(sc_pending *pending, sc_steps *steps, sc_error *error);
 void sc_pending_free(sc_pending *pending);
 
-/* Send steps. `data` is the first message's header, as far as it is known before: simulation, attempt, incarnation and
- * sequence. *num_messages becomes the number of messages that it took. */
+/* Send steps. `data` is the first message's header, as far as it is known before: simulation, attempt, incarnation,
+ * sequence, and in_segment if the server reads what lies there. *num_messages becomes the number of messages that it
+ * took. */
 int sc_send_steps(sc_dealer *dealer, const sc_layout *layout, const sc_steps *steps, sc_data data,
                   int64_t *num_messages, sc_error *error);
 /* Send one step, block by block, and each block in pieces; data->sequence becomes that of the next message. */

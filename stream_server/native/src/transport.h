@@ -21,7 +21,6 @@ typedef struct {
     int folder;
     bool is_lost;
     bool needs_checksum;
-    bool has_segment; /* who is at the other end reads what lies there */
     void *refusals; /* where ZeroMQ tells of them, or NULL */
 } sc_dealer;
 
