@@ -8,9 +8,12 @@ checkpoint nothing becomes durable, so that the client keeps the last 64 MiB. It
 `client.overhead` is the wall time of the heat solver of configs/heat-c on N × N nodes, as one process, with the study
 and without; `client.cpu` is the CPU time of all its threads in the same runs.
 
+A receiver of `.segment` reads large messages from the client's memory, as a server on the same node does.
+
     python -m benchmarks.client
 """
 
+import math
 import os
 import resource
 import socket
@@ -19,7 +22,10 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from itertools import product
 from pathlib import Path
+
+import numpy as np
 
 from benchmarks.measure import Result, alternated, result, show
 from stream_server.client_api import data_connection
@@ -36,28 +42,31 @@ WINDOW_BYTES = 64 * 2**20
 NUM_STEPS = 100_000_000
 
 NUM_SOLVED_STEPS = {100: 300, 200: 100, 500: 15}
+WAYS = ("", ".segment")
 TEMPERATURES = (317, 120, 180, 430, 490)
 
 
 def results() -> Iterator[Result]:
-    """client.c.{4kB,40kB,1MB}, client.overhead.{100,200,500} and client.cpu.{100,200,500}."""
+    """client.c.{4kB,40kB,1MB}, client.overhead.{100,200,500} and client.cpu.{100,200,500}, and those of `.segment`."""
     with programs() as folder:
-        for size, sample_bytes in SIZES.items():
+        for (size, sample_bytes), way in product(SIZES.items(), WAYS):
             with ExitStack() as stack:
                 field = FieldSpec(name="field", shape=(sample_bytes // 4,), dtype="<f4")
-                ours = Receiver(stack, folder, "ours", field, credit=2 * BURST_BYTES // sample_bytes)
+                ours = Receiver(stack, folder, "ours", field, credit=2 * BURST_BYTES // sample_bytes, way=way)
                 bare = Receiver(stack, folder, "bare", field, credit=1)
                 held_back = data_connection.MESSAGE_BYTES // sample_bytes
                 client = Sender(stack, folder, ours, ["client", sample_bytes], sample_bytes, held_back)
                 reference = Sender(stack, folder, bare, ["bare", sample_bytes, bare.address], sample_bytes, 0)
-                yield alternated(f"client.c.{size}", "steps/s", client.one_round, reference.one_round)
-        for nodes, num_steps in NUM_SOLVED_STEPS.items():
+                yield alternated(f"client.c.{size}{way}", "steps/s", client.one_round, reference.one_round)
+        for (nodes, num_steps), way in product(NUM_SOLVED_STEPS.items(), WAYS):
             with ExitStack() as stack:
                 field = FieldSpec(name="temperature", shape=(nodes, nodes), dtype="<f8")
-                receiver = Receiver(stack, folder, f"heat-{nodes}", field, credit=num_steps)
+                receiver = Receiver(stack, folder, f"heat-{nodes}", field, credit=num_steps, way=way)
                 streaming, alone = (Solver(folder, nodes, where) for where in (receiver.connection, ALONE))
-                yield alternated(f"client.overhead.{nodes}", "s", streaming.one_round, alone.one_round)
-                yield result(f"client.cpu.{nodes}", "s", list(zip(streaming.cpu_s[1:], alone.cpu_s[1:], strict=True)))
+                yield alternated(f"client.overhead.{nodes}{way}", "s", streaming.one_round, alone.one_round)
+                yield result(
+                    f"client.cpu.{nodes}{way}", "s", list(zip(streaming.cpu_s[1:], alone.cpu_s[1:], strict=True))
+                )
 
 
 @contextmanager
@@ -74,16 +83,20 @@ def programs() -> Iterator[Path]:
 class Receiver:
     """A process that agrees to everything and acknowledges at once. Its connection file is at `connection`."""
 
-    def __init__(self, stack: ExitStack, folder: Path, name: str, field: FieldSpec, *, credit: int) -> None:
+    def __init__(
+        self, stack: ExitStack, folder: Path, name: str, field: FieldSpec, *, credit: int, way: str = ""
+    ) -> None:
         self.address = f"ipc://{folder / name}-{field.name}.socket"
         self.connection = str(folder / f"{name}-{field.name}.json")
         welcome, opened = folder / f"{name}.welcome", folder / f"{name}.opened"
         welcome.write_bytes(wire.encode(self._welcome(field))[0])
-        opened.write_bytes(wire.encode(Opened(incarnation=0, credit=credit, known=b""))[0])
+        answer = Opened(incarnation=0, credit=credit, known="", segment=way == ".segment")
+        opened.write_bytes(wire.encode(answer)[0])
         ConnectionFile(
             study=STUDY, incarnation=0, host=socket.gethostname(), control=(self.address,), simulation=0
         ).write(self.connection)
-        self._process = _start(stack, [folder / "receiver", self.address, welcome, opened])
+        step_bytes = math.prod(field.shape) * np.dtype(field.dtype).itemsize
+        self._process = _start(stack, [folder / "receiver", self.address, welcome, opened, step_bytes])
         self.wait_for(0)
 
     def wait_for(self, num_steps: int) -> None:

@@ -1,21 +1,24 @@
 /* A server that agrees to everything, for the benchmarks of the C client: it reads, counts and acknowledges at once.
  *
- *     receiver ADDRESS WELCOME OPENED
+ *     receiver ADDRESS WELCOME OPENED STEP_BYTES
  *
  * WELCOME and OPENED are files with its answers to Hello and Open. Each line of its input is a number; it writes a line as
  * soon as so many steps have come in all. A message that is none of ours is a step. It leaves at the end of its input.
+ * Steps of STEP_BYTES that lie in the client's memory are read from there, as a server of the same node does.
  */
 #define _GNU_SOURCE
+#include <fcntl.h>
 #include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 #include <zmq.h>
 
 #include "wire.h"
 
-enum { MESSAGES_PER_ACK = 32, ACK_BYTES = 25, MAX_ANSWER_BYTES = 4096, MAX_PEER_BYTES = 256 };
+enum { MESSAGES_PER_ACK = 32, ACK_BYTES = 25, MAX_ANSWER_BYTES = 4096, MAX_PEER_BYTES = 256, IN_SEGMENT = 8 };
 
 typedef struct {
     unsigned char bytes[MAX_ANSWER_BYTES];
@@ -29,6 +32,10 @@ typedef struct {
     size_t peer_bytes;
     uint64_t num_steps, mark;
     bool owes_ack, has_ended;
+    int segment; /* the client's memory, or -1 */
+    size_t step_bytes;
+    unsigned char *steps;
+    uint64_t num_in_segment; /* of the message that is being read */
 } receiver;
 
 static answer read_answer(const char *path) {
@@ -70,16 +77,44 @@ static bool is_control(const unsigned char *frame, size_t num, const char *kind)
     return num > 0 && frame[0] == '{' && memmem(frame, num, kind, strlen(kind)) != NULL;
 }
 
+/* The memory that an Open offers, as far as it does. */
+static void open_segment(receiver *it, const unsigned char *open_message, size_t num) {
+    static const char pid[] = "\"pid\":", descriptor[] = "\"descriptor\":";
+    const char *process = memmem(open_message, num, pid, strlen(pid));
+    const char *file = memmem(open_message, num, descriptor, strlen(descriptor));
+    char path[64];
+    if (it->segment >= 0)
+        close(it->segment);
+    it->segment = -1;
+    if (process == NULL || file == NULL)
+        return;
+    snprintf(path, sizeof path, "/proc/%ld/fd/%ld", strtol(process + strlen(pid), NULL, 10),
+             strtol(file + strlen(descriptor), NULL, 10));
+    it->segment = open(path, O_RDONLY | O_CLOEXEC);
+}
+
+static void read_segment(receiver *it, const unsigned char *place) {
+    const size_t num = it->num_in_segment * it->step_bytes;
+    unsigned char *steps = realloc(it->steps, num);
+    if (steps == NULL || pread(it->segment, steps, num, (off_t)number(place, 8)) != (ssize_t)num) {
+        fprintf(stderr, "receiver: cannot read the client's memory\n");
+        exit(1);
+    }
+    it->steps = steps;
+}
+
 static void take_header(receiver *it, const unsigned char *header, size_t num) {
     if (num == SC_DATA_BYTES && memcmp(header, "STRM", 4) == 0 && number(header + 6, 2) == SC_DATA_KIND) {
         it->mark = number(header + 24, 8) + 1;
         it->num_steps += number(header + 56, 4);
+        it->num_in_segment = header[62] & IN_SEGMENT ? number(header + 56, 4) : 0;
         it->owes_ack = true;
     } else if (is_control(header, num, "\"Hello\"")) {
         say(it, it->welcome.bytes, it->welcome.num);
     } else if (is_control(header, num, "\"Open\"")) {
         it->mark = 0;
         it->has_ended = false;
+        open_segment(it, header, num);
         say(it, it->opened.bytes, it->opened.num);
     } else if (is_control(header, num, "\"End\"") || is_control(header, num, "\"Ping\"")) {
         it->has_ended |= is_control(header, num, "\"End\"");
@@ -97,11 +132,14 @@ static bool take(receiver *it) {
     it->peer_bytes = (size_t)num;
     zmq_msg_t frame;
     bool is_header = true, has_more = true;
+    it->num_in_segment = 0;
     while (has_more) {
         zmq_msg_init(&frame);
         zmq_msg_recv(&frame, it->router, 0);
         if (is_header)
             take_header(it, zmq_msg_data(&frame), zmq_msg_size(&frame));
+        else if (it->num_in_segment > 0)
+            read_segment(it, zmq_msg_data(&frame));
         is_header = false;
         has_more = zmq_msg_more(&frame);
         zmq_msg_close(&frame);
@@ -140,13 +178,16 @@ static void run(receiver *it) {
 }
 
 int main(int argc, char **argv) {
-    if (argc != 4) {
-        fprintf(stderr, "usage: receiver ADDRESS WELCOME OPENED\n");
+    if (argc != 5) {
+        fprintf(stderr, "usage: receiver ADDRESS WELCOME OPENED STEP_BYTES\n");
         return 2;
     }
     void *context = zmq_ctx_new();
-    receiver it = {
-        .router = zmq_socket(context, ZMQ_ROUTER), .welcome = read_answer(argv[2]), .opened = read_answer(argv[3])};
+    receiver it = {.router = zmq_socket(context, ZMQ_ROUTER),
+                   .welcome = read_answer(argv[2]),
+                   .opened = read_answer(argv[3]),
+                   .segment = -1,
+                   .step_bytes = strtoul(argv[4], NULL, 10)};
     const int no_limit = 0, no_linger = 0;
     zmq_setsockopt(it.router, ZMQ_RCVHWM, &no_limit, sizeof no_limit);
     zmq_setsockopt(it.router, ZMQ_LINGER, &no_linger, sizeof no_linger);
@@ -155,6 +196,7 @@ int main(int argc, char **argv) {
         return 1;
     }
     run(&it);
+    free(it.steps);
     zmq_close(it.router);
     zmq_ctx_term(context);
     return 0;

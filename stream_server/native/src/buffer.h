@@ -14,7 +14,7 @@
 #include "segment.h"
 
 /* Hands out buffers, and keeps those that come back for the next one of their size. Never holds more memory than was
- * in use at once. Large ones lie in its segment, as long as it has one and there is room. */
+ * in use at once, and what is left of a huge page. Large ones lie in its segment, as long as it has one with room. */
 typedef struct sc_pool sc_pool;
 
 typedef struct sc_buffer {

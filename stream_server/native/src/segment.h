@@ -18,6 +18,7 @@ typedef struct {
     char token[SC_NAME_BYTES];
     uint8_t *bytes;
     size_t num_carved;
+    size_t num_huge; /* bytes for which there are huge pages, as far as the system gave some; SIZE_MAX: it has none */
     size_t num_owners;
 } sc_segment;
 
