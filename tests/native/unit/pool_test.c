@@ -105,13 +105,13 @@ static void the_memory_of_a_segment_is_used_again_and_given_back_for_another_siz
 static bool has_huge_pages(void) {
     int descriptor = memfd_create("test", MFD_CLOEXEC);
     CHECK(descriptor >= 0 && ftruncate(descriptor, 4 * (off_t)MIB) == 0);
-    char *bytes = mmap(NULL, 4 * MIB, PROT_READ | PROT_WRITE, MAP_SHARED, descriptor, 0);
-    CHECK(bytes != MAP_FAILED);
-    bytes = mmap(bytes + -(uintptr_t)bytes % (2 * MIB), 2 * MIB, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED,
-                 descriptor, 0);
+    char *place = mmap(NULL, 4 * MIB, PROT_READ | PROT_WRITE, MAP_SHARED, descriptor, 0);
+    CHECK(place != MAP_FAILED);
+    char *bytes = mmap(place + -(uintptr_t)place % (2 * MIB), 2 * MIB, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED,
+                       descriptor, 0);
     *bytes = 1;
     bool is_huge = madvise(bytes, 2 * MIB, 25) == 0; /* MADV_COLLAPSE */
-    munmap(bytes, 2 * MIB);
+    munmap(place, 4 * MIB);
     close(descriptor);
     return is_huge;
 }
