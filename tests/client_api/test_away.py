@@ -173,7 +173,8 @@ def test_continue_does_not_wait_again_for_a_new_server_that_did_not_answer(clien
         num_sent += 1
     said = len(server.hellos)
     assert client.send(*range(num_sent, num_sent + 50)) == ["ok"] * 50
-    assert len(server.hellos) == said
+    # The last one of those before may have been under way.
+    assert len(server.hellos) <= said + 1
     server.do_now(lambda: setattr(server, "silent", False))
     server.move(incarnation=5)
     assert client.ask("finish") == "ok"
