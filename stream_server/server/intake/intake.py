@@ -56,7 +56,8 @@ class Intake:
         )
         # One rank is enough: it has some of the steps, or of the simulations. Fields that are sent once may differ.
         is_told = state.rank == 0
-        equal = EqualSimulations(buffer.slots, is_open=is_told and not state.static_fields)
+        is_compared = is_told and not state.static_fields
+        equal = EqualSimulations(buffer.slots, is_open=is_compared, stride=state.dealing.stride)
         # What came before a restart is not known here.
         is_whole = is_told and state.incarnation == 1
         optional = (it.name for it in state.fields.values() if it.optional and is_whole)

@@ -24,7 +24,7 @@ def equal() -> EqualSimulations:
     slots = Slots({"u": (4,), "v": ()}, 10)
     slots.allocate({"u": np.float64, "v": np.int32})
     slots.arrays["v"][:] = 0
-    return EqualSimulations(slots, is_open=True)
+    return EqualSimulations(slots, is_open=True, stride=1)
 
 
 def test_they_are_told_of_once_and_counted_at_the_end(equal: EqualSimulations) -> None:
@@ -76,6 +76,36 @@ def test_a_step_that_a_simulation_repeats_is_compared_with_no_other(equal: Equal
         sent(equal, simulation, 1.0, first=simulation)
         sent(equal, simulation, 1.0, first=simulation)
         assert equal.finish(simulation, [float(simulation)]) == []
+
+
+def test_of_the_steps_after_the_first_hundred_one_in_a_hundred_is_compared(equal: EqualSimulations) -> None:
+    for simulation in range(3):
+        sent(equal, simulation, 1.0, first=99)
+        sent(equal, simulation, *[1.0, 1.0 + simulation], first=100)
+        equal.finish(simulation, [float(simulation)])
+    assert equal.warnings
+    sent(equal, 3, 1.0, 1.0, first=199)
+    sent(equal, 4, 1.0, 2.0, first=199)
+    assert not equal.is_open
+
+
+def test_the_same_steps_are_compared_however_many_come_at_once(equal: EqualSimulations) -> None:
+    sent(equal, 0, *[1.0] * 10, first=95)
+    for index in range(95, 105):
+        sent(equal, 1, 1.0, first=index)
+    for simulation in range(3):
+        sent(equal, simulation, 1.0, first=200)
+        equal.finish(simulation, [float(simulation)])
+    assert equal.warnings
+
+
+def test_a_rank_of_several_compares_as_many_of_its_own_steps() -> None:
+    slots = Slots({"u": (4,)}, 10)
+    slots.allocate({"u": np.float64})
+    equal = EqualSimulations(slots, is_open=True, stride=3)
+    sent(equal, 0, 1.0, first=299)
+    sent(equal, 1, 2.0, first=299)
+    assert not equal.is_open
 
 
 def test_an_optional_field_that_no_simulation_sends_is_told_of_once_and_at_the_end() -> None:
