@@ -106,8 +106,8 @@ class Receiver:
             self._channels,
             access=self.access,
             refuse=self.intake.state.refuse,
-            reply=lambda peer, message: self.sockets.send_control(peer, wire.encode(message)),
-            answer=lambda peer, answer: self.sockets.send_control(peer, [operator.encode(answer)]),
+            reply=lambda peer, message: self.sockets.send_control(peer, *wire.encode(message)),
+            answer=lambda peer, answer: self.sockets.send_control(peer, operator.encode(answer)),
             tell_launcher=lambda message: self.sockets.send_link(launcher_link.encode(message)),
             tell_main=self.events.put,
             apply=self.dispatcher.apply,
@@ -246,7 +246,7 @@ class Receiver:
                 self._coordinator.hear(peer, header, user)
 
     def _reply(self, peer: bytes, message: Message) -> None:
-        self.sockets.send_data(peer, wire.encode(message))
+        self.sockets.send_data(peer, *wire.encode(message))
 
     def _hear_ranks(self) -> None:
         for rank, frame in self.sockets.notices():

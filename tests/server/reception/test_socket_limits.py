@@ -48,7 +48,7 @@ def test_no_more_than_so_many_answers_are_kept_for_a_client_that_does_not_read(t
         assert sockets.wait(DEADLINE_S)
         [(peer, *_)] = sockets.data((), 1)
         for _ in range(MANY):
-            sockets.send_data(peer, [MIB])
+            sockets.send_data(peer, MIB)
         num_heard = 0
         while client.poll(200):
             client.recv(copy=False)
