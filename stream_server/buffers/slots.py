@@ -119,12 +119,14 @@ class Slots:
         claimed = self._free[-num:]
         del self._free[-num:]
         claimed.reverse()
-        self.seen[claimed] = 0
-        self.simulation_ids[claimed] = NONE
+        # NumPy would make an array of the list each time.
+        rows = np.array(claimed)
+        self.seen[rows] = 0
+        self.simulation_ids[rows] = NONE
         for lengths in self.lengths.values():
-            lengths[claimed] = 0
+            lengths[rows] = 0
         for name in self._partial:
-            self.present[name][claimed] = True
+            self.present[name][rows] = True
         return claimed
 
     def free(self, slots: Sequence[int]) -> None:

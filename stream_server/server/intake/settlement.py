@@ -150,10 +150,10 @@ class Settlement:
             NonFiniteData: a sample has NaN or infinity, and the study is to stop then.
         """
         slots = self.buffer.slots
-        rows: slice | list[int] = side_by_side(run.slots) or run.slots
-        first, every = self.numbering.label(run.indices.start), self.numbering.every * run.indices.step
+        rows = side_by_side(run.slots) or np.array(run.slots)
+        first, every, num = self.numbering.label(run.indices.start), self.numbering.every, len(run.slots)
         slots.simulation_ids[rows] = run.attempt.simulation
-        slots.time_steps[rows] = first if len(run.slots) == 1 else range(first, first + every * len(run.slots), every)
+        slots.time_steps[rows] = first if num == 1 else first + every * run.indices.step * np.arange(num)
         for name in run.absent:
             slots.leave_out(name, run.slots)
         if finite or self.nonfinite == "keep":
