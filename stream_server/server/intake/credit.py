@@ -9,7 +9,7 @@ from stream_server.server.intake.attempts import AttemptState, CreditPhase, Step
 MIN_CREDIT = 2
 MAX_SHARE_OF_CAPACITY = 8
 # Half of it goes into one message. What a message costs is then little beside its bytes (`benchmarks/clients.py`).
-ENOUGH_BYTES = 256 * 1024
+ENOUGH_BYTES = 512 * 1024
 
 
 def credit_per_simulation(*, retained_bytes: int, sample_bytes: int, capacity: int, max_simulations: int) -> int:

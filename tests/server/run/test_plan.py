@@ -22,7 +22,7 @@ def plan_of(tmp_path: Path, changes: Changes) -> dict[str, int]:
         ),
         pytest.param(
             {"buffer.capacity": 100, "training.batch_size": 20, "client.window": "400kB"},
-            {"credit": 3, "spare": 40, "num_slots": 100 + 3 * 5 + 40 + 1 + 40},
+            {"credit": 5, "spare": 40, "num_slots": 100 + 5 * 5 + 40 + 1 + 40},
             id="two batches",
         ),
         pytest.param(
@@ -32,7 +32,7 @@ def plan_of(tmp_path: Path, changes: Changes) -> dict[str, int]:
         ),
         pytest.param(
             {"buffer.capacity": 100, "training.batch_size": 20, "training.prefetch": 2, "client.window": "400kB"},
-            {"credit": 3, "spare": 80, "num_slots": 100 + 3 * 5 + 80 + 1 + 80},
+            {"credit": 5, "spare": 80, "num_slots": 100 + 5 * 5 + 80 + 1 + 80},
             id="batches made ahead",
         ),
         pytest.param(
@@ -58,9 +58,9 @@ def test_each_rank_of_each_simulation_has_a_connection(tmp_path: Path) -> None:
     ("capacity", "max_simulations", "sample_bytes", "credit"),
     [
         pytest.param(20_000, 1, 4_000, 2_500, id="an eighth of the capacity"),
-        pytest.param(20_000, 256, 4_000, 65, id="256 KiB each"),
+        pytest.param(20_000, 64, 4_000, 131, id="512 KiB each"),
         pytest.param(1_000, 100, 4_000, 10, id="the capacity once more"),
-        pytest.param(1_000, 100, 40_000, 6, id="256 KiB of larger samples"),
+        pytest.param(1_000, 100, 80_000, 6, id="512 KiB of larger samples"),
         pytest.param(1_000, 100, 1_000_000, 2, id="two steps"),
         pytest.param(20_000, 1, 1_000_000, 67, id="the window of a client"),
     ],
