@@ -4,8 +4,8 @@ python -m benchmarks.gpu [CASE …] [--precisions …] [--rounds N] [--live] [--
 
 Our loop, from a Reservoir that a real receiver fills, beside our loop over data that lies on the GPU (the reference)
 and a bare loop over that: rounds of all of them in turn, batches per second of the wall clock. `--live`: clients send
-all the while, as fast as the receiver takes it. `pinned`, `alone` and `unread` are changes that are tried: gathering
-into memory that the GPU reads, or by one thread, and reading the loss of a step with the next line of the log.
+all the while, as fast as the receiver takes it. `pinned` and `alone` are changes that are tried: gathering
+into memory that the GPU reads, or by one thread.
 """
 
 import argparse
@@ -110,7 +110,6 @@ def compared(
         reference = loops.resident(resident)
         ways: dict[str, Callable[[], float]] = {
             "bare": bare.rate,
-            "unread": loops.without_waiting(reference),
             **{f"prefetch{num}": loops.streamed(num) for num in (0, 1, 2)},
             "alone": loops.streamed(1, alone=True),
             "pinned": loops.streamed(1, pinned=True),

@@ -134,25 +134,6 @@ class Loops:
             stream._forming._copies = RowCopies(1)
         return lambda: self._rate(stream)
 
-    def without_waiting(self, rate: Callable[[], float]) -> Callable[[], float]:
-        """The same rounds, but that the loss of a step is read with the next line of the log, not at once."""
-        step: Any = self._ours.step
-        forward = step._forward
-
-        def unread(*arguments: Any) -> Any:
-            loss = forward(*arguments)
-            loss.item = loss.detach
-            return loss
-
-        def one_round() -> float:
-            step._forward = unread
-            try:
-                return rate()
-            finally:
-                step._forward = forward
-
-        return one_round
-
     def _rate(self, stream: BatchStream) -> float:
         return self._ours.rate(synchronized, stream)
 

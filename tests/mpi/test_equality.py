@@ -35,6 +35,8 @@ JOBS: dict[str, Job] = {
     **{name: {"steps": UNEVEN, **keys} for name, keys in SETTINGS.items()},
     "two optimizers": TWO_OPTIMIZERS,
     "two optimizers, scaled": {**TWO_OPTIMIZERS, "scale": 8.0},
+    "fused": {"steps": UNEVEN, "server": "fused"},
+    "fused, clipped by norm": {"steps": UNEVEN, "server": "fused", "training": {"clip_norm": 0.3}},
     "halves": {"steps": FULL, "training": {"accumulate": 2}},
     "wholes": {"steps": PAIRS},
     **{

@@ -150,10 +150,8 @@ class AutomaticOptimization:
                 self._skipped.note_batch(union_batch.own.keys)
                 self._num_learned += union_batch.own.size
                 call_user(f"the backward pass of {self._name}", self._backward, loss, union_batch)
-        value = None if loss is None else loss.item()
-        self._num_not_finite += value is not None and not isfinite(value)
         is_last = self._num_accumulated == self._settings.accumulate
-        return self._update(value) if is_last else StepOutcome(loss=value, updated=False)
+        return self._update(loss) if is_last else StepOutcome(loss=self._value_of(loss), updated=False)
 
     def finish(self) -> StepOutcome | None:
         """End an accumulation that is under way with an update."""
@@ -199,10 +197,22 @@ class AutomaticOptimization:
         with self._server.phases.measure("backward"):
             self._precision.backward(loss * weight if weight != 1 else loss)
 
-    def _update(self, loss: float | None) -> StepOutcome:
+    def _value_of(self, loss: Tensor | None) -> float | None:
+        """The number that the loss of a batch is."""
+        if loss is None:
+            return None
+        value: float = loss.item()
+        self._num_not_finite += not isfinite(value)
+        return value
+
+    def _update(self, loss: Tensor | None) -> StepOutcome:
         server = self._server
         scaling = self._precision if isinstance(self._precision, LossScaling) else None
         named = self._union.named()
+        # To read the loss is to wait for the device: where nobody asks for it before, it is read with the norm.
+        is_asked = self._ranks.size > 1 or scaling is not None or server.tell_gradients is not None
+        unread = [] if loss is None or is_asked or not self._has_gradient else [loss.detach().reshape(())]
+        value = None if unread else self._value_of(loss)
         with server.phases.measure("all_reduce") if self._ranks.size > 1 else _ALONE:
             numbers = [self._num_learned, self._num_first_left_out, self._num_not_finite]
             sums = self._union.reduce(named, numbers, self._sizes)
@@ -214,29 +224,33 @@ class AutomaticOptimization:
         self._num_accumulated = self._num_planned = self._num_learned = 0
         self._num_first_left_out = self._num_not_finite = 0
         if not num_learned:
-            return StepOutcome(loss=loss, skipped=True)
+            return StepOutcome(loss=value, skipped=True)
         if not self._has_gradient:
             clear(named.values())
             self._skipped.judge(
                 server.progress.batches, "reaches no parameter of the optimizer, which must have those of the model"
             )
-            return StepOutcome(loss=loss, skipped=True)
+            return StepOutcome(loss=value, skipped=True)
         with server.phases.measure("optimizer"):
             norm = self._gradients.prepare(named.values(), weight)
             is_excused = scaling is not None and scaling.scale > 1 and not self._gradients.fault
-            # With loss scaling the optimizer is asked in any case: the scaler learns of the overflow, and skips it.
-            if isfinite(norm) or scaling is not None:
-                call_user(f"the optimizer of {type(server).__name__}", self._precision.step, server.optimizer)
+            numbers = torch.stack([norm, *(each.to(norm) for each in unread)])
+            name = f"the optimizer of {type(server).__name__}"
+            found = call_user(name, self._precision.step_if_finite, server.optimizer, numbers)
             if scaling is not None:
                 scaling.update_scale()
             clear(named.values())
+        if unread:
+            value = found[1]
+            num_not_finite += not isfinite(value)
         fault = "is that of a loss that is not finite" if num_not_finite else self._gradients.fault or "is not finite"
-        self._skipped.judge(server.progress.batches, "" if isfinite(norm) else fault, is_excused=is_excused)
+        is_finite = all(map(isfinite, found))
+        self._skipped.judge(server.progress.batches, "" if is_finite else fault, is_excused=is_excused)
         return StepOutcome(
-            loss=loss,
-            skipped=not isfinite(norm),
+            loss=value,
+            skipped=not is_finite,
             num_left_out=num_left_out,
-            gradient_norm=norm if isfinite(norm) else None,
+            gradient_norm=found[0] if is_finite else None,
         )
 
     def _refuse_own_step(self, *_: Any) -> None:

@@ -13,6 +13,8 @@ from stream_server.server.user.torch_server import TorchServer
 from stream_server.user_code import call_user
 from stream_server.wording import listed
 
+_ZERO = torch.zeros(())
+
 if TYPE_CHECKING:
     from stream_server.config.training_sections import TrainingSettings
 
@@ -35,11 +37,11 @@ class Gradients:
         self._union = union
         self.fault = ""
 
-    def prepare(self, parameters: Iterable[Tensor], weight: float) -> float:
+    def prepare(self, parameters: Iterable[Tensor], weight: float) -> Tensor:
         """Multiply the gradients of `parameters` by `weight` and clip those of the optimizer.
 
         Gives the norm of all of them before clipping, or with `training.clip_norm` or `on_gradients` of what the
-        optimizer has; it is not finite if any of these gradients is not.
+        optimizer has; it is not finite if any of these gradients is not. Only `on_gradients` waits for the device.
 
         Raises:
             UserCodeError: the optimizer's gradients cannot be clipped.
@@ -53,23 +55,24 @@ class Gradients:
             return self._shown(self._server.tell_gradients)
         if self._settings.clip_norm is not None:
             return self.clip(self._server.optimizer)
-        scale = self._precision.scale if isinstance(self._precision, LossScaling) else 1.0
-        norm = self._union.norm(parameters, gradients) / scale
+        norm = self._union.norm(parameters, gradients)
+        if isinstance(self._precision, LossScaling):
+            norm = norm / self._precision.scale
         self.clip(self._server.optimizer)
         return norm
 
-    def clip(self, optimizer: torch.optim.Optimizer) -> float:
+    def clip(self, optimizer: torch.optim.Optimizer) -> Tensor:
         """Clip what this optimizer has as the settings say, after taking out the loss scale, which its step would do.
 
         Returns the norm before clipping, or 0 without `training.clip_norm`.
         """
         settings = self._settings
         if settings.clip_norm is None and settings.clip_value is None:
-            return 0.0
+            return _ZERO
         self._unscale(optimizer)
         return self._limit(_parameters(optimizer))
 
-    def _shown(self, tell: Callable[[Any], None]) -> float:
+    def _shown(self, tell: Callable[[Any], None]) -> Tensor:
         """Let user code see and change what the optimizer has, unless that makes no update; the norm before.
 
         With what is not finite then there is no update: the optimizer finds no gradient.
@@ -92,18 +95,18 @@ class Gradients:
     def _unscale(self, optimizer: torch.optim.Optimizer) -> None:
         call_user(f"the optimizer of {type(self._server).__name__}", self._precision.unscale_gradients, optimizer)
 
-    def _limit(self, parameters: Sequence[Tensor]) -> float:
+    def _limit(self, parameters: Sequence[Tensor]) -> Tensor:
         settings, gradients = self._settings, gradients_of(parameters)
         if not gradients:
-            return 0.0
+            return _ZERO
         if settings.clip_value is not None:
             torch._foreach_clamp_min_(gradients, -settings.clip_value)
             torch._foreach_clamp_max_(gradients, settings.clip_value)
-            return 0.0
+            return _ZERO
         if settings.clip_norm is None:
-            return 0.0
+            return _ZERO
         norm = self._union.norm(parameters, gradients)
-        torch._foreach_mul_(gradients, min(1.0, settings.clip_norm / (norm + 1e-6)))
+        torch._foreach_mul_(gradients, (settings.clip_norm / (norm + 1e-6)).clamp(max=1.0))
         return norm
 
 

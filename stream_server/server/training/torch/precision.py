@@ -1,6 +1,6 @@
 """The arithmetic of a model: number formats, loss scaling, and torch's trade-offs of precision for speed.
 
-Why: docs/decisions/0033-no-fabric.md
+Why: docs/decisions/0033-no-fabric.md, and docs/decisions/0104-late-norm.md for `step_if_finite`
 """
 
 import logging
@@ -8,6 +8,7 @@ import os
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from math import isfinite
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -35,6 +36,9 @@ _CUBLAS, _CUBLAS_REPEATABLE = "CUBLAS_WORKSPACE_CONFIG", ":4096:8"
 MANY_STUCK = 0.1
 FIRST_UPDATE = 16
 MOST_OF_PARAMETER = 256
+
+# Subclasses may have a step of their own.
+_FUSED = frozenset({torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD, torch.optim.Adagrad})
 
 _AS_IT_IS = nullcontext()
 
@@ -81,6 +85,28 @@ class Precision:
 
     def step(self, optimizer: Any, **options: Any) -> Any:
         return optimizer.step(**options)
+
+    def step_if_finite(self, optimizer: Any, numbers: Tensor) -> list[float]:
+        """Step, unless one of the `numbers` is not finite; gives them.
+
+        A device is waited for before the step, or for an optimizer that skips it by itself once that is under way, and
+        then for the numbers alone.
+        """
+        if not _skips_by_itself(optimizer):
+            found = numbers.tolist()
+            if all(map(isfinite, found)):
+                self.step(optimizer)
+            return found
+        # Behind the optimizer the device would come to it later.
+        copied = numbers.to("cpu", non_blocking=True)
+        event = torch.cuda.current_stream(numbers.device).record_event() if numbers.is_cuda else None
+        # x - x is 0, or NaN.
+        optimizer.found_inf = (numbers - numbers).any().float()
+        self.step(optimizer)
+        del optimizer.found_inf
+        if event is not None:
+            event.synchronize()
+        return copied.tolist()
 
     def state_dict(self) -> dict[str, Any]:
         return {}
@@ -138,6 +164,11 @@ class LossScaling(Precision):
             raise TypeError("loss scaling and the LBFGS optimizer are not compatible")
         self._has_stepped = True
         return self._scaler.step(optimizer, **options)
+
+    def step_if_finite(self, optimizer: Any, numbers: Tensor) -> list[float]:
+        """Step in any case: the scaler learns of the overflow, and skips it."""
+        self.step(optimizer)
+        return numbers.tolist()
 
     def state_dict(self) -> dict[str, Any]:
         return self._scaler.state_dict()
@@ -265,6 +296,26 @@ def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
         yield
     finally:
         torch.set_default_dtype(before)
+
+
+def _skips_by_itself(optimizer: Any) -> bool:
+    """Whether its step leaves weights and state as they are where its `found_inf` is 1.
+
+    torch's fused optimizers do, once they have a state: at its first step that of SGD would stay undefined. A hook of
+    the user's, beside ours, would be called for an update that is not made.
+    """
+    if type(optimizer) not in _FUSED:
+        return False
+    if len(optimizer._optimizer_step_pre_hooks) + len(optimizer._optimizer_step_post_hooks) > 1:
+        return False
+    return all(
+        group["fused"]
+        and (
+            group.get("momentum") == 0
+            or all(optimizer.state.get(each) for each in group["params"] if each.grad is not None)
+        )
+        for group in optimizer.param_groups
+    )
 
 
 def _is_short(parameter: Tensor) -> bool:

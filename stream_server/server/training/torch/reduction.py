@@ -3,7 +3,6 @@
 Why: docs/decisions/0032-own-reduction.md
 """
 
-import math
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import AbstractContextManager, nullcontext
@@ -86,7 +85,7 @@ class UnionGradients:
     def begin_backward(self) -> None:
         """The loss of this rank is known: what it needs of the modules from now on is their backward pass alone."""
 
-    def norm(self, parameters: Sequence[Tensor], gradients: list[Tensor]) -> float:
+    def norm(self, parameters: Sequence[Tensor], gradients: list[Tensor]) -> Tensor:
         """The norm of all elements of the `gradients` that the `parameters` have, `gradients_of` them."""
         return norm_of(gradients)
 
@@ -209,20 +208,17 @@ def clear(parameters: Iterable[Tensor]) -> None:
         parameter.grad = None
 
 
-def norm_of(gradients: list[Tensor]) -> float:
-    """The norm of all elements; sums of 16-bit numbers are taken in 32 bits."""
+def norm_of(gradients: list[Tensor]) -> Tensor:
+    """The norm of all elements, in 64 bits; sums of 16-bit numbers are taken in 32 bits. A device is not waited for."""
     if not gradients:
-        return 0.0
+        return torch.zeros((), dtype=torch.float64)
     dtype = reduce(torch.promote_types, set(map(_DTYPE, gradients)), torch.float32)
     if gradients[0].is_cpu:
         # 3.5 times as fast as torch's norm, with the same range.
-        squares = 0.0
-        for gradient in gradients:
-            part = gradient.reshape(-1).to(dtype)
-            squares += torch.dot(part, part).item()
-        return math.sqrt(squares)
-    # A device is waited for once.
-    return float(torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients, 2, dtype))))
+        squares = [torch.dot(part := gradient.reshape(-1).to(dtype), part) for gradient in gradients]
+        return torch.stack(squares).sum(dtype=torch.float64).sqrt()
+    norms = torch.stack(torch._foreach_norm(gradients, 2, dtype))
+    return torch.linalg.vector_norm(norms, dtype=torch.float64)  # type: ignore[no-any-return]
 
 
 def gradients_of(parameters: Iterable[Tensor]) -> list[Tensor]:

@@ -3,7 +3,6 @@
 Why: docs/decisions/0101-sharded-training.md
 """
 
-import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -147,12 +146,12 @@ class ShardedGradients(UnionGradients):
     def has_served(self) -> bool:
         return self._turns.has_served
 
-    def norm(self, parameters: Sequence[Tensor], gradients: list[Tensor]) -> float:
+    def norm(self, parameters: Sequence[Tensor], gradients: list[Tensor]) -> Tensor:
         """The norm of all elements on all ranks. Collective."""
         whole = norm_of(gradients_of(each for each in parameters if not is_shard(each)))
         of_shards = norm_of(gradients_of(each for each in parameters if is_shard(each)))
-        total = self._ranks.all_reduce(np.array([of_shards**2]))[0] if self._ranks.size > 1 else of_shards**2
-        return math.sqrt(whole**2 + total) if total >= 0 else math.nan
+        total = self._ranks.all_reduce(np.array([float(of_shards**2)]))[0] if self._ranks.size > 1 else of_shards**2
+        return (whole**2 + total).sqrt()
 
     def _is_whole(self, tensor: Tensor) -> bool:
         return not is_shard(tensor)
