@@ -211,7 +211,7 @@ class AutomaticOptimization:
         named = self._union.named()
         # To read the loss is to wait for the device: where nobody asks for it before, it is read with the norm.
         is_asked = self._ranks.size > 1 or scaling is not None or server.tell_gradients is not None
-        unread = [] if loss is None or is_asked or not self._has_gradient else [loss.detach().reshape(())]
+        unread = [] if loss is None or is_asked or not self._has_gradient else [loss.detach()]
         value = None if unread else self._value_of(loss)
         with server.phases.measure("all_reduce") if self._ranks.size > 1 else _ALONE:
             numbers = [self._num_learned, self._num_first_left_out, self._num_not_finite]
@@ -234,9 +234,8 @@ class AutomaticOptimization:
         with server.phases.measure("optimizer"):
             norm = self._gradients.prepare(named.values(), weight)
             is_excused = scaling is not None and scaling.scale > 1 and not self._gradients.fault
-            numbers = torch.stack([norm, *(each.to(norm) for each in unread)])
             name = f"the optimizer of {type(server).__name__}"
-            found = call_user(name, self._precision.step_if_finite, server.optimizer, numbers)
+            found = call_user(name, self._precision.step_if_finite, server.optimizer, [norm, *unread])
             if scaling is not None:
                 scaling.update_scale()
             clear(named.values())

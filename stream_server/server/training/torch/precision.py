@@ -5,7 +5,7 @@ Why: docs/decisions/0033-no-fabric.md, and docs/decisions/0104-late-norm.md for 
 
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from math import isfinite
@@ -86,22 +86,23 @@ class Precision:
     def step(self, optimizer: Any, **options: Any) -> Any:
         return optimizer.step(**options)
 
-    def step_if_finite(self, optimizer: Any, numbers: Tensor) -> list[float]:
+    def step_if_finite(self, optimizer: Any, numbers: Sequence[Tensor]) -> list[float]:
         """Step, unless one of the `numbers` is not finite; gives them.
 
         A device is waited for before the step, or for an optimizer that skips it by itself once that is under way, and
         then for the numbers alone.
         """
         if not _skips_by_itself(optimizer):
-            found = numbers.tolist()
+            found = [number.item() for number in numbers]
             if all(map(isfinite, found)):
                 self.step(optimizer)
             return found
+        together = torch.stack([number.reshape(()).to(numbers[0]) for number in numbers])
         # Behind the optimizer the device would come to it later.
-        copied = numbers.to("cpu", non_blocking=True)
-        event = torch.cuda.current_stream(numbers.device).record_event() if numbers.is_cuda else None
+        copied = together.to("cpu", non_blocking=True)
+        event = torch.cuda.current_stream(together.device).record_event() if together.is_cuda else None
         # x - x is 0, or NaN.
-        optimizer.found_inf = (numbers - numbers).any().float()
+        optimizer.found_inf = (together - together).any().float()
         self.step(optimizer)
         del optimizer.found_inf
         if event is not None:
@@ -165,10 +166,10 @@ class LossScaling(Precision):
         self._has_stepped = True
         return self._scaler.step(optimizer, **options)
 
-    def step_if_finite(self, optimizer: Any, numbers: Tensor) -> list[float]:
+    def step_if_finite(self, optimizer: Any, numbers: Sequence[Tensor]) -> list[float]:
         """Step in any case: the scaler learns of the overflow, and skips it."""
         self.step(optimizer)
-        return numbers.tolist()
+        return [number.item() for number in numbers]
 
     def state_dict(self) -> dict[str, Any]:
         return self._scaler.state_dict()

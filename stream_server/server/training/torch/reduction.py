@@ -215,8 +215,8 @@ def norm_of(gradients: list[Tensor]) -> Tensor:
     dtype = reduce(torch.promote_types, set(map(_DTYPE, gradients)), torch.float32)
     if gradients[0].is_cpu:
         # 3.5 times as fast as torch's norm, with the same range.
-        squares = [torch.dot(part := gradient.reshape(-1).to(dtype), part) for gradient in gradients]
-        return torch.stack(squares).sum(dtype=torch.float64).sqrt()
+        flat = (each.reshape(-1) if each.dtype == dtype else each.reshape(-1).to(dtype) for each in gradients)
+        return torch.stack([part.dot(part) for part in flat]).sum(dtype=torch.float64).sqrt()
     norms = torch.stack(torch._foreach_norm(gradients, 2, dtype))
     return torch.linalg.vector_norm(norms, dtype=torch.float64)  # type: ignore[no-any-return]
 
