@@ -23,6 +23,7 @@ from stream_server.server.metrics.union_mean import UnionMean
 from stream_server.server.progress.batches import StepOutcome, UnionBatch
 from stream_server.server.progress.progress import Progress
 from stream_server.server.ranks.communicator import ranks_from_environment
+from stream_server.server.training.torch import precision as precision_of_torch
 from stream_server.server.training.torch.learning_rates import LearningRates
 from stream_server.server.training.torch.step import TorchStep
 from stream_server.server.user.torch_server import TorchServer
@@ -124,7 +125,7 @@ class TargetNet(Net):
 
 
 class FusedNet(Net):
-    """Its optimizer skips the second update, of which the loss of the lowest rank is not finite, by itself."""
+    """Of its second update the loss of the lowest rank is not finite; its optimizer skips that by itself."""
 
     def prepare_training_attributes(self) -> Any:
         model, _, _ = super().prepare_training_attributes()
@@ -187,6 +188,8 @@ def train(job: dict[str, Any]) -> list[dict[str, Any]] | None:
     rates = LearningRates(server)
     with (
         patch.object(torch, "compile", partial(torch.compile, backend="eager")),
+        # As on a GPU.
+        patch.object(precision_of_torch, "_is_waited_for", lambda _: True),
         counted_reductions() as reductions,
         TorchStep(server, RANKS, server.config, precision=precision) as step,
     ):

@@ -211,7 +211,7 @@ class AutomaticOptimization:
         named = self._union.named()
         # To read the loss is to wait for the device: where nobody asks for it before, it is read with the norm.
         is_asked = self._ranks.size > 1 or scaling is not None or server.tell_gradients is not None
-        unread = [] if loss is None or is_asked or not self._has_gradient else [loss.detach()]
+        unread = [] if loss is None or is_asked or not self._has_gradient else [loss]
         value = None if unread else self._value_of(loss)
         with server.phases.measure("all_reduce") if self._ranks.size > 1 else _ALONE:
             numbers = [self._num_learned, self._num_first_left_out, self._num_not_finite]

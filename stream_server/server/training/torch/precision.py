@@ -92,12 +92,12 @@ class Precision:
         A device is waited for before the step, or for an optimizer that skips it by itself once that is under way, and
         then for the numbers alone.
         """
-        if not _skips_by_itself(optimizer):
+        if not (_is_waited_for(numbers[0]) and _skips_by_itself(optimizer)):
             found = [number.item() for number in numbers]
             if all(map(isfinite, found)):
                 self.step(optimizer)
             return found
-        together = torch.stack([number.reshape(()).to(numbers[0]) for number in numbers])
+        together = torch.stack([number.detach().reshape(()).to(numbers[0]) for number in numbers])
         # Behind the optimizer the device would come to it later.
         copied = together.to("cpu", non_blocking=True)
         event = torch.cuda.current_stream(together.device).record_event() if together.is_cuda else None
@@ -297,6 +297,11 @@ def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
         yield
     finally:
         torch.set_default_dtype(before)
+
+
+def _is_waited_for(number: Tensor) -> bool:
+    """Whether to read it is to wait for a device: on the CPU it is there."""
+    return not number.is_cpu
 
 
 def _skips_by_itself(optimizer: Any) -> bool:
