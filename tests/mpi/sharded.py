@@ -1,7 +1,8 @@
 """Run under MPI: trains sharded models that are called in unusual ways, then lets rank 1 fail.
 
-The argument is the JSON file to write: by case what rank 0 has at the end, and under "penalised", "failing" and
-"failing later" what each rank raised.
+The argument is the JSON file to write: by case what rank 0 has at the end; under "penalised" and the names of `FAILING`
+and `DISAGREEING` what each rank raised; and under "under way" how many reductions a rank had not waited for after a
+step.
 """
 
 import json
@@ -9,6 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -17,7 +19,7 @@ from torch.nn import functional
 from stream_server.errors import StreamServerError
 from stream_server.server.training.torch import turns
 from tests.mpi.models.cases import CASES, Case, adam, mlp
-from tests.mpi.models.ranks import RANKS, Job, train
+from tests.mpi.models.ranks import RANKS, UNION_MEAN, Job, train
 
 STEPS = [[3, 4], [4, 2], [0, 3], [2, 1], [4, 0], [1, 3]]
 TRAINING: dict[str, Any] = {"sharding": {"kind": "full"}, "clip_norm": 0.5}
@@ -84,6 +86,31 @@ def failing_later(model: Any, rows: Tensor) -> Tensor:
     return functional.mse_loss(code, rows[:, 8:16])
 
 
+def with_means(model: Any, rows: Tensor, *means: Any) -> Tensor:
+    """The mean of each of these over the ranks within a pass."""
+    code = model[0](rows[:, :8])
+    for each in means:
+        UNION_MEAN.mean(each)
+    return functional.mse_loss(model[1:](code), rows[:, 8:16])
+
+
+def of_shapes(model: Any, rows: Tensor) -> Tensor:
+    return with_means(model, rows, torch.zeros(2 + RANKS.rank))
+
+
+def of_types(model: Any, rows: Tensor) -> Tensor:
+    return with_means(model, rows, np.zeros(2, [np.float64, np.float32][RANKS.rank]))
+
+
+def of_numbers(model: Any, rows: Tensor) -> Tensor:
+    return with_means(model, rows, *[np.zeros(2)] * (2 - RANKS.rank))
+
+
+def failing_between(model: Any, rows: Tensor) -> Tensor:
+    UNION_MEAN.mean(np.zeros(2))
+    return with_means(failing(model, rows) and model, rows, np.zeros(2))
+
+
 def job(name: str) -> Job:
     return {"case": name, "steps": STEPS, "training": TRAINING}
 
@@ -97,11 +124,24 @@ def failure(name: str) -> str:
     return "nothing"
 
 
+FAILING = {"failing": failing, "failing later": failing_later, "failing between means": failing_between}
+DISAGREEING = {"shapes": of_shapes, "types": of_types, "numbers": of_numbers}
+UNDER_WAY: list[int] = []
+
+
+def count_reductions(model: Any, step: int) -> None:
+    streams = model._get_fsdp_state()._comm_ctx
+    UNDER_WAY.append(len(streams._last_post_reduce_events) + len(streams.reduce_scatter_states))
+
+
 if __name__ == "__main__":
     turns.EQUAL_PASSES = 1
-    losses = {"penalised": penalised, "failing": failing, "failing later": failing_later}
+    losses = {"penalised": penalised, **FAILING, **DISAGREEING}
     CASES.update(CALLED, **{name: Case(make=mlp, loss=loss) for name, loss in losses.items()})
+    CASES["watched"] = Case(make=mlp, loss=pushed_forward, after_step=count_reductions)
     found: dict[str, Any] = {name: RANKS.gather(train(job(name))) for name in CALLED}
+    train(job("watched"))
+    found["under way"] = RANKS.gather(max(UNDER_WAY))
     found |= {name: RANKS.gather(failure(name)) for name in losses}
     if RANKS.rank == 0:
         Path(sys.argv[1]).write_text(json.dumps(found))

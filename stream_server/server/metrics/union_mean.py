@@ -16,12 +16,10 @@ Signature = list[Any]
 
 
 class TakesTurns(Protocol):
-    """The order of all that ranks do together while it `is_open`; ranks without a batch join by themselves.
+    """The order of all that ranks do together; ranks without a batch join by themselves.
 
     `take_mean` waits for the turn of a mean, and gives the rank that announces its shapes.
     """
-
-    is_open: bool
 
     def take_mean(self) -> int: ...
 
@@ -29,9 +27,12 @@ class TakesTurns(Protocol):
 class UnionMean:
     """Weighted means of arrays over the ranks.
 
-    Outside of a step all ranks call `mean`. Within `step`, when some ranks have no batch, the lowest rank with one
-    announces the shapes of every call, so that the ranks without one, which run no user code, add zeros to each
-    until it announces the end. What else the ranks do together in a step is announced by a name in the same way.
+    Outside of a step all ranks call `mean`. The lowest rank announces the shapes of every call; within `step`, the
+    lowest with a batch, so that ranks without one, which run no user code, add zeros to each until it announces the
+    end. What else the ranks do together in a step is announced by a name in the same way.
+
+    Whoever does something else than the mean that is announced adds zeros and says so in the sum, so that all raise the
+    same error, and none waits for one that has raised it.
     """
 
     def __init__(self, ranks: Ranks) -> None:
@@ -41,6 +42,8 @@ class UnionMean:
         self._joins: Mapping[str, Callable[[], None]] | None = None
         self._is_alone = False
         self._turns: TakesTurns | None = None
+        self._has_ended = False
+        self._has_means = False
         self.num_joined = 0
         """How many calls ranks without a batch joined in the last step; the same on all ranks."""
         self.num_means = 0
@@ -56,15 +59,20 @@ class UnionMean:
         """The factor for this rank's mean loss with which the sum over all ranks is the mean loss of the union."""
         return self._sizes[self._ranks.rank] / sum(self._sizes) if self._sizes else 1.0
 
-    def take_turns(self, turns: TakesTurns) -> None:
-        """From now on means wait for their `turns`, while these are open; whoever has none calls `join` then."""
-        self._turns = turns
+    @contextmanager
+    def in_turns(self, turns: TakesTurns) -> Iterator[None]:
+        """Within, means wait for their turn, and ranks that come to none call `join`."""
+        self._turns, self._has_ended = turns, False
+        try:
+            yield
+        finally:
+            self._turns = None
 
     def step(self, sizes: Sequence[int], joins: Mapping[str, Callable[[], None]] | None = None) -> "UnionMean":
         """A `with` block for a step of `sizes[r]` samples on rank r; ranks without any join the calls of others in it.
 
         `joins`: what a rank without a batch does in each call that is announced by its name. Where there are any, calls
-        are announced even if all ranks have a batch, so that ranks that make different ones get an error.
+        and the end are announced even if all ranks have a batch, so that ranks that make different ones get an error.
         """
         self._sizes = sizes
         self._joins = joins
@@ -72,7 +80,7 @@ class UnionMean:
         return self
 
     def __enter__(self) -> None:
-        if not self._sizes[self._ranks.rank] and not self._is_in_turns:
+        if not self._sizes[self._ranks.rank] and self._turns is None:
             try:
                 self._join()
             except BaseException:
@@ -81,12 +89,13 @@ class UnionMean:
 
     def __exit__(self, kind: object, *_: object) -> None:
         try:
-            if kind is None and self._ranks.size > 1 and self._is_announcing and self._sizes[self._ranks.rank]:
+            if kind is None and self._is_announcing and self._sizes[self._ranks.rank]:
                 self._announce(None, self._lowest())
         finally:
             self._leave()
 
     def _leave(self) -> None:
+        self._has_ended = self._sizes[self._ranks.rank] > 0
         self._sizes, self._joins = (), None
 
     @contextmanager
@@ -142,14 +151,13 @@ class UnionMean:
         leaves: list[Any] = []
         rebuild = _take_apart(arrays, leaves)
         values = [as_array(leaf) for leaf in leaves]
-        signature: Signature = [list(value.shape) for value in values]
         dtype = np.result_type(np.float32, *{value.dtype for value in values})
         if 0 in self._sizes:
             self.num_joined += 1
-        if self._is_announcing:
-            self._announce([signature, dtype.name], self._lowest())
-        elif self._turns is not None and self._is_in_turns:
-            self._announce([signature, dtype.name], self._turns.take_mean())
+        if self._ranks.size > 1:
+            # Sums of different arrays would be wrong, or end the process in MPI.
+            caller = self._lowest() if self._turns is None else self._turns.take_mean()
+            self._announce(_signature(values, dtype), caller)
         means = self._reduce(values, dtype, own if weight is None else weight)
         if means is None:
             raise ValueError("all_reduce: the weights of all ranks add up to 0")
@@ -157,16 +165,17 @@ class UnionMean:
 
     @property
     def _is_announcing(self) -> bool:
-        return not self._is_in_turns and (0 in self._sizes or (self._joins is not None and self._ranks.size > 1))
-
-    @property
-    def _is_in_turns(self) -> bool:
-        return self._turns is not None and self._turns.is_open
+        # Nobody else pays for what tells ranks that make another number of calls.
+        told = 0 in self._sizes or self._joins is not None or self._has_means
+        return told and self._turns is None and self._ranks.size > 1
 
     def join(self, caller: int) -> None:
-        """Add zeros to the mean that rank `caller` announces."""
-        shapes, dtype = self._ranks.broadcast(None, caller)
-        self._reduce([np.zeros(shape, dtype) for shape in shapes], np.dtype(dtype), 0)
+        """Take part in the mean that rank `caller` announces and this one has not come to.
+
+        Raises:
+            UserCodeError: it had a batch, so that it should have; or another one should have.
+        """
+        self._add_zeros(self._ranks.broadcast(None, caller), instead=_describe(None) if self._has_ended else "")
 
     def _join(self) -> None:
         joins = self._joins or {}
@@ -174,33 +183,56 @@ class UnionMean:
             if len(call) == 1:
                 joins[call[0]]()
                 continue
-            shapes, dtype = call
             self.num_joined += 1
-            self._reduce([np.zeros(shape, dtype) for shape in shapes], np.dtype(dtype), 0)
+            self._add_zeros(call, instead="")
 
     def _announce(self, call: Signature | None, lowest: int) -> None:
         announced = self._ranks.broadcast(call, lowest)
-        if announced != call:
-            raise UserCodeError(
-                "training_step and validation_step must communicate in the same way on all ranks, but rank "
-                f"{lowest} made {_describe(announced)} where rank {self._ranks.rank} made {_describe(call)}"
-            )
+        if announced == call:
+            return
+        if announced is not None and len(announced) > 1:
+            self._add_zeros(announced, instead=_describe(call))
+        raise _disagreement(lowest, _describe(announced), self._ranks.rank, _describe(call))
+
+    def _add_zeros(self, call: Signature, *, instead: str) -> None:
+        shapes, dtype = call
+        self._reduce([np.zeros(shape, dtype) for shape in shapes], np.dtype(dtype), 0, instead=instead)
 
     def _lowest(self) -> int:
-        return next(rank for rank, size in enumerate(self._sizes) if size)
+        return next((rank for rank, size in enumerate(self._sizes) if size), 0)
 
-    def _reduce(self, values: Sequence[NDArray[Any]], dtype: np.dtype[Any], weight: float) -> list[NDArray[Any]] | None:
-        flat = np.empty(sum(value.size for value in values) + 1, dtype)
-        parts = np.split(flat[:-1], np.cumsum([value.size for value in values[:-1]])) if values else []
+    def _reduce(
+        self, values: Sequence[NDArray[Any]], dtype: np.dtype[Any], weight: float, *, instead: str | None = None
+    ) -> list[NDArray[Any]] | None:
+        """The weighted means; `instead`: what this rank does instead of asking for them, "" if it has no batch."""
+        self._has_means = True
+        flat = np.empty(sum(value.size for value in values) + 2, dtype)
+        parts = np.split(flat[:-2], np.cumsum([value.size for value in values[:-1]])) if values else []
         for part, value in zip(parts, values, strict=True):
             np.multiply(value.reshape(-1), weight, out=part, casting="unsafe")
-        flat[-1] = weight
+        flat[-2:] = weight, bool(instead)
         total = self._ranks.all_reduce(flat)
-        if not total[-1]:
+        if total[-1]:
+            own = _describe(_signature(values, dtype)) if instead is None else instead
+            made = self._ranks.broadcast(self._ranks.gather(own))
+            first, *others = ((rank, what) for rank, what in enumerate(made) if what)
+            raise _disagreement(*first, *next(other for other in others if other[1] != first[1]))
+        if not total[-2]:
             return None
-        total[:-1] /= total[-1]
+        total[:-2] /= total[-2]
         ends = np.cumsum([value.size for value in values])
         return [total[end - value.size : end].reshape(value.shape) for end, value in zip(ends, values, strict=True)]
+
+
+def _signature(values: Sequence[NDArray[Any]], dtype: np.dtype[Any]) -> Signature:
+    return [[list(value.shape) for value in values], dtype.name]
+
+
+def _disagreement(rank: int, what: str, other: int, what_other: str) -> UserCodeError:
+    return UserCodeError(
+        "training_step, on_step_end and the like must communicate in the same way on all ranks, but rank "
+        f"{rank} made {what} where rank {other} made {what_other}"
+    )
 
 
 def _take_apart(arrays: Any, leaves: list[Any]) -> Callable[[Iterator[Any]], Any]:

@@ -33,6 +33,7 @@ from tests.support.streams import batch_of
 from tests.support.torch_servers import ExactScaling
 
 RANKS = ranks_from_environment()
+UNION_MEAN = UnionMean(RANKS)
 DTYPES = {"64-true": torch.float64, "32-true": torch.float32}
 
 Job = dict[str, Any]
@@ -86,7 +87,7 @@ def train(job: Job) -> dict[str, Any]:
     """Train as the job says; what this rank has then."""
     case, steps = CASES[job["case"]], job["steps"]
     server = CaseServer(settings(**job["training"]), case)
-    server.union_mean = UnionMean(RANKS)
+    server.union_mean = UNION_MEAN
     server.progress = Progress(RANKS.size)
     rates = LearningRates(server)
     dtype = DTYPES[server.config.training.precision]

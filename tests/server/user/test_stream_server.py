@@ -196,17 +196,11 @@ def test_all_reduce_calls_that_differ_are_named_in_an_uneven_step() -> None:
         server = Disagreeing()
         server.rank = ranks.rank
         server.union_mean = UnionMean(ranks)
-        try:
+        with pytest.raises(UserCodeError, match=r"rank 0 made an all_reduce of arrays of shapes \[\[2\]\]") as error:
             PlainStep(server, ranks).run(union_batch_of([2, 2, 0], ranks.rank), None, 0)
-        except UserCodeError as error:
-            with pytest.raises(Aborted):
-                ranks.abort(error.exit_code)
-            return str(error)
-        except Exception as error:
-            return type(error).__name__
-        return "went on"
+        return str(error.value)
 
-    assert "rank 0 made an all_reduce of arrays of shapes [[2]]" in on_ranks(3, train)[1]
+    assert len(set(on_ranks(3, train))) == 1
 
 
 def test_steps_of_optimizers_that_differ_are_named_also_where_every_rank_has_a_batch() -> None:

@@ -107,7 +107,6 @@ class ShardedGradients(UnionGradients):
         self._without: set[Any] = set()
         self._has_derivative = False
         self._server = server
-        server.union_mean.take_turns(self._turns)
         for number, group in enumerate(self._groups):
             # So that each rank can serve the others before its own first pass.
             group.unshard()
@@ -129,7 +128,7 @@ class ShardedGradients(UnionGradients):
         if learns:
             shards = [each.sharded_param for group in self._groups for each in group.fsdp_params]
             self._without = {each for each in shards if each.grad is None}
-        with self._turns.open(self._tidy, learns=learns):
+        with self._server.union_mean.in_turns(self._turns), self._turns.open(self._add_up_rest, learns=learns):
             self._reshard_after_backward(False)
             self._has_derivative = False
             if calls:
@@ -138,6 +137,7 @@ class ShardedGradients(UnionGradients):
                     if root is self._server.model:
                         root.unshard()
             yield
+        self._tidy()
 
     def begin_backward(self) -> None:
         self._reshard_after_backward(not self._has_derivative)
@@ -156,13 +156,18 @@ class ShardedGradients(UnionGradients):
     def _is_whole(self, tensor: Tensor) -> bool:
         return not is_shard(tensor)
 
-    def _tidy(self) -> None:
-        """Leave no unit gathered, no gradient behind, and nothing of a pass that was not gone through to its end."""
+    def _add_up_rest(self) -> None:
         for group in self._groups:
             # Torch takes those that have come until the backward pass leaves the unit; of a second derivative some
             # come later.
             if any(map(_has_gradient, group.fsdp_params)):
                 group.post_backward()
+
+    def _tidy(self) -> None:
+        """Leave no unit gathered, and nothing of a pass that was not gone through to its end."""
+        for group in self._groups:
+            # Gradients that were added up for others after the own backward pass are still on their way on a GPU.
+            group.finalize_backward()
         for root in self._roots:
             root.reset_iter_state()
 
