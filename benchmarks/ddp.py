@@ -7,11 +7,11 @@ round of the ranks is not in it, whose waiting takes CPU time; the benchmark `ro
 per second of CPU time, mean of the ranks.
 
 `--sizes` compares the wall time of a step, and its CPU time (`cpu`), for networks of 1, 10 and 100 MB of float32
-weights (four square layers, batches of 10, Adam), where DDP reduces gradients while backward computes others: with both
-ranks on this node, and with a network namespace for each, where Gloo has nothing but TCP over a virtual cable (needs
-root; MPI's one small sum for each step goes through shared memory in both).
+weights (four square layers, batches of 10, Adam), where DDP reduces gradients while backward computes others: with two
+ranks, or RANKS, on this node, and with half of them in each of two network namespaces, where Gloo has nothing but TCP
+over a virtual cable (needs root; MPI's one small sum for each step goes through shared memory in both).
 
-    python -m benchmarks.ddp [--sizes]
+    python -m benchmarks.ddp [--sizes [RANKS]]
 """
 
 import json
@@ -57,14 +57,15 @@ def results() -> Iterator[Result]:
     yield result("ddp.overhead", "steps/s", [(ours, bare) for ours, bare in pairs])
 
 
-def results_of_sizes() -> Iterator[Result]:
+def results_of_sizes(num_ranks: int = NUM_RANKS) -> Iterator[Result]:
     """ddp.{node,tcp}.{1,10,100}MB, and the same of CPU time with `.cpu`."""
     for size in MEGABYTES:
         program = [sys.executable, "-m", "benchmarks.ddp", "rank", str(size)]
-        yield from _results_of_size(f"ddp.node.{size}MB", ["-n", str(NUM_RANKS), *program])
+        yield from _results_of_size(f"ddp.node.{size}MB", ["-n", str(num_ranks), *program])
+        half = ["-n", str(num_ranks // 2)]
         with Node() as node:
             here, there = node.ends
-            ranks = ["-n", "1", *_by(here), *program, ":", "-n", "1", *node.command(*_by(there), *program)]
+            ranks = [*half, *_by(here), *program, ":", *half, *node.command(*_by(there), *program)]
             yield from _results_of_size(f"ddp.tcp.{size}MB", ranks)
 
 
@@ -236,7 +237,7 @@ if __name__ == "__main__":
             measure()
         case ["rank", size]:
             measure_size(int(size))
-        case ["--sizes"]:
-            show(results_of_sizes())
+        case ["--sizes", *num_ranks]:
+            show(results_of_sizes(*map(int, num_ranks)))
         case _:
             show(results())
