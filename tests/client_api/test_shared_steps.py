@@ -165,7 +165,8 @@ def test_a_new_server_gets_the_steps_again_that_it_lacks(client: Client, server:
     server.move(incarnation=4, known={0, 1, 2})
     send(client, *range(9, 12))
     assert client.ask("finish") == "ok"
-    assert ways(server) == {True}
+    # The last steps may be few, and a small message.
+    assert {it.in_segment for it in messages(server, Data)[:-1]} == {True}
     assert_arrived(server, 12)
 
 

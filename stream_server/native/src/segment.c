@@ -39,23 +39,31 @@ static int make_file(size_t num_bytes) {
     return -1;
 }
 
-/* A place for so many bytes at which a huge page may begin. It is free until another thread maps something there. */
-static void *find_place(size_t num_bytes) {
-    void *found = mmap(NULL, num_bytes + HUGE_BYTES, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (found == MAP_FAILED)
+/* Map the file where a huge page may begin, within a place that nobody else can take meanwhile. */
+static uint8_t *map_aligned(int descriptor, size_t num_bytes) {
+    size_t page = (size_t)sysconf(_SC_PAGESIZE);
+    num_bytes = (num_bytes + page - 1) / page * page;
+    uint8_t *place = mmap(NULL, num_bytes + HUGE_BYTES, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (place == MAP_FAILED)
         return NULL;
-    munmap(found, num_bytes + HUGE_BYTES);
-    return (uint8_t *)found + -(uintptr_t)found % HUGE_BYTES;
+    size_t before = -(uintptr_t)place % HUGE_BYTES;
+    void *bytes = mmap(place + before, num_bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE | MAP_FIXED,
+                       descriptor, 0);
+    if (bytes == MAP_FAILED) {
+        munmap(place, num_bytes + HUGE_BYTES);
+        return NULL;
+    }
+    if (before > 0)
+        munmap(place, before);
+    munmap(place + before + num_bytes, HUGE_BYTES - before);
+    return bytes;
 }
 
 static bool map(sc_segment *segment) {
-    void *bytes = MAP_FAILED;
     if (segment->token[0] != '\0' && is_allowed(segment->num_bytes))
         segment->descriptor = make_file(segment->num_bytes);
     if (segment->descriptor >= 0)
-        bytes = mmap(find_place(segment->num_bytes), segment->num_bytes, PROT_READ | PROT_WRITE,
-                     MAP_SHARED | MAP_NORESERVE, segment->descriptor, 0);
-    segment->bytes = bytes == MAP_FAILED ? NULL : bytes;
+        segment->bytes = map_aligned(segment->descriptor, segment->num_bytes);
     return segment->bytes != NULL;
 }
 
@@ -88,7 +96,7 @@ void sc_segment_release(sc_segment *segment) {
 /* Have huge pages up to there, until the system has none. They take a fifth of the time of small ones, which are all that
  * fallocate and a write give. */
 static void take_huge_pages(sc_segment *segment, size_t num_bytes) {
-    while (segment->num_huge < num_bytes) {
+    while (segment->num_huge < num_bytes && segment->num_huge + HUGE_BYTES <= segment->num_bytes) {
         uint8_t *next = segment->bytes + segment->num_huge;
         segment->num_huge += HUGE_BYTES;
         /* It is made of the pages that are there: one at least. */

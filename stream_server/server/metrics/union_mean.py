@@ -32,7 +32,8 @@ class UnionMean:
     end. What else the ranks do together in a step is announced by a name in the same way.
 
     Whoever does something else than the mean that is announced adds zeros and says so in the sum, so that all raise the
-    same error, and none waits for one that has raised it.
+    same error, and none waits for one that has raised it. The end of a step is announced once there was a mean: one
+    that some ranks alone make before that meets what the others do next.
     """
 
     def __init__(self, ranks: Ranks) -> None:
@@ -210,7 +211,7 @@ class UnionMean:
         parts = np.split(flat[:-2], np.cumsum([value.size for value in values[:-1]])) if values else []
         for part, value in zip(parts, values, strict=True):
             np.multiply(value.reshape(-1), weight, out=part, casting="unsafe")
-        flat[-2:] = weight, bool(instead)
+        flat[-2], flat[-1] = weight, bool(instead)
         total = self._ranks.all_reduce(flat)
         if total[-1]:
             own = _describe(_signature(values, dtype)) if instead is None else instead

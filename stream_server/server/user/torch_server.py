@@ -191,7 +191,7 @@ class TorchServer(StreamServer):
         """Leave this rank's batch out of the training: `return self.skip_batch()` in `training_step`.
 
         Its samples have no part in the step, and are `skipped` in the account. If no rank has a loss, there is no
-        update.
+        update. A rank that calls `all_reduce` in other batches calls it in this one, too.
         """
         return SkippedBatch()
 

@@ -117,13 +117,18 @@ static bool has_huge_pages(void) {
 }
 
 static void a_segment_has_huge_pages_where_the_system_has_some_and_none_before_it_holds_a_message(void) {
-    sc_pool *pool = sc_pool_new();
-    const sc_segment *segment = shared(pool, 16 * MIB);
-    CHECK(num_bytes_taken(segment) < MIB);
-    sc_buffer *buffer = filled(pool, 65536, 7);
-    CHECK(num_bytes_taken(segment) == 2 * MIB || !has_huge_pages());
-    sc_buffer_release(buffer);
-    sc_pool_close(pool);
+    bool is_huge = false;
+    /* The system may have none for a moment. */
+    for (int i = 0; i < 5 && !is_huge; ++i) {
+        sc_pool *pool = sc_pool_new();
+        const sc_segment *segment = shared(pool, 16 * MIB);
+        CHECK(num_bytes_taken(segment) < MIB);
+        sc_buffer *buffer = filled(pool, 65536, 7);
+        is_huge = num_bytes_taken(segment) == 2 * MIB;
+        sc_buffer_release(buffer);
+        sc_pool_close(pool);
+    }
+    CHECK(is_huge || !has_huge_pages());
 }
 
 static void what_a_segment_holds_stays_when_the_pool_leaves_it(void) {

@@ -1,5 +1,7 @@
 """Simulations of different parameters that send the same data are noticed."""
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 
@@ -78,33 +80,46 @@ def test_a_step_that_a_simulation_repeats_is_compared_with_no_other(equal: Equal
         assert equal.finish(simulation, [float(simulation)]) == []
 
 
-def test_of_the_steps_after_the_first_hundred_one_in_a_hundred_is_compared(equal: EqualSimulations) -> None:
+@pytest.mark.parametrize("first", [0, 1, 90, 128, 300, 5000])
+def test_a_difference_that_begins_late_is_noticed_if_it_lasts(equal: EqualSimulations, first: int) -> None:
+    num = first + first // 64 + 1
     for simulation in range(3):
-        sent(equal, simulation, 1.0, first=99)
-        sent(equal, simulation, *[1.0, 1.0 + simulation], first=100)
+        values = [1.0 + simulation * (index >= first) for index in range(num)]
+        for at in range(0, num, 10):
+            sent(equal, simulation, *values[at : at + 10], first=at)
         equal.finish(simulation, [float(simulation)])
-    assert equal.warnings
-    sent(equal, 3, 1.0, 1.0, first=199)
-    sent(equal, 4, 1.0, 2.0, first=199)
+    assert not equal.warnings
+
+
+def test_of_many_steps_few_are_compared_and_the_same_however_many_come_at_once(equal: EqualSimulations) -> None:
+    num = 10_000
+    for at in range(0, num, 10):
+        sent(equal, 0, *[1.0] * 10, first=at)
+    for simulation in (1, 2):
+        for index in range(num):
+            sent(equal, simulation, 1.0, first=index)
+    for simulation in range(3):
+        equal.finish(simulation, [float(simulation)])
+    assert equal.warnings, "each step that was compared came of two"
+    assert len(equal._checksums) < 128 * (1 + num.bit_length() - 7)
+
+
+@pytest.mark.parametrize("labels", [range(50, 1000, 100), range(1001, 1091, 3), [0, *range(1001, 3000, 2)]])
+def test_labels_of_steps_may_be_far_apart(equal: EqualSimulations, labels: Sequence[int]) -> None:
+    for simulation in range(2):
+        for label in labels:
+            sent(equal, simulation, 1.0 + simulation * (label > labels[0]), first=label)
     assert not equal.is_open
-
-
-def test_the_same_steps_are_compared_however_many_come_at_once(equal: EqualSimulations) -> None:
-    sent(equal, 0, *[1.0] * 10, first=95)
-    for index in range(95, 105):
-        sent(equal, 1, 1.0, first=index)
-    for simulation in range(3):
-        sent(equal, simulation, 1.0, first=200)
-        equal.finish(simulation, [float(simulation)])
-    assert equal.warnings
 
 
 def test_a_rank_of_several_compares_as_many_of_its_own_steps() -> None:
     slots = Slots({"u": (4,)}, 10)
     slots.allocate({"u": np.float64})
     equal = EqualSimulations(slots, is_open=True, stride=3)
-    sent(equal, 0, 1.0, first=299)
-    sent(equal, 1, 2.0, first=299)
+    for index in range(0, 360, 3):
+        sent(equal, 0, 1.0, first=index)
+    sent(equal, 0, 1.0, first=379)
+    sent(equal, 1, 2.0, first=379)
     assert not equal.is_open
 
 

@@ -13,10 +13,12 @@ from stream_server.server.user.torch_server import TorchServer
 from stream_server.user_code import call_user
 from stream_server.wording import listed
 
-_ZERO = torch.zeros(())
-
 if TYPE_CHECKING:
     from stream_server.config.training_sections import TrainingSettings
+
+_ZERO = torch.zeros(())
+# By a number on the device others are multiplied one by one, and those of 16 bits by a factor of 16 bits.
+_MULTIPLIED_AT_ONCE = (torch.float32, torch.float64)
 
 
 class Gradients:
@@ -106,7 +108,13 @@ class Gradients:
         if settings.clip_norm is None:
             return _ZERO
         norm = self._union.norm(parameters, gradients)
-        torch._foreach_mul_(gradients, (settings.clip_norm / (norm + 1e-6)).clamp(max=1.0))
+        # Who steps by hand may have gradients that are finite beside one that is not.
+        factor = (settings.clip_norm / (norm + 1e-6)).clamp(max=1.0).nan_to_num(nan=1.0)
+        alike = len({(each.dtype, each.device) for each in gradients}) == 1 and gradients[0].device == factor.device
+        if alike and gradients[0].dtype in _MULTIPLIED_AT_ONCE:
+            torch._foreach_mul_(gradients, factor.to(gradients[0].dtype))
+        else:
+            torch._foreach_mul_(gradients, factor.item())
         return norm
 
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 from stream_server.errors import ConfigError
 from stream_server.server.training.torch.device_copies import mapped
@@ -92,7 +93,7 @@ class Precision:
         A device is waited for before the step, or for an optimizer that skips it by itself once that is under way, and
         then for the numbers alone.
         """
-        if not (_is_waited_for(numbers[0]) and _skips_by_itself(optimizer)):
+        if not (_is_waited_for(numbers[0]) and _skips_by_itself(optimizer, numbers[0].device)):
             found = [number.item() for number in numbers]
             if all(map(isfinite, found)):
                 self.step(optimizer)
@@ -103,8 +104,10 @@ class Precision:
         event = torch.cuda.current_stream(together.device).record_event() if together.is_cuda else None
         # x - x is 0, or NaN.
         optimizer.found_inf = (together - together).any().float()
-        self.step(optimizer)
-        del optimizer.found_inf
+        try:
+            self.step(optimizer)
+        finally:
+            del optimizer.found_inf
         if event is not None:
             event.synchronize()
         return copied.tolist()
@@ -304,24 +307,24 @@ def _is_waited_for(number: Tensor) -> bool:
     return not number.is_cpu
 
 
-def _skips_by_itself(optimizer: Any) -> bool:
-    """Whether its step leaves weights and state as they are where its `found_inf` is 1.
+def _skips_by_itself(optimizer: Any, device: torch.device) -> bool:
+    """Whether its step leaves weights and state, which are on this device, as they are where its `found_inf` is 1.
 
-    torch's fused optimizers do, once they have a state: at its first step that of SGD would stay undefined. A hook of
-    the user's, beside ours, would be called for an update that is not made.
+    torch's fused optimizers do, once they have a state: at its first step that of SGD would stay undefined. Code of the
+    user's around it would be called for an update that is not made: hooks, beside one of ours, or a `step` of its own.
     """
-    if type(optimizer) not in _FUSED:
+    if type(optimizer) not in _FUSED or _global_optimizer_pre_hooks or _global_optimizer_post_hooks:
         return False
     if len(optimizer._optimizer_step_pre_hooks) + len(optimizer._optimizer_step_post_hooks) > 1:
         return False
+    own_step = vars(optimizer).get("step")
+    if own_step is not None and not hasattr(own_step, "_wrapped_by_lr_sched"):
+        return False
     return all(
-        group["fused"]
-        and (
-            group.get("momentum") == 0
-            or all(optimizer.state.get(each) for each in group["params"] if each.grad is not None)
-        )
+        each.grad is None or (each.device == device and (group.get("momentum") == 0 or optimizer.state.get(each)))
         for group in optimizer.param_groups
-    )
+        for each in group["params"]
+    ) and all(group["fused"] for group in optimizer.param_groups)
 
 
 def _is_short(parameter: Tensor) -> bool:

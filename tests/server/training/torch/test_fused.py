@@ -5,7 +5,7 @@ For these tests the CPU, whose fused optimizers skip as those of a GPU do, is a 
 
 import math
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Adagrad, Adam, AdamW
+from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from stream_server.errors import UserCodeError
@@ -83,7 +84,7 @@ def test_an_optimizer_that_skips_by_itself_leaves_what_is_left_where_the_study_s
     found = trained(Roots(make, **limits), VALUES)
     other = trained(Roots(make, fused=False, **limits), VALUES)
     with monkeypatch.context() as patched:
-        patched.setattr(precision, "_skips_by_itself", lambda _: False)
+        patched.setattr(precision, "_skips_by_itself", lambda *_: False)
         expected = trained(Roots(make, **limits), VALUES)
     assert repr(found) == repr(expected)
     assert [each.skipped for each in found[0]] == [each.skipped for each in other[0]]
@@ -100,15 +101,38 @@ def test_an_optimizer_that_skips_too_often_ends_the_study(values: list[float], s
         trained(Roots(OPTIMIZERS["Adam"], max_nonfinite=1), values)
 
 
-def test_a_hook_of_the_user_is_called_for_updates_that_are_made_alone() -> None:
-    called = []
+def add_hook(optimizer: torch.optim.Optimizer, called: list[bool], stack: ExitStack) -> None:
+    optimizer.register_step_post_hook(lambda *_: called.append(True))
 
-    def make(*arguments: Any, **options: Any) -> torch.optim.Optimizer:
-        optimizer = Adam(*arguments, **options)
-        optimizer.register_step_post_hook(lambda *_: called.append(True))
-        return optimizer
 
-    outcomes, *_ = trained(Roots(make), [0.5, 0.0, 0.5])
+def add_hook_of_all(optimizer: torch.optim.Optimizer, called: list[bool], stack: ExitStack) -> None:
+    handle = register_optimizer_step_post_hook(lambda *_: called.append(True))
+    stack.callback(handle.remove)
+
+
+def replace_step(optimizer: torch.optim.Optimizer, called: list[bool], stack: ExitStack) -> None:
+    step: Any = optimizer.step
+
+    def counted(*arguments: Any, **options: Any) -> Any:
+        called.append(True)
+        return step(*arguments, **options)
+
+    optimizer.step = counted  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("add", [add_hook, add_hook_of_all, replace_step])
+def test_code_of_the_user_around_a_step_is_called_for_updates_that_are_made_alone(
+    add: Callable[[torch.optim.Optimizer, list[bool], ExitStack], None],
+) -> None:
+    called: list[bool] = []
+    with ExitStack() as stack:
+
+        def make(*arguments: Any, **options: Any) -> torch.optim.Optimizer:
+            optimizer = Adam(*arguments, **options)
+            add(optimizer, called, stack)
+            return optimizer
+
+        outcomes, *_ = trained(Roots(make), [0.5, 0.0, 0.5])
     assert [each.skipped for each in outcomes] == [False, True, False]
     assert len(called) == 2
 

@@ -1,5 +1,6 @@
 """The torch step on one rank; tests/mpi compares several with one."""
 
+import math
 import os
 from functools import partial
 from types import SimpleNamespace
@@ -260,6 +261,24 @@ def test_the_gradient_of_each_optimizer_is_clipped_at_its_step(limit: dict[str, 
     server = Manual(settings(**limit))
     train(server, [[0.25], [0.05]])
     assert weight(server) == pytest.approx(0.85, rel=1e-5)
+
+
+def test_a_gradient_that_is_not_finite_spoils_no_other_of_an_optimizer_that_is_stepped_by_hand() -> None:
+    class TwoScales(Manual):
+        def prepare_training_attributes(self) -> Any:
+            self.other = nn.Parameter(torch.ones(()))
+            model, _ = super().prepare_training_attributes()
+            return model, torch.optim.SGD([*model.parameters(), self.other], lr=0.1)
+
+        def training_step(self, batch: Any, batch_idx: int) -> None:
+            self.optimizer.zero_grad()
+            self.manual_backward(self.model(batch).mean() + math.nan * self.other)
+            self.optimizer.step()
+
+    server = TwoScales(settings(clip_norm=0.5))
+    train(server, [[0.25]])
+    assert server.other.isnan()
+    assert math.isfinite(weight(server))
 
 
 def test_manual_optimisation_refuses_what_it_would_ignore() -> None:
