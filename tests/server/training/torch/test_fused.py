@@ -153,7 +153,7 @@ class Reads(TorchDispatchMode):
 
 @contextmanager
 def reads(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    """What is noted within; `tolist` of what is on the CPU comes by no operation."""
+    """The operations of a block, in order; `tolist` on the CPU is none for torch, so it is noted by hand."""
     tolist: Any = Tensor.tolist
     with Reads() as mode, monkeypatch.context() as patched:
         patched.setattr(Tensor, "tolist", lambda self: (mode.noted.append("tolist"), tolist(self))[1])
